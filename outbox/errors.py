@@ -1,0 +1,69 @@
+"""Every error of the library: one tree, each leaf says what happened and what to do.
+
+OutboxError
+├── InvalidMessageError      a message that no destination could carry; refused before any SQL
+├── NoTransactionError       `send` outside a transaction
+├── TransactionAbortedError  a commit that PostgreSQL would have turned into a silent rollback
+├── DatabaseError            a database that cannot be used as it is (in memory, a standby, a restored copy)
+├── SchemaError              the tables are missing or of another version
+├── SubscriptionError        a subscription that is unknown, or that declares something else
+├── LeaseLostError           another worker owns the partition now
+├── PositionError            a position that does not belong to this server any more
+├── MissingExtraError        an optional dependency is not installed
+├── SenderError              a destination that cannot be opened
+└── HungHandlerError         too many calls of a handler never came back
+"""
+
+
+class OutboxError(Exception):
+    """Base of all errors that this library raises on its own account."""
+
+
+class InvalidMessageError(OutboxError, ValueError):
+    """A message outside the limits. `field` names the part, `limit` the rule, `fix` what to do."""
+
+    def __init__(self, field: str, limit: str, fix: str) -> None:
+        super().__init__(f"{field}: {limit}; {fix}")
+        self.field = field
+        self.limit = limit
+        self.fix = fix
+
+
+class NoTransactionError(OutboxError):
+    """There is no transaction for the message to be part of."""
+
+
+class TransactionAbortedError(OutboxError):
+    """The transaction failed earlier, so PostgreSQL would answer COMMIT with ROLLBACK."""
+
+
+class DatabaseError(OutboxError):
+    """The database cannot be used as it is."""
+
+
+class SchemaError(OutboxError):
+    """The outbox tables are missing, incomplete or of another version."""
+
+
+class SubscriptionError(OutboxError):
+    """A subscription is unknown, taken, or declared differently from what is stored."""
+
+
+class LeaseLostError(OutboxError):
+    """The right to a partition has gone to another worker; nothing was written."""
+
+
+class PositionError(OutboxError):
+    """A position was captured from, or stored for, another incarnation of the server."""
+
+
+class MissingExtraError(OutboxError, ImportError):
+    """An optional dependency is needed; the text names the extra."""
+
+
+class SenderError(OutboxError):
+    """A destination cannot be found or opened."""
+
+
+class HungHandlerError(OutboxError):
+    """Handler calls passed their deadline and never returned; the process should be restarted."""

@@ -1,0 +1,114 @@
+"""Wake-ups after a commit: an event in this process, a NOTIFY for the others. Hints, never deliveries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+
+logger = logging.getLogger("outbox")
+
+#: NOTIFYs of one process come no faster than this; what falls between is one hint.
+_COALESCE_SECONDS = 0.002
+#: When an expected commit has surely come.
+_SURELY_COMMITTED_SECONDS = 0.02
+_RECONNECT_SECONDS = 5.0
+
+
+class Hints:
+    """Tells workers that something was committed. Never blocks and never raises: it is called in commit hooks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._listeners: weakref.WeakSet[_Listener] = weakref.WeakSet()
+        self._thread: threading.Thread | None
+        self._expected_at: float | None
+        self._begin_anew()
+
+    def listen(self, wake: Callable[[], None]) -> _Listener:
+        """Call `wake` at every hint in this process, for as long as the returned object lives."""
+        listener = _Listener(wake)
+        self._listeners.add(listener)
+        return listener
+
+    def hint(self) -> None:
+        """Something was committed."""
+        self._awake()
+        self._wake_listeners()
+        self._hinted = True
+        self._event.set()
+
+    def expect(self) -> None:
+        """Something is about to be committed, and nobody may tell when it was: hint in a moment."""
+        self._awake()
+        if self._expected_at is None:
+            self._expected_at = time.monotonic() + _SURELY_COMMITTED_SECONDS
+            self._event.set()
+
+    def _awake(self) -> None:
+        if self._pid != os.getpid():
+            # A fork copies locks in any state, but no threads.
+            self._begin_anew()
+        if self._thread is None:
+            self._start()
+
+    def _begin_anew(self) -> None:
+        self._pid = os.getpid()
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._thread = None
+        self._hinted = False
+        self._expected_at = None
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._notify_for_ever, name="outbox-hints", daemon=True)
+                self._thread.start()
+
+    def _wake_listeners(self) -> None:
+        for listener in list(self._listeners):
+            listener.wake()
+
+    def _notify_for_ever(self) -> None:
+        channel: Channel | None = None
+        while True:
+            expected = self._expected_at
+            self._event.wait(None if expected is None else max(0.0, expected - time.monotonic()))
+            self._event.clear()
+            if expected is not None and time.monotonic() >= expected:
+                self._expected_at = None
+                self._wake_listeners()
+                self._hinted = True
+            if self._hinted:
+                self._hinted = False
+                channel = self._notify(channel)
+                time.sleep(_COALESCE_SECONDS)
+
+    def _notify(self, channel: Channel | None) -> Channel | None:
+        """Send a NOTIFY on a connection of our own; a lost one is opened again, later."""
+        try:
+            channel = channel or self._database.open()
+            channel.notify()
+        except Exception as error:
+            logger.debug("a wake-up was lost: %s", type(error).__name__)
+            if channel is not None:
+                with suppress(Exception):
+                    channel.close()
+            time.sleep(_RECONNECT_SECONDS)
+            return None
+        return channel
+
+
+class _Listener:
+    """Keeps a wake-up registered."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake

@@ -1,0 +1,99 @@
+"""Positions and windows: what had been settled at one moment, and what was committed between two moments.
+
+Every row of the log carries one number that tells whether it is settled: its transaction id on PostgreSQL, its own id
+elsewhere. The algebra below is the same for both, and knows neither SQL nor a driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Self
+
+from outbox.errors import PositionError
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What had been settled at one moment: every number below `head` that is not in `open`."""
+
+    head: int
+    open: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.head < 0:
+            raise PositionError(f"a position needs a head of at least 0, not {self.head}")
+        if any(a >= b for a, b in zip(self.open, self.open[1:], strict=False)):
+            raise PositionError(f"the open numbers of a position must rise: {self.open}")
+        if self.open and not (0 <= self.open[0] and self.open[-1] < self.head):
+            raise PositionError(f"the open numbers {self.open} must lie below the head {self.head}")
+
+    @classmethod
+    def of(cls, head: int, open: Iterable[int] = ()) -> Self:
+        """A position from numbers in any order, with those that `head` cannot hold left out."""
+        return cls(head, tuple(sorted({n for n in open if n < head})))
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `xmin:head:open,open,…`, the text form of PostgreSQL's `pg_snapshot`."""
+        try:
+            _, head, listed = text.split(":")
+            return cls.of(int(head), map(int, listed.split(",")) if listed else ())
+        except ValueError as error:
+            raise PositionError(f"not a position: {text!r}; the form is xmin:head:open,open,…") from error
+
+    def __str__(self) -> str:
+        floor = self.open[0] if self.open else self.head
+        return f"{floor}:{self.head}:{','.join(map(str, self.open))}"
+
+    def sees(self, n: int) -> bool:
+        """Whether number `n` was settled at this position."""
+        return n < self.head and n not in self.open
+
+    def union(self, other: Self) -> Self:
+        """The least position that sees what either of the two sees."""
+        head = max(self.head, other.head)
+        return type(self).of(head, (n for n in {*self.open, *other.open} if not (self.sees(n) or other.sees(n))))
+
+
+EARLIEST = Position(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What was committed after `base` and not after `target`. It never changes."""
+
+    base: Position
+    target: Position
+
+    def holds(self, n: int) -> bool:
+        """Whether number `n` was settled between the two positions."""
+        return self.target.sees(n) and not self.base.sees(n)
+
+    @property
+    def late(self) -> tuple[int, ...]:
+        """Numbers that were open at the base and have been settled since."""
+        return tuple(n for n in self.base.open if self.target.sees(n))
+
+    @property
+    def fresh(self) -> tuple[int, int]:
+        """The range [first, end) of numbers above the base; those in `target.open` do not belong to it."""
+        return self.base.head, max(self.base.head, self.target.head)
+
+    @property
+    def fresh_open(self) -> tuple[int, ...]:
+        """Numbers inside the fresh range that are not settled yet."""
+        return tuple(n for n in self.target.open if n >= self.base.head)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a partition came: all that `base` sees, and of the window up to `target` every id up to `after`."""
+
+    base: Position
+    target: Position | None = None
+    after: int | None = None
+
+    def __post_init__(self) -> None:
+        if (self.target is None) != (self.after is None):
+            raise PositionError("progress inside a window needs both its target and the id it came to")

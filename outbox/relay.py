@@ -1,0 +1,148 @@
+"""The relay: the worker whose handler is a sender."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from outbox.errors import HungHandlerError
+from outbox.faults import crash_point
+from outbox.message import Message
+from outbox.sender import Sender, destination_of, open_sender
+from outbox.store.subscription import Declaration, OnDead, Start
+from outbox.verdict import RetryPolicy, Verdict
+from outbox.worker import Settings, Worker
+from outbox.worker.handover import HandlerPolicy
+
+if TYPE_CHECKING:
+    from outbox.outbox import Outbox
+
+logger = logging.getLogger("outbox")
+
+
+class Relay:
+    """Sends the messages of an outbox to one destination.
+
+    Args:
+        outbox: whose log is read.
+        sender: a `Sender`, or the URL of a destination.
+        name: the subscription; one name has one selection and one destination.
+        topics: only these; None: all.
+        start: where a new subscription begins: "earliest", "latest" or a moment.
+        on_dead: whether a dead letter holds back the rest of its key ("block") or not ("continue"). None: as stored.
+        retry: how often a message is tried, and what it waits in between.
+        deadline: of one call of the sender.
+        settings: pace and limits of the worker.
+    """
+
+    def __init__(
+        self,
+        outbox: Outbox,
+        sender: Sender | str,
+        *,
+        name: str = "relay",
+        topics: Iterable[str] | None = None,
+        start: Start = "earliest",
+        on_dead: OnDead | None = None,
+        retry: RetryPolicy | None = None,
+        deadline: timedelta = timedelta(seconds=5),
+        settings: Settings | None = None,
+    ) -> None:
+        self._outbox = outbox
+        self._sender: Sender = open_sender(sender) if isinstance(sender, str) else sender
+        declared = Declaration(
+            name=name,
+            destination=destination_of(sender),
+            topics=None if topics is None else tuple(sorted(set(topics))),
+            on_dead=on_dead,
+        )
+        self._worker = Worker(
+            outbox.database,
+            declared,
+            self._send,
+            start=start,
+            policy=HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline),
+            settings=settings or Settings(slots=outbox.slots),
+        )
+        self._thread: threading.Thread | None = None
+
+    def run(self, *, signals: bool = True) -> None:
+        """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once."""
+        listener = self._outbox.hints.listen(self._worker.wake.set)
+        try:
+            with _signals(self.stop) if signals else _no_signals():
+                self._worker.run()
+        finally:
+            del listener
+            self._sender.close()
+
+    def until_empty(self) -> None:
+        """Send everything that was committed before now, and what is parked and due; then return."""
+        self._worker.until_empty()
+
+    def once(self) -> None:
+        """Send one batch, if there is one."""
+        self._worker.once()
+
+    def stop(self) -> None:
+        """Ask `run` to finish what is under way and return."""
+        self._worker.stop()
+
+    def start(self) -> None:
+        """Run in a thread of this process."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run_in_background, name="outbox-relay", daemon=True)
+            self._thread.start()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the thread of `start` to end."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def _run_in_background(self) -> None:
+        try:
+            self.run(signals=False)
+        except HungHandlerError:
+            logger.exception("the relay stopped: its sender hangs")
+        except Exception:
+            logger.exception("the relay stopped")
+
+    def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        crash_point("relay.before_send")
+        verdicts = self._sender.send(messages)
+        crash_point("relay.after_send")
+        return verdicts
+
+
+@contextmanager
+def _signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Drain at the first SIGTERM or SIGINT, end at once at the second."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def asked(number: int, _frame: FrameType | None) -> None:
+        for each, former in before.items():
+            signal.signal(each, former)
+        logger.info("%s: finishing what is under way", signal.Signals(number).name)
+        stop()
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    for each in before:
+        signal.signal(each, asked)
+    try:
+        yield
+    finally:
+        for each, former in before.items():
+            signal.signal(each, former)
+
+
+@contextmanager
+def _no_signals() -> Iterator[None]:
+    yield

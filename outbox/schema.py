@@ -1,0 +1,244 @@
+"""The tables: one append-only log, and the small tables of those who read it.
+
+The same definitions serve the migrations, a host application's own Alembic (`metadata`, `include_name`) and the
+statements in `store/`. On PostgreSQL the log has `xact_id` besides; elsewhere a row's own id tells whether it is settled.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    DateTime,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+    text,
+)
+from sqlalchemy.engine import Dialect
+from sqlalchemy.types import TypeDecorator, TypeEngine
+
+VERSION = 1
+SLOTS = 256
+PREFIX = "outbox_"
+
+
+class Instant(TypeDecorator[datetime]):
+    """A moment in UTC: `timestamptz` on PostgreSQL, sortable text elsewhere; always aware in Python."""
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """SQLite drops zones, so everything is UTC before it gets there."""
+        return None if value is None else value.astimezone(UTC)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        """What came without a zone is UTC."""
+        return None if value is None else value.replace(tzinfo=UTC) if value.tzinfo is None else value
+
+
+#: Ids and keys compare by bytes, whatever the database's locale.
+_Name: TypeEngine[str] = Text().with_variant(Text(collation="C"), "postgresql")
+_BigId = BigInteger().with_variant(Integer, "sqlite")
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of one outbox, in one schema."""
+
+    metadata: MetaData
+    message: Table
+    subscription: Table
+    lease: Table
+    progress: Table
+    parked: Table
+    meta: Table
+
+
+@lru_cache
+def tables(schema: str | None = None, dialect: str = "postgresql") -> Tables:
+    """The tables for `schema` (None: the search path's first) on `dialect` ("postgresql" or "sqlite")."""
+    metadata = MetaData(schema=schema)
+    return Tables(
+        metadata=metadata,
+        message=_message(metadata, dialect),
+        subscription=_subscription(metadata),
+        lease=_lease(metadata),
+        progress=_progress(metadata),
+        parked=_parked(metadata),
+        meta=_meta(metadata),
+    )
+
+
+def metadata(schema: str | None = None, dialect: str = "postgresql") -> MetaData:
+    """For applications that create the tables with their own Alembic or `create_all`."""
+    return tables(schema, dialect).metadata
+
+
+def include_name(name: str | None, type_: str, parent_names: Any) -> bool:
+    """For Alembic's `context.configure(include_name=…)`: keeps autogenerate away from our tables."""
+    return not (type_ == "table" and name is not None and name.startswith(PREFIX))
+
+
+def now_default(dialect: str) -> str:
+    """The database's clock as SQL; one answer within one statement."""
+    return "statement_timestamp()" if dialect == "postgresql" else "(strftime('%Y-%m-%d %H:%M:%f', 'now'))"
+
+
+def _envelope() -> list[Column[Any]]:
+    """The columns that the log and the copies set aside have in common."""
+    return [
+        Column("message_id", Uuid, nullable=False),
+        Column("topic", _Name, nullable=False),
+        Column("key", _Name),
+        Column("slot", SmallInteger, nullable=False),
+        Column("tags", _Name),
+        Column("headers", Text, comment="JSON object of strings"),
+        Column("body", LargeBinary, nullable=False),
+        Column("content_type", Text),
+    ]
+
+
+def _message(metadata: MetaData, dialect: str) -> Table:
+    """The log. Shrinks by purge only; nothing is ever updated."""
+    settled: list[Any] = []
+    if dialect == "postgresql":
+        settled = [
+            Column("xact_id", BigInteger, nullable=False, server_default=text("(pg_current_xact_id()::text::bigint)")),
+            Index("outbox_message_xact_id", "xact_id", "id"),
+        ]
+    return Table(
+        "outbox_message",
+        metadata,
+        Column("id", _BigId, Identity(cache=1), primary_key=True),
+        *_envelope(),
+        Column("created_at", Instant, nullable=False, server_default=text(now_default(dialect))),
+        Column("deliver_at", Instant),
+        Column("expires_at", Instant),
+        Column("direct", _Name, comment="subscription whose writer sends the message itself"),
+        *settled,
+        sqlite_autoincrement=True,
+        comment="append-only log; shrinks by purge",
+    )
+
+
+def _subscription(metadata: MetaData) -> Table:
+    """Who reads what: one selection and one destination per name."""
+    return Table(
+        "outbox_subscription",
+        metadata,
+        Column("name", _Name, primary_key=True),
+        Column("topics", Text, comment="JSON list; null: all"),
+        Column("destination", Text, comment="without credentials; null: not declared yet"),
+        Column("on_dead", Text, comment="block or continue; null: not declared yet"),
+        Column("partitions", Integer, nullable=False, server_default=text("1")),
+        Column("generation", Integer, nullable=False, server_default=text("1")),
+        Column("created_at", Instant, nullable=False),
+        comment="readers of the log; shrinks by hand",
+    )
+
+
+def _partition_key() -> list[Column[Any]]:
+    return [
+        Column("subscription", _Name, primary_key=True),
+        Column("generation", Integer, primary_key=True),
+        Column("partition", Integer, primary_key=True),
+    ]
+
+
+def _lease(metadata: MetaData) -> Table:
+    """The right to a partition. One row each; the epoch fences late owners."""
+    return Table(
+        "outbox_lease",
+        metadata,
+        *_partition_key(),
+        Column("owner", Text),
+        Column("epoch", BigInteger, nullable=False, server_default=text("0")),
+        Column("renewals", BigInteger, nullable=False, server_default=text("0")),
+        Column("lease_until", Instant),
+        comment="one row a partition; shrinks with its subscription",
+    )
+
+
+def _progress(metadata: MetaData) -> Table:
+    """How far a partition came; appended, because an updated row grows dead versions under a pinned snapshot."""
+    return Table(
+        "outbox_progress",
+        metadata,
+        *_partition_key(),
+        Column("epoch", BigInteger, primary_key=True),
+        Column("n", BigInteger, primary_key=True),
+        Column("base", Text, nullable=False),
+        Column("target", Text),
+        Column("after_id", BigInteger),
+        Column("settled_at", Instant, nullable=False),
+        comment="the newest row counts; older ones are deleted by the lease holder",
+    )
+
+
+def _parked(metadata: MetaData) -> Table:
+    """Copies set aside, so that the position can move on. `place` orders them within their key."""
+    return Table(
+        "outbox_parked",
+        metadata,
+        Column("subscription", _Name, primary_key=True),
+        Column("id", BigInteger, primary_key=True, autoincrement=False),
+        *_envelope(),
+        Column("created_at", Instant, nullable=False),
+        Column("deliver_at", Instant),
+        Column("expires_at", Instant),
+        Column("state", Text, nullable=False),
+        Column("blocks", Boolean, nullable=False, comment="later messages of the key wait for this one"),
+        Column("place", BigInteger, nullable=False),
+        Column("attempts", Integer, nullable=False),
+        Column("due_at", Instant),
+        Column("error", Text),
+        Column("parked_at", Instant, nullable=False),
+        Column("wish", Text),
+        Column("wish_by", Text),
+        Column("wish_reason", Text),
+        Column("wish_at", Instant),
+        CheckConstraint("state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')", name="outbox_parked_state"),
+        _partial("outbox_parked_due", "state IN ('delayed', 'waiting', 'retry')", "subscription", "due_at"),
+        _partial("outbox_parked_ready", "state = 'blocked'", "subscription", "place"),
+        _partial("outbox_parked_key", "blocks", "subscription", "key", "place"),
+        Index("outbox_parked_state", "subscription", "state", "id"),
+        _partial("outbox_parked_wish", "wish IS NOT NULL", "subscription"),
+        comment="copies of messages set aside; shrinks by its lease holder",
+    )
+
+
+def _partial(name: str, condition: str, *columns: str) -> Index:
+    """An index of the rows that a condition selects, on every database."""
+    return Index(name, *columns, postgresql_where=text(condition), sqlite_where=text(condition))
+
+
+def _meta(metadata: MetaData) -> Table:
+    """One row: what this outbox is, and how far purge has ever gone."""
+    return Table(
+        "outbox_meta",
+        metadata,
+        Column("one", Integer, primary_key=True, autoincrement=False),
+        Column("version", Integer, nullable=False),
+        Column("slots", Integer, nullable=False),
+        Column("system_identifier", Text, comment="of the server that draws the ids; null where it has none"),
+        Column("database_oid", BigInteger),
+        Column("purged", Text, comment="position below which rows may be gone"),
+        Column("purged_id", BigInteger, nullable=False, server_default=text("0")),
+        CheckConstraint("one = 1", name="outbox_meta_one"),
+        comment="one row, written by migrations, CLI and purge",
+    )

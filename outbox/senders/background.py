@@ -1,0 +1,124 @@
+"""An event loop in a thread of its own, for drivers that speak only asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import weakref
+from collections.abc import Callable, Coroutine
+from typing import Any, Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+#: How long a resident may take to say farewell, in seconds; then its thread is left alone.
+_PATIENCE = 1.0
+
+
+class BackgroundLoop(Generic[T]):
+    """Runs a resident, made by `make`, in the loop of a daemon thread; both begin with the first call.
+
+    A forked child has no such thread: there the first call begins anew, with another resident. `farewell` is what a
+    resident does before its loop ends.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        make: Callable[[], T],
+        farewell: Callable[[T], Coroutine[Any, Any, None]],
+    ) -> None:
+        self._name = name
+        self._make = make
+        self._farewell = farewell
+        self._lock = threading.Lock()
+        self._running: _Running | None = None
+        _loops.add(self)
+
+    def run(self, action: Callable[[T], Coroutine[Any, Any, R]], *, timeout: float) -> R:
+        """What `action(resident)` returns, from its loop.
+
+        Raises:
+            TimeoutError: not within `timeout` seconds. The loop is then taken for stuck; the next call begins anew.
+        """
+        with self._lock:
+            if self._running is None:
+                self._running = _start(self._name, self._make())
+            running = self._running
+        future = asyncio.run_coroutine_threadsafe(action(running.resident), running.loop)
+        try:
+            return future.result(timeout)
+        except TimeoutError:
+            future.cancel()
+            with self._lock:
+                if self._running is running:
+                    self._running = None
+            self._dismiss(running)
+            raise
+
+    def stop(self) -> None:
+        """End the resident and the thread. Without a thread there is nothing to do."""
+        with self._lock:
+            running, self._running = self._running, None
+        if running is not None:
+            self._dismiss(running)
+            running.thread.join(2 * _PATIENCE)
+
+    def _dismiss(self, running: _Running) -> None:
+        asyncio.run_coroutine_threadsafe(_end(self._farewell(running.resident)), running.loop)
+
+    def _after_fork(self) -> None:
+        # The parent's loop must neither run nor be torn down here: its sockets and its epoll are the parent's, too.
+        _left_behind.append(self._running)
+        self._running = None
+        self._lock = threading.Lock()
+
+
+class _Running(NamedTuple):
+    loop: asyncio.AbstractEventLoop
+    thread: threading.Thread
+    resident: Any
+
+
+def _start(name: str, resident: object) -> _Running:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=_run, args=(loop,), name=name, daemon=True)
+    thread.start()
+    return _Running(loop, thread, resident)
+
+
+def _run(loop: asyncio.AbstractEventLoop) -> None:
+    asyncio.set_event_loop(loop)
+    try:
+        loop.run_forever()
+    finally:
+        loop.close()
+
+
+async def _end(farewell: Coroutine[Any, Any, None]) -> None:
+    """End the loop that this runs in, after the farewell and after every other task was cancelled."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await farewell
+    finally:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=_PATIENCE)
+        asyncio.get_running_loop().stop()
+
+
+_loops: weakref.WeakSet[BackgroundLoop[Any]] = weakref.WeakSet()
+_left_behind: list[object] = []
+
+
+def _after_fork_in_child() -> None:
+    for loop in list(_loops):
+        loop._after_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,72 @@
+"""A destination that is a plain function, called once per message."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from outbox.message import Message
+from outbox.sender import destination_of
+from outbox.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict
+
+_EARLIER = Unavailable("an earlier message of its key was not stored")
+
+
+class FunctionSender:
+    """Calls `function(message)`; None means `Done`, what it raises that nobody knows whose fault it was.
+
+    In a call with several messages one that raises is `Unavailable`, and so is the rest of its key; other keys go on,
+    for `timeout` at most, because a function that waits for a dead server may take seconds to raise. A message that
+    came alone raises through: only then can a failure be blamed on it.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Message], Verdict | None],
+        *,
+        timeout: timedelta = timedelta(seconds=5),
+    ) -> None:
+        self.destination = destination_of(function)
+        self._function = function
+        self._timeout = timeout.total_seconds()
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """One verdict per message, in their order."""
+        if len(messages) == 1:
+            return [self._asked(messages[0])]
+        verdicts: list[Verdict] = []
+        stopped: set[str] = set()
+        raised: Exception | None = None
+        deadline = time.monotonic() + self._timeout
+        for message in messages:
+            if message.key is not None and message.key in stopped:
+                verdicts.append(_EARLIER)
+                continue
+            if raised is not None and time.monotonic() > deadline:
+                verdict: Verdict = Unavailable(f"not asked after {_text(raised)}")
+            else:
+                try:
+                    verdict = self._asked(message)
+                except Exception as error:  # noqa: BLE001 - it may raise what it likes
+                    raised = error
+                    verdict = Unavailable(_text(error))
+            if verdict.__class__ is not Done and message.key is not None:
+                stopped.add(message.key)
+            verdicts.append(verdict)
+        return verdicts
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _asked(self, message: Message) -> Verdict:
+        verdict = self._function(message)
+        if verdict is None:
+            return DONE
+        if not isinstance(verdict, Done | Retry | Reject | Unavailable):
+            raise TypeError(f"{self.destination} must return a verdict or None, not {type(verdict).__name__}")
+        return verdict
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,400 @@
+"""NATS JetStream, by nats-py: URL `nats://user:password@host:port,host2:port/prefix?timeout=5`.
+
+A topic is a subject; a prefix in the path stands before it, with a dot. `tls://` instead of `nats://` refuses a
+server without TLS. A single name before the @ is a token. A message is `Done` when a stream has acknowledged it.
+
+A consumer finds the id in `Nats-Msg-Id`, by which a stream drops a second copy within its `duplicate_window`; the
+other fields have the names of `outbox.senders.headers`, and `read_message` turns them back into a `Message`.
+A stream drops by the id alone: do not let one stream take two subjects that the same message is sent to.
+
+What NATS cannot carry is answered with `Reject`: a topic with an empty part (`a..b`, `.a`, `a.`), a header of the
+name `Status` (clients take it for their own), a message above the server's `max_payload` or its stream's limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import count
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from outbox.errors import MissingExtraError, SenderError
+from outbox.message import Message
+from outbox.sender import destination_of, redacted
+from outbox.senders.background import BackgroundLoop
+from outbox.senders.chains import Chains
+from outbox.senders.headers import read_headers, wire_headers
+from outbox.verdict import DONE, Reject, Unavailable, Verdict
+
+try:
+    from nats.aio.client import Client
+    from nats.aio.msg import Msg
+    from nats.errors import Error, SecureConnWantedError
+except ImportError as error:
+    raise MissingExtraError("NATS needs an extra: pip install 'outbox-log[nats]'") from error
+
+MESSAGE_ID = "Nats-Msg-Id"
+
+#: How much may wait for an acknowledgement at once; a server refuses from 10 000 messages of a stream on.
+_MAX_UNDER_WAY = 512
+_MAX_BYTES_UNDER_WAY = 8 * 1024 * 1024
+#: More than the headers of a message can take; only a body this close to the limit is worth counting exactly.
+_HEADERS_AT_MOST = 64 * 1024
+_SECONDS_BETWEEN_WARNINGS = 5.0
+
+#: JetStream's error codes for a message that its stream can never take: its size, the size of its headers.
+_NEVER = (10054, 10097)
+
+_PREFIX = re.compile(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*")
+_FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"')
+_log = logging.getLogger(__name__)
+
+
+class NatsSender:
+    """Stores messages in JetStream; at most one message of a key is unacknowledged.
+
+    `send` returns within `timeout` whatever the server does, from any thread, also several at once. A connection is
+    made by the first call, kept until it fails or lets a call run out of time, and made anew by the next call.
+    """
+
+    def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
+        self.destination = destination_of(url)
+        address = _Address.of(url)
+        self._seconds = address.timeout or timeout.total_seconds()
+        self._loop = BackgroundLoop("outbox-nats", make=lambda: _Link(address), farewell=_Link.close)
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """One verdict per message, in their order."""
+        if not messages:
+            return []
+        # The loop keeps the deadline by itself; what is left is for a machine too busy to notice.
+        inside = self._seconds * 0.9
+        try:
+            return self._loop.run(lambda link: link.deliver(messages, inside), timeout=self._seconds)
+        except TimeoutError:
+            return [Unavailable(f"NATS: no answer within {self._seconds:g} s")] * len(messages)
+
+    def close(self) -> None:
+        """Close the connection and end its thread."""
+        self._loop.stop()
+
+
+def read_message(received: Msg, *, prefix: str = "") -> Message:
+    """The message that a consumer received from a stream, without its place in the log.
+
+    Raises:
+        KeyError: it has no `Nats-Msg-Id`, so it was not written by an outbox.
+    """
+    topic = received.subject.removeprefix(f"{prefix}." if prefix else "")
+    return read_headers(topic, received.data, received.headers or {}, id_name=MESSAGE_ID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Address:
+    """What a URL says. Credentials are kept apart from the servers, so that no text about a server holds them."""
+
+    servers: tuple[str, ...]
+    prefix: str
+    timeout: float | None
+    user: str | None = field(repr=False)
+    password: str | None = field(repr=False)
+    token: str | None = field(repr=False)
+
+    @classmethod
+    def of(cls, url: str) -> _Address:
+        parts = urlsplit(url)
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        path = parts.path.strip("/")
+        if parts.scheme not in ("nats", "tls") or not hosts:
+            raise SenderError(f"{redacted(url)}: write nats://host:port or tls://host:port")
+        if path and not _PREFIX.fullmatch(path):
+            raise SenderError(f"{redacted(url)}: the path is a prefix of subjects, of letters, digits, - and _")
+        user, colon, password = credentials.partition(":")
+        return cls(
+            servers=tuple(f"{parts.scheme}://{host}" for host in hosts.split(",")),
+            prefix=f"{path.replace('/', '.')}." if path else "",
+            timeout=_timeout_of(url, parts.query),
+            user=unquote(user) if colon else None,
+            password=unquote(password) if colon else None,
+            token=unquote(user) if user and not colon else None,
+        )
+
+
+def _timeout_of(url: str, query: str) -> float | None:
+    options = dict(parse_qsl(query, keep_blank_values=True))
+    text = options.pop("timeout", None)
+    if options:
+        raise SenderError(f"{redacted(url)}: the only option is timeout, in seconds")
+    if text is None:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < 3600:
+        raise SenderError(f"{redacted(url)}: timeout must be a number of seconds")
+    return seconds
+
+
+class _Link:
+    """The way to the servers of an address: at most one connection, made when it is needed. Lives in one loop."""
+
+    def __init__(self, address: _Address) -> None:
+        self._address = address
+        self._connection: _Connection | None = None
+        self._connecting = asyncio.Lock()
+        self._warned = -_SECONDS_BETWEEN_WARNINGS
+        self._is_news = True
+
+    async def deliver(self, messages: Sequence[Message], seconds: float) -> list[Verdict]:
+        """Send a call's messages; what was not acknowledged after `seconds` is `Unavailable`."""
+        deadline = asyncio.get_running_loop().time() + seconds
+        call = _Call(messages, self._address.prefix)
+        try:
+            async with asyncio.timeout_at(deadline), self._connecting:
+                connection = await self._connected(deadline)
+        except OSError as error:
+            return [Unavailable(self._warn(_text(error)))] * len(messages)
+        if not await connection.carry(call, deadline):
+            call.give_up(self._warn(f"no answer within {seconds:g} s{connection.trouble}"))
+            await connection.close()
+        elif connection.is_lost:
+            self._warn(f"the connection was lost{connection.trouble}")
+        return call.chains.verdicts()
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            await self._connection.close()
+
+    async def _connected(self, deadline: float) -> _Connection:
+        """The connection, else a new one to whichever server answers, asked in random order."""
+        if self._connection is not None and not self._connection.is_lost:
+            return self._connection
+        servers = random.sample(self._address.servers, len(self._address.servers))
+        errors = []
+        for asked, server in enumerate(servers):
+            # Something must be left for the servers behind, and for the messages.
+            share = (deadline - asyncio.get_running_loop().time()) / (len(servers) - asked + 1)
+            connection = _Connection(self._address)
+            try:
+                await connection.open(server, share)
+            except Exception as error:  # noqa: BLE001 - whoever listens at that port may say anything
+                errors.append(f"{server}: {_text(error)}{connection.trouble}")
+                await connection.close()
+            else:
+                self._tell_connected(server)
+                self._connection = connection
+                return connection
+        raise ConnectionError("; ".join(errors))
+
+    def _warn(self, reason: str) -> str:
+        """The text for a verdict; every few seconds it is logged, too."""
+        text = f"NATS: {reason}"
+        if time.monotonic() - self._warned >= _SECONDS_BETWEEN_WARNINGS:
+            self._warned = time.monotonic()
+            self._is_news = True
+            _log.warning("%s", text)
+        return text
+
+    def _tell_connected(self, server: str) -> None:
+        """Logged at first and after a warning; a connection that is lost again and again would fill the log."""
+        if self._is_news:
+            self._is_news = False
+            _log.info("NATS: connected to %s", server)
+
+
+class _Connection:
+    """One connection to one server. After the first doubt about it, it is closed and never used again."""
+
+    def __init__(self, address: _Address) -> None:
+        self._address = address
+        self._client = _Client(self._lose)
+        self._calls: dict[str, _Call] = {}
+        self._numbers = count()
+        self._inbox = ""
+        self.is_lost = False
+        self.trouble = ""
+
+    async def open(self, server: str, seconds: float) -> None:
+        async with asyncio.timeout(seconds):
+            await self._client.connect(
+                [server],
+                name="outbox",
+                user=self._address.user,
+                password=self._address.password,
+                token=self._address.token,
+                allow_reconnect=False,
+                max_reconnect_attempts=1,
+                reconnect_time_wait=0,
+                ping_interval=10,
+                pending_size=8 * _MAX_BYTES_UNDER_WAY,
+                error_cb=self._complain,
+            )
+            self._inbox = self._client.new_inbox()
+            await self._client.subscribe(f"{self._inbox}.*.*", cb=self._answered)
+
+    async def carry(self, call: _Call, deadline: float) -> bool:
+        """Send the messages of a call; whether all have a verdict before the deadline."""
+        number = str(next(self._numbers))
+        call.reply = f"{self._inbox}.{number}."
+        self._calls[number] = call
+        try:
+            await self._pump(call)
+            async with asyncio.timeout_at(deadline):
+                await call.is_settled.wait()
+        except TimeoutError:
+            return False
+        finally:
+            del self._calls[number]
+        return True
+
+    async def close(self) -> None:
+        """Let go of the socket; whatever is under way is given up."""
+        self._lose()
+        # A driver that stumbles over a dead socket must not keep the next connection from being made.
+        with suppress(Exception):
+            async with asyncio.timeout(1):
+                await self._client.close()
+
+    async def _pump(self, call: _Call) -> None:
+        """Publish what may be published now."""
+        while (index := call.chains.take()) is not None:
+            message = call.messages[index]
+            headers = wire_headers(message, id_name=MESSAGE_ID)
+            refusal = _refusal(message, headers, self._client.max_payload)
+            if refusal is not None:
+                call.settle(index, refusal)
+                continue
+            try:
+                await self._client.publish(call.subject(index), message.body, f"{call.reply}{index}", headers)
+            except (OSError, Error) as error:
+                self.trouble = self.trouble or f": {_text(error)}"
+                self._lose()
+
+    async def _answered(self, answer: Msg) -> None:
+        number, _, index = answer.subject[len(self._inbox) + 1 :].partition(".")
+        call = self._calls.get(number)
+        if call is not None:
+            call.settle(int(index), _verdict(answer, call.subject(int(index))))
+            await self._pump(call)
+
+    async def _complain(self, error: Exception) -> None:
+        """The server, or the driver, reports something that belongs to no message; but perhaps to a subject."""
+        self.trouble = f": {_text(error)}"
+        forbidden = _FORBIDDEN.search(str(error))
+        if forbidden is not None:
+            for call in list(self._calls.values()):
+                await self._forbid(call, forbidden[1])
+
+    async def _forbid(self, call: _Call, subject: str) -> None:
+        """What is under way to a subject will not be answered. The driver tells the subject in lower case."""
+        for index in call.chains.under_way():
+            if call.subject(index).lower() == subject:
+                call.settle(index, Unavailable(f"NATS: the user may not publish to {call.subject(index)!r}"))
+        await self._pump(call)
+
+    def _lose(self) -> None:
+        self.is_lost = True
+        for call in self._calls.values():
+            call.give_up(f"NATS: the connection was lost{self.trouble}")
+
+
+class _Call:
+    """One call of `send`: its messages, where their answers go, what came of them."""
+
+    __slots__ = ("_prefix", "chains", "is_settled", "messages", "reply")
+
+    def __init__(self, messages: Sequence[Message], prefix: str) -> None:
+        self.messages = messages
+        self.chains = Chains(messages, most=_MAX_UNDER_WAY, most_bytes=_MAX_BYTES_UNDER_WAY)
+        self.reply = ""
+        self.is_settled = asyncio.Event()
+        self._prefix = prefix
+
+    def subject(self, index: int) -> str:
+        return self._prefix + self.messages[index].topic
+
+    def settle(self, index: int, verdict: Verdict) -> None:
+        self.chains.settle(index, verdict)
+        if not self.chains.left:
+            self.is_settled.set()
+
+    def give_up(self, error: str) -> None:
+        self.chains.give_up(error)
+        self.is_settled.set()
+
+
+class _Client(Client):
+    """nats-py's client, which lets go at once, and speaks TLS where it was asked for."""
+
+    def __init__(self, on_close: Callable[[], None]) -> None:
+        super().__init__()
+        self._on_close = on_close
+
+    async def _close(self, *arguments: Any, **options: Any) -> None:
+        # All ways to lose a connection end here. Closing politely would first write what is left, which hangs on
+        # a dead peer and sends late copies to a living one.
+        self._pending.clear()
+        self._pending_data_size = 0
+        writer = getattr(self._transport, "_io_writer", None)
+        if writer is not None:
+            writer.transport.abort()
+        self._on_close()
+        await super()._close(*arguments, **options)
+
+    def _connect_command(self) -> bytes:
+        # The last moment before credentials leave: the driver itself would hand them to a server without TLS.
+        server = self._current_server
+        if server is not None and server.uri.scheme == "tls" and not self._server_info.get("tls_required"):
+            raise SecureConnWantedError
+        return super()._connect_command()
+
+
+def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> Reject | None:
+    """Why NATS cannot carry a message, if it cannot."""
+    topic = message.topic
+    if topic[0] == "." or topic[-1] == "." or ".." in topic:
+        return Reject(f"NATS has no subject {topic!r}: a part between dots is empty")
+    if message.headers_json is not None and any(name.lower() == "status" for name in headers):
+        return Reject("NATS clients take a header 'Status' for their own; give it another name")
+    if len(message.body) > max_payload - _HEADERS_AT_MOST:
+        size = len(message.body) + _size(headers)
+        if size > max_payload:
+            return Reject(f"{size} bytes with headers are more than the server's max_payload of {max_payload}")
+    return None
+
+
+def _size(headers: dict[str, str]) -> int:
+    """What the headers take on the wire: a first line, `name: value` lines and an empty one."""
+    return len("NATS/1.0\r\n\r\n") + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
+
+
+def _verdict(answer: Msg, subject: str) -> Verdict:
+    if answer.headers is not None and answer.headers.get("Status") == "503":
+        return Unavailable(f"no JetStream stream takes subject {subject!r}; create one")
+    try:
+        reply = json.loads(answer.data)
+    except ValueError:
+        reply = None
+    if not isinstance(reply, dict) or not ("error" in reply or "seq" in reply):
+        return Unavailable(f"NATS: what answers on subject {subject!r} is not JetStream")
+    failure = reply.get("error")
+    if failure is None:
+        return DONE
+    text = f"JetStream on subject {subject!r}: {failure.get('description')} ({failure.get('err_code')})"
+    return Reject(text) if failure.get("err_code") in _NEVER else Unavailable(text)
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return str(error) or type(error).__name__

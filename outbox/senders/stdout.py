@@ -1,0 +1,132 @@
+"""JSON lines: one line per message, to standard output or appended to a file.
+
+    {"message_id": "…", "topic": "orders", "key": "order-7", "tags": null, "headers": {}, "content_type": "text/plain",
+     "created_at": "2026-01-31T12:00:00+00:00", "body": "…"}
+
+Lines are ASCII, so that no terminal and no reader of lines takes offence at a character. A body that is not UTF-8
+stands under `body_base64` instead of `body`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+from collections.abc import Sequence
+from datetime import UTC
+from pathlib import Path
+from typing import TextIO
+from urllib.parse import unquote, urlsplit
+
+from outbox.errors import SenderError
+from outbox.message import Message
+from outbox.sender import destination_of, redacted
+from outbox.verdict import DONE, Unavailable, Verdict
+
+
+class StdoutSender:
+    """URL `stdout:`. Each message as one line; nothing but the line tells that it was stored."""
+
+    destination = "stdout:"
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream
+
+    @classmethod
+    def from_url(cls, url: str) -> StdoutSender:
+        """The sender for `stdout:`."""
+        if destination_of(url) not in ("stdout:", "stdout://"):
+            raise SenderError("standard output is written stdout: and nothing behind it")
+        return cls()
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """All are `Done` when the last line is flushed, else none."""
+        # Looked up at every call: who captures output replaces sys.stdout.
+        stream = self._stream or sys.stdout
+        try:
+            stream.writelines(map(json_line, messages))
+            stream.flush()
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            return [Unavailable(f"standard output: {error}")] * len(messages)
+        return [DONE] * len(messages)
+
+    def close(self) -> None:
+        """Standard output stays open: it belongs to the process."""
+
+
+class FileSender:
+    """URL `file:///path`. Appends lines; `Done` when the whole call is on disk.
+
+    The file is opened for each call, so it may be rotated by renaming it at any time. After a crash in the middle of
+    a call its last line may be torn: it is ended by the next call, and its message is sent again.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path).absolute()
+        self.destination = f"file://{self._path}"
+
+    @classmethod
+    def from_url(cls, url: str) -> FileSender:
+        """The sender for `file:///absolute/path`; other characters percent-encoded as in every URL."""
+        destination_of(url)
+        parts = urlsplit(url)
+        path = unquote(parts.path)
+        is_path = path.startswith("/") and not path.endswith("/") and "\0" not in path
+        if not is_path or parts.netloc or parts.query or parts.fragment:
+            raise SenderError(f"{redacted(url)}: a file is written file:///absolute/path")
+        return cls(path)
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """All are `Done` when the last line is on disk, else none."""
+        if not messages:
+            return []
+        try:
+            self._append("".join(map(json_line, messages)).encode())
+        except OSError as error:
+            return [Unavailable(f"{self._path}: {error.strerror}")] * len(messages)
+        return [DONE] * len(messages)
+
+    def close(self) -> None:
+        """Nothing is held between two calls."""
+
+    def _append(self, lines: bytes) -> None:
+        is_new = not self._path.exists()
+        with self._path.open("a+b") as file:
+            file.write(lines if _ends_with_newline(file.fileno()) else b"\n" + lines)
+            file.flush()
+            os.fsync(file.fileno())
+        if is_new:
+            _sync_folder(self._path.parent)
+
+
+def json_line(message: Message) -> str:
+    """A message as one line of ASCII JSON, its newline included."""
+    fields = {
+        "message_id": str(message.message_id),
+        "topic": message.topic,
+        "key": message.key,
+        "tags": message.tags,
+        "headers": message.headers,
+        "content_type": message.content_type,
+        "created_at": None if message.created_at is None else message.created_at.astimezone(UTC).isoformat(),
+    }
+    try:
+        fields["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        fields["body_base64"] = base64.b64encode(message.body).decode()
+    return json.dumps(fields, separators=(",", ":")) + "\n"
+
+
+def _ends_with_newline(file: int) -> bool:
+    size = os.fstat(file).st_size
+    return size == 0 or os.pread(file, 1, size - 1) == b"\n"
+
+
+def _sync_folder(folder: Path) -> None:
+    """A file that was just made survives a crash only when its folder is on disk, too."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

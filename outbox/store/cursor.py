@@ -1,0 +1,109 @@
+"""A cursor: reads the log on from a partition's progress, ahead of what is settled by the batches in flight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from outbox.errors import PositionError
+from outbox.message import Message
+from outbox.position import Progress, Window
+from outbox.store.dialect import Channel
+from outbox.store.log import Extent, Log
+
+_SMALLEST_SPAN = 1_000
+_WIDEST_SPAN = 64_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Messages in the order of the log, and the progress of a partition that has settled them all.
+
+    `seen` counts the rows that were read, also those that fell to the selection; 0: the log held nothing new.
+    """
+
+    messages: list[Message]
+    window: Window
+    end: Progress
+    seen: int
+    now: datetime
+    incarnation: str | None = None
+
+    def upto(self, id: int) -> Progress:
+        """The progress of a partition that has settled only the messages up to `id`."""
+        if not self.messages or self.messages[-1].id == id:
+            return self.end
+        return Progress(self.window.base, self.window.target, id)
+
+
+class Cursor:
+    """Reads on, whole windows when they are small, page by page when they are not."""
+
+    def __init__(self, log: Log, progress: Progress) -> None:
+        self._log = log
+        self._progress = progress
+        self._extent: Extent | None = None
+        self._span = _SMALLEST_SPAN
+
+    def read(self, channel: Channel) -> Batch:
+        """The next batch. The cursor moves behind it if it held anything; the base of an idle one stays as stored."""
+        batch = (self._whole(channel) if self._progress.target is None else None) or self._page(channel)
+        if batch.seen:
+            self._progress = batch.end
+        return batch
+
+    def move_to(self, progress: Progress) -> None:
+        """Go on from what has just been stored."""
+        self._progress = progress
+        self._extent = None
+
+    def _whole(self, channel: Channel) -> Batch | None:
+        """Everything since the base, or None when that is too much for one batch and a window was opened instead."""
+        base = self._progress.base
+        reading = self._log.read_on(channel, base)
+        capture = reading.capture
+        assert capture is not None
+        if capture.position.head < base.head:
+            raise PositionError(
+                f"the server is at {capture.position}, behind the stored position {base}: it was restored or replaced"
+            )
+        end = Progress(capture.position)
+        if not reading.complete:
+            self._extent = None
+            end = Progress(base, capture.position, -1 if reading.reached is None else reading.reached)
+            if reading.reached is None:
+                self._progress = end
+                return None
+        return Batch(
+            messages=reading.messages,
+            window=Window(base, capture.position),
+            end=end,
+            seen=reading.seen,
+            now=reading.now,
+            incarnation=capture.incarnation,
+        )
+
+    def _page(self, channel: Channel) -> Batch:
+        """The next page of the open window; empty where a span of ids held nothing for us."""
+        base, target, after = self._progress.base, self._progress.target, self._progress.after
+        assert target is not None and after is not None
+        window = Window(base, target)
+        if self._extent is None:
+            self._extent = self._log.extent(channel, window)
+            self._span = _SMALLEST_SPAN
+        after = self._skip_to_rows(self._extent, after)
+        upto = min(after + self._span, self._extent.last)
+        reading = self._log.page(channel, window, self._extent, after, upto)
+        if reading.complete:
+            # A thin span: look further next time. What bounds a page of rare messages is the span.
+            self._span = min(2 * self._span, _WIDEST_SPAN)
+        reached = upto if reading.complete or reading.reached is None else reading.reached
+        end = Progress(target) if reached >= self._extent.last else Progress(base, target, reached)
+        return Batch(messages=reading.messages, window=window, end=end, seen=max(1, reading.seen), now=reading.now)
+
+    @staticmethod
+    def _skip_to_rows(extent: Extent, after: int) -> int:
+        """Past the ids before the window's first row, and between its late and its fresh part."""
+        if extent.late is None or after >= extent.late[1]:
+            return max(after, extent.fresh[0] - 1) if extent.fresh else max(after, extent.last)
+        return max(after, extent.first - 1)

@@ -1,0 +1,98 @@
+"""A database that holds an outbox: its engine, its schema, its dialect."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.pool import StaticPool
+
+from outbox.errors import DatabaseError, SchemaError
+from outbox.schema import Tables, tables
+from outbox.store.dialect import Channel, Dialect
+from outbox.store.postgresql import POSTGRESQL
+from outbox.store.sqlite import SQLITE
+
+_SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_DIALECTS = {"postgresql": POSTGRESQL, "sqlite": SQLITE}
+
+
+class Database:
+    """Where the tables are, and how their database is spoken to. Opens nothing by itself."""
+
+    def __init__(self, engine: Engine, schema: str | None = None, dialect: Dialect | None = None) -> None:
+        name = engine.dialect.name
+        if dialect is None and name not in _DIALECTS:
+            raise DatabaseError(f"no outbox on {name} yet; use PostgreSQL or SQLite")
+        if schema is not None and not _SCHEMA_NAME.fullmatch(schema):
+            raise DatabaseError(f"schema {schema!r:.80} is not a plain identifier; use letters, digits and _")
+        self.engine = engine
+        self.schema = schema
+        self.dialect = dialect or _DIALECTS[name]
+        self.tables: Tables = tables(schema, self.dialect.name)
+        prefix = f'"{schema}".' if schema else ""
+        self._names = {
+            "now": self.dialect.now,
+            **{
+                name: f"{prefix}outbox_{name}"
+                for name in ("message", "subscription", "lease", "progress", "parked", "meta")
+            },
+        }
+
+    def sql(self, statement: str, **parts: str) -> str:
+        """Fill table names, the clock and `parts` into a statement. Parts are ours, never a user's text."""
+        return statement.format(**self._names, **parts)
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What `sql` fills in."""
+        return self._names
+
+    def later(self, seconds: str) -> str:
+        """The clock moved by an SQL number of seconds."""
+        return self.dialect.later.format(now=self.dialect.now, seconds=seconds)
+
+    def among(self, value: str, numbers: str = "", texts: str = "") -> str:
+        """Whether a value is in a list that is bound as the parameter given by `numbers` or `texts`."""
+        template = self.dialect.among_numbers if numbers else self.dialect.among_texts
+        return template.format(value=value, list=f":{numbers or texts}")
+
+    def bind(self, values: Any) -> Any:
+        """A list as a parameter for `among`."""
+        return self.dialect.bind_list(list(values))
+
+    def open(self) -> Channel:
+        """A connection of our own."""
+        self.require_independent_connections()
+        return self.dialect.connect(self.engine, self.wake_up_name)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Turn the driver's error about missing tables into one that says what to do."""
+        try:
+            yield
+        except Exception as error:
+            if self.dialect.missing_table(getattr(error, "orig", None) or error):
+                where = f" in schema {self.schema}" if self.schema else ""
+                raise SchemaError(f"the outbox tables are not there{where}; run: outbox db upgrade") from error
+            raise
+
+    def transient(self, error: Exception) -> bool:
+        """Whether another connection, or another try, may fare better."""
+        return self.dialect.transient(getattr(error, "orig", None) or error)
+
+    @property
+    def wake_up_name(self) -> str:
+        """The name that hints of this outbox go by."""
+        return f"outbox_{self.schema}" if self.schema else "outbox"
+
+    def require_independent_connections(self) -> None:
+        """Refuse a pool that would give a worker the application's own connection, with its open transaction."""
+        if isinstance(self.engine.pool, StaticPool):
+            raise DatabaseError(
+                "a worker cannot share the one connection of a StaticPool: it would read and commit what the application"
+                " has not committed; use a file or a server, with the default pool"
+            )

@@ -1,0 +1,102 @@
+"""What differs between databases, as one value per dialect; and a connection of our own, as a small port."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from sqlalchemy import Engine
+
+from outbox.message import Message
+
+Row = tuple[Any, ...]
+Parameters = Mapping[str, Any]
+NONE: Parameters = {}
+
+#: The columns of a message, in the order in which `Dialect.messages` takes them. `{body}` may leave the body out.
+COLUMNS = "id, message_id, topic, key, tags, headers, {body}, content_type, created_at, deliver_at, expires_at"
+
+
+class Channel(Protocol):
+    """A connection of our own, outside of the application's pool and in nobody's transaction.
+
+    Every statement is a transaction unless `transaction()` holds it together with others. When it is lost, its user
+    drops whatever it remembers of the database.
+    """
+
+    def rows(self, statement: str, parameters: Parameters = ...) -> list[Row]:
+        """What a statement returns."""
+
+    def run(self, statement: str, parameters: Parameters = ...) -> int:
+        """How many rows a statement touched."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """Statements inside commit together, or not at all."""
+
+    fileno: int | None
+    """A descriptor that becomes readable when a wake-up arrives; None where nothing crosses processes."""
+
+    def listen(self) -> None:
+        """Ask for wake-ups."""
+
+    def hinted(self) -> bool:
+        """Whether wake-ups have arrived since the last call."""
+
+    def notify(self) -> None:
+        """Wake the listeners of every process."""
+
+    def close(self) -> None:
+        """Give the connection up, whatever state it is in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dialect:
+    """One database's way of saying things.
+
+    Statements are written once, with `:name` parameters, `{table}` names, and the parts below.
+    """
+
+    name: str
+    #: The database's clock as SQL: one answer within one statement. Tests replace it.
+    now: str
+    #: That clock, moved by `{seconds}`.
+    later: str
+    #: Seconds between the moments `{since}` and `{until}`.
+    seconds: str
+    #: Whether `{value}` is in the list of whole numbers, or of texts, bound as `{list}`.
+    among_numbers: str
+    among_texts: str
+    #: How a list is bound for those two, and a moment anywhere.
+    bind_list: Callable[[Sequence[Any]], Any]
+    bind_moment: Callable[[datetime], Any]
+    #: A moment as the driver returned it.
+    moment: Callable[[Any], datetime | None]
+    #: Messages of rows that begin with `COLUMNS`; one more column is the attempt.
+    messages: Callable[[Sequence[Row]], list[Message]]
+    #: A channel, given an engine and the name that wake-ups go by.
+    connect: Callable[[Engine, str], Channel]
+    #: Whether an error of the driver means that the channel is gone, or busy, and a later try may work.
+    transient: Callable[[Exception], bool]
+    #: Whether an error of the driver means that our tables are not there.
+    missing_table: Callable[[Exception], bool]
+    #: Tells this incarnation of the server from the one before a crash.
+    incarnation: str
+    #: The position of now: snapshot, incarnation, whether the answer is forbidden and why, clock.
+    capture: str
+    #: `capture`, and everything committed since a position, in one statement. `chosen`: with a selection.
+    read_on: str
+    read_on_chosen: str
+    #: One page of a window; `page_late` also looks for transactions that finished late.
+    page: str
+    page_late: str
+    #: First and last id of a window's fresh part, then of its late part.
+    extent: str
+    #: Appends messages, given as one list per column.
+    append: Callable[[Any, Mapping[str, str], Sequence[Row]], None]
+    #: Keeps a row as it is until the transaction ends, without writing a new version of it.
+    share_lock: str
+    #: System identifier and database oid; nulls where there are none.
+    identity: str

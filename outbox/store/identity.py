@@ -1,0 +1,50 @@
+"""What an outbox is: the one row that tells its version, its slots, and the server whose ids its log holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outbox.errors import DatabaseError, SchemaError
+from outbox.schema import VERSION
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+
+_READ = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
+_CREATE = """
+    INSERT INTO {meta} (one, version, slots, system_identifier, database_oid, purged_id)
+    SELECT 1, :version, :slots, i.system_identifier, i.database_oid, 0 FROM ({identity}) AS i
+    WHERE NOT EXISTS (SELECT 1 FROM {meta})
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The row of `outbox_meta`."""
+
+    version: int
+    slots: int
+    system_identifier: str | None
+    database_oid: int | None
+
+
+def verify(database: Database, channel: Channel, slots: int) -> None:
+    """Refuse tables of another version or slot count, and a log whose ids another server drew."""
+    rows = channel.rows(database.sql(_READ))
+    if not rows:
+        raise SchemaError("outbox_meta is empty; run: outbox db upgrade")
+    stored = Identity(*rows[0])
+    if stored.version != VERSION:
+        raise SchemaError(f"the tables are of version {stored.version}, this is {VERSION}; run: outbox db upgrade")
+    if stored.slots != slots:
+        raise SchemaError(f"this outbox has {stored.slots} slots, not {slots}; they are fixed when it is created")
+    here = channel.rows(database.dialect.identity)[0]
+    if (stored.system_identifier, stored.database_oid) != here:
+        raise DatabaseError(
+            "this database is a copy: its log was written on another server (or under another database oid), so stored"
+            " positions mean nothing here and messages would be lost; run `outbox restore` with all workers stopped"
+        )
+
+
+def establish(database: Database, channel: Channel, slots: int) -> None:
+    """Write the row, for tables that were not made by our migrations; harmless when it is there."""
+    channel.run(database.sql(_CREATE, identity=database.dialect.identity), {"version": VERSION, "slots": slots})

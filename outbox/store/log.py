@@ -1,0 +1,207 @@
+"""The log: append-only, read by position. Nothing above this file knows which database it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection
+
+from outbox.errors import DatabaseError
+from outbox.message import HALF_TOPIC, Message, slot_of
+from outbox.position import Position, Window
+from outbox.store.database import Database
+from outbox.store.dialect import Channel, Row
+
+_BODY = 6
+_FORBIDDEN = {
+    "standby": "this server is a standby: its snapshots miss open transactions; connect to the primary",
+    "written": "a position cannot be captured in a transaction that has written; use a connection of its own",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much one read may bring: rows, and bytes of bodies (twice that for a moment, while bodies are fetched)."""
+
+    rows: int = 1000
+    bytes: int = 8 * 1024 * 1024
+
+    @property
+    def inline(self) -> int:
+        """Bodies up to this size come with their rows: so many of them cannot exceed `bytes`."""
+        return self.bytes // (self.rows + 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """The position of now, the incarnation of the server that gave it, and its clock."""
+
+    position: Position
+    incarnation: str
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a read brought, in the order of the log.
+
+    `complete`: there was nothing else to read; if not, everything up to the id `reached` is here. (A whole reading of
+    too many rows reaches nothing: the window has to be paged.) `seen` counts also what the selection left out.
+    """
+
+    messages: list[Message]
+    now: datetime
+    complete: bool
+    seen: int
+    reached: int | None = None
+    capture: Capture | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Where in the log a window's rows lie: first and last id, of its fresh and of its late part."""
+
+    fresh: tuple[int, int] | None
+    late: tuple[int, int] | None
+
+    @property
+    def last(self) -> int:
+        """The window holds nothing beyond this id."""
+        return max(part[1] for part in (self.fresh, self.late, (0, 0)) if part)
+
+    @property
+    def first(self) -> int:
+        """The window holds nothing before this id."""
+        return min((part[0] for part in (self.fresh, self.late) if part), default=0)
+
+
+class Log:
+    """Reads and appends. `channel` may be given to reads only, and is nobody else's."""
+
+    def __init__(self, database: Database, limits: Limits = Limits(), topics: Sequence[str] | None = None) -> None:
+        self._database = database
+        self._limits = limits
+        self._topics = None if topics is None else list(topics)
+        dialect = database.dialect
+        self._capture = database.sql(dialect.capture)
+        self._read_on = database.sql(dialect.read_on if topics is None else dialect.read_on_chosen)
+        self._page = database.sql(dialect.page)
+        self._page_late = database.sql(dialect.page_late)
+        self._extent = database.sql(dialect.extent)
+        self._bodies = database.sql(_BODIES, chosen=database.among("id", numbers="ids"))
+        bound = None if topics is None else database.bind(topics)
+        self._common: dict[str, Any] = {"inline": self._limits.inline, "topics": bound}
+
+    def append(self, connection: Connection, messages: Sequence[Message], slots: int) -> None:
+        """Insert messages in the caller's transaction, in one statement; ids follow their order."""
+        rows = [
+            (
+                m.message_id, m.topic, m.key, slot_of(m.key, slots), m.tags, m.headers_json, m.body, m.content_type,
+                m.deliver_at, m.delay, m.expires_at,
+            )
+            for m in messages
+        ]  # fmt: skip
+        self._database.dialect.append(connection, self._database.names, rows)
+
+    def now(self, channel: Channel) -> Capture:
+        """The position of now, with all that was committed before this call."""
+        snapshot, incarnation, forbidden, now = channel.rows(self._capture)[0]
+        return self._captured(snapshot, incarnation, forbidden, now)
+
+    def read_on(self, channel: Channel, base: Position) -> Reading:
+        """Capture, and read everything that was committed since `base`, in one statement.
+
+        A statement's own snapshot is the position that it captures, so the rows it sees are exactly those that the
+        position sees.
+        """
+        limit = self._limits.rows + 1
+        parameters = {**self._common, "head": base.head, "open": list(base.open), "limit": limit}
+        head, rows = _split(channel.rows(self._read_on, parameters))
+        capture = self._captured(head[2], head[3], head[4], head[8])
+        seen = len(rows) if head[0] is None else head[0]
+        if seen >= limit:
+            return Reading(messages=[], now=capture.now, complete=False, capture=capture, seen=seen)
+        messages, complete, reached = self._messages(channel, rows)
+        return Reading(
+            messages=messages, now=capture.now, complete=complete, seen=seen, reached=reached, capture=capture
+        )
+
+    def extent(self, channel: Channel, window: Window) -> Extent:
+        """Where the rows of a window lie; costs one pass over its index entries."""
+        first, last, late_first, late_last = channel.rows(self._extent, _bounds(window))[0]
+        fresh = None if first is None else (first, last)
+        return Extent(fresh, None if late_first is None else (late_first, late_last))
+
+    def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Reading:
+        """What of a window has an id above `after` and up to `upto`, as much as the limits allow."""
+        late = extent.late is not None and after < extent.late[1]
+        limit = self._limits.rows
+        first = extent.fresh[0] if extent.fresh else upto + 1
+        span = {"after": after, "upto": upto, "first": first, "limit": limit}
+        statement = self._page_late if late else self._page
+        clock, rows = _split(channel.rows(statement, {**self._common, **_bounds(window), **span}))
+        messages, complete, reached = self._messages(channel, rows)
+        complete = complete and len(rows) < limit
+        return Reading(
+            messages=messages, now=self._moment(clock[8]), complete=complete, seen=len(rows), reached=reached
+        )
+
+    def _messages(self, channel: Channel, rows: list[Row]) -> tuple[list[Message], bool, int | None]:
+        """Messages in the order of the log, with the bodies that were too large to come along.
+
+        Cut where the limit of bytes is reached; tells whether all are there, and the last id that is.
+        """
+        rows.sort(key=_id)
+        missing = [row[0] for row in rows if row[_BODY] is None]
+        complete = True
+        if missing:
+            parameters = {"ids": self._database.bind(missing), "bytes": self._limits.bytes}
+            bodies = {id: body for id, body in channel.rows(self._bodies, parameters) if body is not None}
+            # A single body above the limit still has to pass.
+            cut = next((i for i, row in enumerate(rows) if row[_BODY] is None and row[0] not in bodies), len(rows))
+            complete = cut == len(rows)
+            rows = [
+                row if row[_BODY] is not None else (*row[:_BODY], bodies[row[0]], *row[_BODY + 1 :])
+                for row in rows[:cut]
+            ]
+        messages = self._database.dialect.messages(rows)
+        if self._topics is None:
+            messages = [message for message in messages if message.topic != HALF_TOPIC]
+        return messages, complete, rows[-1][0] if rows else None
+
+    def _captured(self, snapshot: str, incarnation: str, forbidden: str | None, now: Any) -> Capture:
+        if forbidden is not None:
+            raise DatabaseError(_FORBIDDEN[forbidden])
+        return Capture(position=Position.parse(snapshot), incarnation=incarnation, now=self._moment(now))
+
+    def _moment(self, value: Any) -> datetime:
+        moment = self._database.dialect.moment(value)
+        assert moment is not None
+        return moment
+
+
+def _id(row: Row) -> int:
+    return int(row[0])
+
+
+def _split(rows: list[Row]) -> tuple[Row, list[Row]]:
+    """Part the row that carries the capture or the clock (it has no message_id) from the messages."""
+    at = 0 if rows[0][1] is None else next(i for i, row in enumerate(rows) if row[1] is None)
+    return rows[at], rows[:at] + rows[at + 1 :]
+
+
+def _bounds(window: Window) -> dict[str, Any]:
+    """A window as parameters of the statements that page it."""
+    head, target = window.fresh
+    return {"head": head, "target": target, "open": list(window.fresh_open), "late": list(window.late)}
+
+
+#: Large bodies, as many as the limit of bytes allows; by primary key.
+_BODIES = """
+    SELECT id, CASE WHEN sum(length(body)) OVER (ORDER BY id) <= :bytes OR row_number() OVER (ORDER BY id) = 1
+                    THEN body END
+    FROM {message} WHERE {chosen} ORDER BY id
+"""

@@ -1,0 +1,230 @@
+"""Parked messages: copies set aside, so that the position moves on. Only the lease holder changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from outbox.message import Message
+from outbox.store.database import Database
+from outbox.store.dialect import COLUMNS, Channel
+
+State = Literal["delayed", "waiting", "retry", "blocked", "dead"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aside:
+    """Where messages go that were not done. One value serves all messages with the same fate.
+
+    `blocks`: later messages of their keys wait for them. `delay`: until they are due; None: when their turn comes, or,
+    for `delayed`, at their own `deliver_at`.
+    """
+
+    state: State
+    blocks: bool
+    attempts: int = 0
+    error: str | None = None
+    delay: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a person asked of a dead letter."""
+
+    id: int
+    key: str | None
+    verb: Literal["replay", "discard"]
+    by: str | None
+    reason: str | None
+
+
+_ENVELOPE = "message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at, expires_at"
+
+#: Copied inside the database: bodies never travel.
+_PARK = f"""
+    INSERT INTO {{parked}} (subscription, id, {_ENVELOPE}, state, blocks, place, attempts, due_at, error, parked_at)
+    SELECT CAST(:subscription AS text), id, {_ENVELOPE}, CAST(:state AS text), {{blocks}} AND key IS NOT NULL, id,
+           :attempts, {{due}}, :error, {{now}}
+    FROM {{message}} WHERE {{chosen}}
+    ON CONFLICT (subscription, id) DO NOTHING
+"""
+_CHANGE = """
+    UPDATE {parked} SET state = :state, blocks = {blocks} AND key IS NOT NULL, attempts = :attempts, due_at = {due},
+           error = :error
+    WHERE subscription = :subscription AND {chosen}
+"""
+_REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen}"
+_KEYS = "SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks LIMIT :limit"
+_BLOCKED_AMONG = """
+    SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks AND {chosen}
+"""
+#: What an earlier message of the key still waits for. Carried by (subscription, key, place).
+_UNREADY = """
+    EXISTS (SELECT 1 FROM {parked} AS e
+        WHERE e.subscription = p.subscription AND e.key = p.key AND e.blocks AND (e.place, e.id) < (p.place, p.id)
+          AND (e.state = 'dead' OR (e.state IN ('waiting', 'retry') AND (e.due_at > {now} OR {sick_e}))))
+"""
+#: Blocked keys that nothing holds back: asked once, when a lease is taken; later the holder knows by itself.
+_RELEASED = f"""
+    SELECT DISTINCT p.key FROM {{parked}} AS p
+    WHERE p.subscription = :subscription AND p.state = 'blocked' AND p.key IS NOT NULL AND NOT {_UNREADY}
+"""
+#: Due heads of keys, and what stood behind heads that are gone. Carried by the partial indexes on due_at and place.
+_READY = f"""
+    SELECT {COLUMNS.format(body="CASE WHEN cut <= :bytes OR nth = 1 THEN body END")}, attempts + 1, state,
+           CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END
+    FROM (SELECT r.*, sum(length(body)) OVER (ORDER BY place, id) AS cut, row_number() OVER (ORDER BY place, id) AS nth
+          FROM (SELECT * FROM {{parked}} AS p
+                WHERE p.subscription = :subscription
+                  AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{now}} AND NOT {{sick_p}})
+                       OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
+                  AND NOT {_UNREADY}
+                ORDER BY p.place, p.id LIMIT :limit) AS r) AS c
+    ORDER BY place, id
+"""
+#: A delayed message takes its place in its key's order now that it is due: behind all of the key that is held back now,
+#: before what comes later (on equal places the lower id goes first).
+_FALL_DUE = """
+    UPDATE {parked} SET state = 'blocked', blocks = key IS NOT NULL, due_at = NULL,
+           place = coalesce((SELECT max(e.place) + 1 FROM {parked} AS e
+                             WHERE e.subscription = :subscription AND e.key = {parked_name}.key AND e.blocks), place)
+    WHERE subscription = :subscription AND id IN (
+        SELECT id FROM {parked} WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now}
+        ORDER BY due_at, id LIMIT :limit)
+    RETURNING key
+"""
+_NEXT_DUE = """
+    SELECT {seconds} FROM {parked}
+    WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry')
+    ORDER BY due_at LIMIT 1
+"""
+_WAITING = """
+    SELECT count(*) FROM (SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' LIMIT :limit) AS w
+"""
+_WISHES = """
+    SELECT id, key, wish, wish_by, wish_reason FROM {parked}
+    WHERE subscription = :subscription AND wish IS NOT NULL ORDER BY id LIMIT :limit
+"""
+#: A person wants it delivered, so it does not expire again.
+_REPLAY = """
+    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = key IS NOT NULL, expires_at = NULL,
+           wish = NULL, wish_by = NULL, wish_reason = NULL, wish_at = NULL
+    WHERE subscription = :subscription AND {chosen} AND state = 'dead'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A parked message whose turn has come."""
+
+    message: Message
+    state: State
+    expired: bool
+
+
+class Parked:
+    """The parked messages of one subscription."""
+
+    def __init__(self, database: Database, subscription: str) -> None:
+        self._database = database
+        self._common = {"subscription": subscription}
+
+    def park(self, channel: Channel, fates: dict[Aside, list[int]]) -> None:
+        """Copy messages out of the log; inside the transaction of a settle."""
+        for aside, ids in fates.items():
+            self._place(channel, _PARK, aside, ids)
+
+    def change(self, channel: Channel, fates: dict[Aside, list[int]]) -> None:
+        """Give messages that are parked already another state."""
+        for aside, ids in fates.items():
+            self._place(channel, _CHANGE, aside, ids)
+
+    def remove(self, channel: Channel, ids: Collection[int]) -> None:
+        """Forget messages that are done, or discarded."""
+        if ids:
+            self._run(channel, _REMOVE, ids=ids)
+
+    def keys(self, channel: Channel, limit: int) -> set[str]:
+        """Keys that are held back, at most `limit` of them."""
+        return {row[0] for row in channel.rows(self._database.sql(_KEYS), {**self._common, "limit": limit})}
+
+    def held_among(self, channel: Channel, keys: Collection[str]) -> set[str]:
+        """Which of these keys are held back."""
+        statement = self._database.sql(_BLOCKED_AMONG, chosen=self._database.among("key", texts="keys"))
+        return {row[0] for row in channel.rows(statement, {**self._common, "keys": self._database.bind(keys)})}
+
+    def released_keys(self, channel: Channel, sick: Collection[str] = ()) -> set[str]:
+        """Keys with blocked messages that nothing holds back."""
+        statement = self._database.sql(_RELEASED, sick_e=self._database.among("e.topic", texts="sick"))
+        return {row[0] for row in channel.rows(statement, {**self._common, "sick": self._database.bind(sick)})}
+
+    def ready(
+        self, channel: Channel, released: Collection[str], sick: Collection[str], rows: int, bytes: int
+    ) -> list[Ready]:
+        """Messages whose turn has come, in the order of their keys, as many as fit.
+
+        `released`: keys whose blocked messages may go. `sick`: topics whose waiting messages are not to be tried.
+        """
+        among = self._database.among
+        statement = self._database.sql(
+            _READY,
+            sick_e=among("e.topic", texts="sick"),
+            sick_p=among("p.topic", texts="sick"),
+            released=among("p.key", texts="released"),
+        )
+        lists = {"sick": self._database.bind(sick), "released": self._database.bind(released)}
+        found = channel.rows(statement, {**self._common, **lists, "limit": rows, "bytes": bytes})
+        fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
+        messages = self._database.dialect.messages([row[:12] for row in fitting])
+        return [Ready(message, row[12], bool(row[13])) for message, row in zip(messages, fitting, strict=True)]
+
+    def fall_due(self, channel: Channel, limit: int) -> list[str | None]:
+        """Let delayed messages that are due take their place in their keys' order; returns those keys."""
+        statement = self._database.sql(_FALL_DUE, parked_name="outbox_parked")
+        return [row[0] for row in channel.rows(statement, {**self._common, "limit": limit})]
+
+    def next_due(self, channel: Channel) -> float | None:
+        """Seconds until the next parked message is due; negative when one is; None without any."""
+        seconds = self._database.dialect.seconds.format(since=self._database.dialect.now, until="due_at")
+        rows = channel.rows(self._database.sql(_NEXT_DUE, seconds=seconds), self._common)
+        return rows[0][0] if rows else None
+
+    def waiting(self, channel: Channel, limit: int) -> int:
+        """How many messages wait for their destination, counted up to `limit`."""
+        return int(channel.rows(self._database.sql(_WAITING), {**self._common, "limit": limit})[0][0])
+
+    def wishes(self, channel: Channel, limit: int) -> list[Wish]:
+        """What people have asked for."""
+        return [Wish(*row) for row in channel.rows(self._database.sql(_WISHES), {**self._common, "limit": limit})]
+
+    def replay(self, channel: Channel, ids: Collection[int]) -> None:
+        """Make dead letters due now, with all their attempts before them."""
+        if ids:
+            self._run(channel, _REPLAY, ids=ids)
+
+    def _run(self, channel: Channel, statement: str, ids: Collection[int]) -> None:
+        chosen = self._database.among("id", numbers="ids")
+        channel.run(self._database.sql(statement, chosen=chosen), {**self._common, "ids": self._database.bind(ids)})
+
+    def _place(self, channel: Channel, statement: str, aside: Aside, ids: Sequence[int]) -> None:
+        seconds = None if aside.delay is None else aside.delay.total_seconds()
+        due = (
+            "deliver_at"
+            if aside.state == "delayed"
+            else "NULL"
+            if seconds is None
+            else self._database.later(":seconds")
+        )
+        parameters = {
+            **self._common,
+            "ids": self._database.bind(ids),
+            "state": aside.state,
+            "attempts": aside.attempts,
+            "error": aside.error,
+            "seconds": seconds,
+        }
+        blocks = "TRUE" if aside.blocks else "FALSE"
+        chosen = self._database.among("id", numbers="ids")
+        channel.run(self._database.sql(statement, blocks=blocks, due=due, chosen=chosen), parameters)

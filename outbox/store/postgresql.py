@@ -1,0 +1,247 @@
+"""PostgreSQL: positions are snapshots of transactions, and a hint is a NOTIFY."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import lru_cache
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+from sqlalchemy import Connection, Engine, text
+
+from outbox.errors import DatabaseError
+from outbox.message import Message, stored_message
+from outbox.store.dialect import COLUMNS, NONE, Dialect, Parameters, Row
+
+_PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+
+#: Ours, whatever the role's defaults are. Set once on a connection of our own, not per transaction: that would double
+#: the time of the idle poll, and each transaction here is one statement or a few.
+_SETTINGS = """
+    SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE;
+    SET synchronous_commit = on;
+    SET statement_timeout = '60s';
+    SET lock_timeout = '10s';
+    SET idle_in_transaction_session_timeout = '60s';
+    SET client_encoding = 'UTF8'
+"""
+
+
+@lru_cache(maxsize=512)
+def _styled(statement: str) -> bytes:
+    """`:name` parameters in the style of psycopg."""
+    return _PARAMETER.sub(r"%(\1)s", statement.replace("%", "%%")).encode()
+
+
+class PostgresChannel:
+    """A psycopg connection in autocommit, taken out of the engine's pool."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._owner = engine.raw_connection()
+        driver = self._owner.driver_connection
+        # Detached, so that it takes nobody's place in the pool.
+        self._owner.detach()
+        if not isinstance(driver, psycopg.Connection):
+            self._owner.close()
+            raise DatabaseError(f"workers need the psycopg driver, not {type(driver).__module__}")
+        self._driver = driver
+        self._name = sql.Identifier(name)
+        driver.rollback()
+        driver.autocommit = True
+        driver.execute(_SETTINGS)
+        self._cursor = driver.cursor(binary=True)
+        self.fileno: int | None = driver.fileno()
+
+    def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
+        """What a statement returns, read in the binary protocol."""
+        return self._cursor.execute(_styled(statement), parameters).fetchall()
+
+    def run(self, statement: str, parameters: Parameters = NONE) -> int:
+        """How many rows a statement touched."""
+        return self._cursor.execute(_styled(statement), parameters).rowcount
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """BEGIN … COMMIT on this connection."""
+        with self._driver.transaction():
+            yield
+
+    def listen(self) -> None:
+        """LISTEN; a pooler that forgets it costs a poll interval, never a message."""
+        self._driver.execute(sql.SQL("LISTEN {}").format(self._name))
+
+    def hinted(self) -> bool:
+        """Drain the notifications, also those that came along with another answer; they say nothing but "look"."""
+        return len(list(self._driver.notifies(timeout=0))) > 0
+
+    def notify(self) -> None:
+        """NOTIFY on this connection: inside a business transaction it would take a global lock at commit."""
+        self._driver.execute(sql.SQL("NOTIFY {}").format(self._name))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._owner.close()
+
+
+def _messages(rows: Sequence[Row]) -> list[Message]:
+    return [stored_message(*row) for row in rows]
+
+
+def _transient(error: Exception) -> bool:
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.errors.ReadOnlySqlTransaction)
+
+
+def _append(connection: Connection, names: Mapping[str, str], rows: Sequence[Row]) -> None:
+    """One statement for any number of messages; ids follow the order of the list."""
+    if len(rows) == 1:
+        connection.execute(text(_APPEND_ONE.format(**names)), dict(zip(_APPENDED, rows[0], strict=True)))
+    else:
+        lists = dict(zip(_APPENDED, map(list, zip(*rows, strict=True)), strict=True))
+        connection.execute(text(_APPEND_MANY.format(**names)), lists)
+
+
+_APPENDED = (
+    "message_id", "topic", "key", "slot", "tags", "headers", "body", "content_type", "deliver_at", "delay", "expires_at"
+)  # fmt: skip
+
+_APPEND_ONE = """
+    INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
+                           expires_at)
+    VALUES (:message_id, :topic, :key, :slot, :tags, :headers, :body, :content_type, {now},
+            coalesce(CAST(:deliver_at AS timestamptz), {now} + CAST(:delay AS interval)), :expires_at)
+"""
+
+_APPEND_MANY = """
+    INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
+                           expires_at)
+    SELECT message_id, topic, key, slot, tags, headers, body, content_type, {now}, coalesce(deliver_at, {now} + delay),
+           expires_at
+    FROM unnest(CAST(:message_id AS uuid[]), CAST(:topic AS text[]), CAST(:key AS text[]), CAST(:slot AS smallint[]),
+                CAST(:tags AS text[]), CAST(:headers AS text[]), CAST(:body AS bytea[]), CAST(:content_type AS text[]),
+                CAST(:deliver_at AS timestamptz[]), CAST(:delay AS interval[]), CAST(:expires_at AS timestamptz[]))
+         WITH ORDINALITY AS m(message_id, topic, key, slot, tags, headers, body, content_type, deliver_at, delay,
+                              expires_at, place)
+    ORDER BY place
+"""
+
+#: Ids drawn but not flushed are given out again after a crash. A restart shows in the postmaster's start, a promotion
+#: in the timeline, the crash of a single backend only in the statistics' reset time. All free and unprivileged.
+_INCARNATION = """concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()),
+    extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()),
+    CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END)"""
+
+#: A standby's snapshot has an empty list of open transactions; a transaction with an id would claim its own rows.
+_FORBIDDEN = """CASE WHEN pg_is_in_recovery() THEN 'standby'
+    WHEN pg_current_xact_id_if_assigned() IS NOT NULL THEN 'written' END"""
+
+_CAPTURE = f"SELECT pg_current_snapshot()::text, {_INCARNATION}, {_FORBIDDEN}, {{now}}"
+
+_HEAD = f"""s AS MATERIALIZED (SELECT pg_current_snapshot()::text AS snapshot, {_INCARNATION} AS incarnation,
+    {_FORBIDDEN} AS forbidden)"""
+
+#: The first row of a whole read carries the capture in the columns of a message; it has no message_id.
+_HEAD_ROW = """SELECT {count} AS id, NULL::uuid, snapshot, incarnation, forbidden, NULL, NULL::bytea, NULL, {{now}},
+    NULL::timestamptz, NULL::timestamptz FROM s"""
+
+#: Large bodies stay behind, and are fetched when their turn comes: this is what bounds a read in bytes.
+_BODY = "CASE WHEN octet_length(body) <= :inline THEN body END"
+_LOG_COLUMNS = COLUMNS.format(body=_BODY)
+_PLAIN = COLUMNS.format(body="body")
+
+#: What committed late: a probe of (xact_id, id) per transaction that was open at the base.
+_LATE = f"""SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
+        SELECT {_LOG_COLUMNS} FROM {{message}} WHERE xact_id = o.x ORDER BY xact_id, id LIMIT :limit) AS l LIMIT :limit"""
+
+#: What is fresh: one range of (xact_id, id). The ORDER BY keeps never-analysed tables and generic plans on the index.
+_FRESH = f"""SELECT {_LOG_COLUMNS} FROM {{message}} WHERE xact_id >= CAST(:head AS bigint)
+        ORDER BY xact_id, id LIMIT :limit"""
+
+_READ_ON = f"""
+    WITH {_HEAD}
+    {_HEAD_ROW.format(count="NULL::bigint")}
+    UNION ALL ({_LATE})
+    UNION ALL ({_FRESH})
+"""
+
+#: The limit applies before the selection, so that the work is bounded however rare a topic is.
+_READ_ON_CHOSEN = f"""
+    WITH {_HEAD}, raw AS MATERIALIZED (({_LATE}) UNION ALL ({_FRESH}))
+    {_HEAD_ROW.format(count="(SELECT count(*) FROM raw)")}
+    UNION ALL SELECT * FROM raw WHERE topic = ANY(CAST(:topics AS text[]))
+"""
+
+_CHOSEN = "(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS text[])))"
+
+#: A page walks the primary key; `+ 0` keeps the planner off the other index, which would sort the whole window.
+_PAGE_FRESH = f"""SELECT {_LOG_COLUMNS} FROM {{message}}
+        WHERE id > CAST(:after AS bigint) AND id >= CAST(:first AS bigint) AND id <= CAST(:upto AS bigint)
+          AND xact_id + 0 >= CAST(:head AS bigint) AND xact_id + 0 < CAST(:target AS bigint)
+          AND xact_id + 0 <> ALL (CAST(:open AS bigint[])) AND {_CHOSEN}
+        ORDER BY id LIMIT :limit"""
+
+_PAGE_LATE = f"""SELECT l.* FROM unnest(CAST(:late AS bigint[])) AS o(x) CROSS JOIN LATERAL (
+        SELECT {_LOG_COLUMNS} FROM {{message}}
+        WHERE xact_id = o.x AND id > CAST(:after AS bigint) AND id <= CAST(:upto AS bigint) AND {_CHOSEN}
+        ORDER BY xact_id, id LIMIT :limit) AS l"""
+
+_CLOCK_ROW = """SELECT NULL::bigint AS id, NULL::uuid, NULL, NULL, NULL, NULL, NULL::bytea, NULL, {now},
+    NULL::timestamptz, NULL::timestamptz"""
+
+_PAGE = f"{_CLOCK_ROW} UNION ALL ({_PAGE_FRESH})"
+
+_PAGE_WITH_LATE = f"""
+    {_CLOCK_ROW} UNION ALL (
+        SELECT * FROM (({_PAGE_LATE}) UNION ALL ({_PAGE_FRESH})) AS p ORDER BY id LIMIT :limit)
+"""
+
+#: `id + 0` keeps the planner from walking the primary key from its beginning.
+_EXTENT = """
+    SELECT f.first, f.last, l.first, l.last
+    FROM (SELECT min(id + 0) AS first, max(id + 0) AS last FROM {message}
+          WHERE xact_id >= CAST(:head AS bigint) AND xact_id < CAST(:target AS bigint)
+            AND xact_id <> ALL (CAST(:open AS bigint[]))) AS f,
+         (SELECT min(x.first) AS first, max(x.last) AS last
+          FROM unnest(CAST(:late AS bigint[])) AS o(n) CROSS JOIN LATERAL (
+              SELECT min(id + 0) AS first, max(id + 0) AS last FROM {message} WHERE xact_id = o.n) AS x) AS l
+"""
+
+POSTGRESQL = Dialect(
+    name="postgresql",
+    now="statement_timestamp()",
+    later="({now} + CAST({seconds} AS double precision) * interval '1 second')",
+    seconds="CAST(extract(epoch FROM ({until}) - ({since})) AS double precision)",
+    among_numbers="{value} = ANY(CAST({list} AS bigint[]))",
+    among_texts="{value} = ANY(CAST({list} AS text[]))",
+    bind_list=list,
+    bind_moment=lambda moment: moment,
+    moment=lambda value: cast("datetime | None", value),
+    messages=_messages,
+    connect=PostgresChannel,
+    transient=_transient,
+    missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName),
+    incarnation=_INCARNATION,
+    capture=_CAPTURE,
+    read_on=_READ_ON,
+    read_on_chosen=_READ_ON_CHOSEN,
+    page=_PAGE,
+    page_late=_PAGE_WITH_LATE,
+    extent=_EXTENT,
+    append=_append,
+    share_lock="FOR SHARE",
+    identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"
+    " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid",
+)
+
+
+def is_aborted(driver: Any) -> bool:
+    """Whether COMMIT would be answered with ROLLBACK: libpq knows, without a round trip."""
+    return bool(driver.info.transaction_status == psycopg.pq.TransactionStatus.INERROR)
+
+
+def commits_every_statement(driver: Any) -> bool:
+    """Judged by the server's state, not by the flag: `transaction()` in autocommit is a transaction."""
+    return bool(driver.autocommit and driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)

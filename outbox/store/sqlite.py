@@ -1,0 +1,225 @@
+"""SQLite: one writer at a time draws ids under the write lock, so an id is its own position."""
+
+from __future__ import annotations
+
+import json
+import random
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine, event, text
+
+from outbox.errors import DatabaseError
+from outbox.message import Message, stored_message
+from outbox.store.dialect import COLUMNS, NONE, Dialect, Parameters, Row
+
+#: How long a writer waits for the others, in seconds.
+BUSY_SECONDS = 30.0
+
+
+def begin_immediate(execute: Any, seconds: float = BUSY_SECONDS) -> None:
+    """Take the write lock now, trying every 0.3 to 2 ms.
+
+    SQLite's own busy handler sleeps up to 100 ms between tries, and among busy writers one gets no turn at all.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            execute("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if not _busy(error) or time.monotonic() > deadline:
+                raise
+        time.sleep(random.uniform(0.0003, 0.002))
+
+
+def _busy(error: Exception) -> bool:
+    return isinstance(error, sqlite3.OperationalError) and ("locked" in str(error) or "busy" in str(error))
+
+
+def configure(engine: Engine) -> None:
+    """Settings for an engine of our own: WAL, durable commits, and every transaction begins with the write lock."""
+
+    @event.listens_for(engine, "connect")
+    def _connected(driver: sqlite3.Connection, _record: object) -> None:
+        driver.isolation_level = None
+        _prepare(driver)
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        driver: Any = connection.connection.driver_connection
+        begin_immediate(driver.execute)
+
+
+def begin_before_savepoint(engine: Engine) -> None:
+    """Open a transaction before a SAVEPOINT: the driver does not, and its RELEASE would commit for good."""
+
+    def _savepoint(connection: Connection, _name: str | None) -> None:
+        driver: Any = connection.connection.driver_connection
+        if not driver.in_transaction:
+            driver.execute("BEGIN")
+
+    event.listen(engine, "savepoint", _savepoint)
+
+
+def _prepare(driver: sqlite3.Connection) -> None:
+    driver.execute("PRAGMA busy_timeout = 1000")
+    # Changing the journal mode needs the file for oneself for a moment; others may be at the same.
+    for _ in range(200):
+        try:
+            if driver.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+                break
+            driver.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if not _busy(error):
+                raise
+            time.sleep(random.uniform(0.005, 0.02))
+    driver.execute("PRAGMA synchronous = FULL")
+
+
+class SqliteChannel:
+    """A sqlite3 connection of its own to the same file."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        with engine.connect() as connection:
+            files = [row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"]
+        if not files or not files[0]:
+            raise DatabaseError("a worker cannot open an in-memory SQLite database on its own; use a file")
+        self._driver = sqlite3.connect(files[0], isolation_level=None, check_same_thread=False)
+        _prepare(self._driver)
+        self.fileno: int | None = None
+
+    def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
+        """What a statement returns."""
+        with self._writing(statement):
+            return self._driver.execute(statement, parameters).fetchall()
+
+    def run(self, statement: str, parameters: Parameters = NONE) -> int:
+        """How many rows a statement touched."""
+        with self._writing(statement):
+            return self._driver.execute(statement, parameters).rowcount
+
+    def _writing(self, statement: str) -> AbstractContextManager[None]:
+        """A read needs no lock; a write outside of a transaction gets one of its own."""
+        alone = not self._driver.in_transaction and not statement.lstrip().startswith("SELECT")
+        return self.transaction() if alone else nullcontext()
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """BEGIN IMMEDIATE … COMMIT."""
+        begin_immediate(self._driver.execute)
+        try:
+            yield
+        except BaseException:
+            with suppress(sqlite3.Error):
+                self._driver.execute("ROLLBACK")
+            raise
+        self._driver.execute("COMMIT")
+
+    def listen(self) -> None:
+        """Nothing crosses processes here."""
+
+    def hinted(self) -> bool:
+        """Never: there is nobody to tell."""
+        return False
+
+    def notify(self) -> None:
+        """Nobody listens."""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._driver.close()
+
+
+def _moment(value: Any) -> datetime | None:
+    return None if value is None else datetime.fromisoformat(value).replace(tzinfo=UTC)
+
+
+def _bind_moment(moment: datetime) -> str:
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+
+
+def _messages(rows: Sequence[Row]) -> list[Message]:
+    return [stored_message(row[0], uuid.UUID(row[1]), *row[2:8], *map(_moment, row[8:11]), *row[11:]) for row in rows]
+
+
+def _append(connection: Connection, names: Mapping[str, str], rows: Sequence[Row]) -> None:
+    """Statements cost no round trip here, so there is one per message, prepared once."""
+    connection.execute(text(_APPEND.format(**names)), [_bound(row) for row in rows])
+
+
+def _bound(row: Row) -> dict[str, Any]:
+    message_id, *envelope, deliver_at, delay, expires_at = row
+    return {
+        **dict(zip(("topic", "key", "slot", "tags", "headers", "body", "content_type"), envelope, strict=True)),
+        "message_id": message_id.hex,
+        "deliver_at": None if deliver_at is None else _bind_moment(deliver_at),
+        "delay": None if delay is None else f"{delay.total_seconds():+.6f} seconds",
+        "expires_at": None if expires_at is None else _bind_moment(expires_at),
+    }
+
+
+_APPEND = """
+    INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
+                           expires_at)
+    VALUES (:message_id, :topic, :key, :slot, :tags, :headers, :body, :content_type, {now},
+            coalesce(:deliver_at, strftime('%Y-%m-%d %H:%M:%f', {now}, :delay)), :expires_at)
+"""
+
+#: `max(id)` falls when the log is purged empty; the sequence does not.
+_SNAPSHOT = """(SELECT (coalesce(max(seq), 0) + 1) || ':' || (coalesce(max(seq), 0) + 1) || ':' FROM sqlite_sequence
+    WHERE name = '{message}')"""
+
+_HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL"
+_COLUMNS = COLUMNS.format(body="CASE WHEN length(body) <= :inline THEN body END")
+_CHOSEN = "(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics)))"
+_FRESH = f"SELECT {_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
+
+_READ_ON = f"SELECT * FROM ({_HEAD_ROW}) UNION ALL SELECT * FROM ({_FRESH})"
+
+_READ_ON_CHOSEN = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM {{message}} WHERE id >= :head LIMIT :limit)), NULL,
+        {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL
+    UNION ALL SELECT * FROM ({_FRESH}) WHERE {_CHOSEN}"""
+
+_PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL
+    UNION ALL SELECT * FROM (SELECT {_COLUMNS} FROM {{message}}
+        WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {_CHOSEN}
+        ORDER BY id LIMIT :limit)"""
+
+_EXTENT = """SELECT min(id), max(id), NULL, NULL FROM {message} WHERE id >= :head AND id < :target"""
+
+SQLITE = Dialect(
+    name="sqlite",
+    now="strftime('%Y-%m-%d %H:%M:%f', 'now')",
+    later="strftime('%Y-%m-%d %H:%M:%f', {now}, ({seconds}) || ' seconds')",
+    seconds="((julianday({until}) - julianday({since})) * 86400.0)",
+    among_numbers="{value} IN (SELECT value FROM json_each({list}))",
+    among_texts="{value} IN (SELECT value FROM json_each({list}))",
+    bind_list=json.dumps,
+    bind_moment=_bind_moment,
+    moment=_moment,
+    messages=_messages,
+    connect=SqliteChannel,
+    transient=_busy,
+    missing_table=lambda error: "no such table" in str(error),
+    incarnation="''",
+    capture=f"SELECT {_SNAPSHOT}, '', NULL, {{now}}",
+    read_on=_READ_ON,
+    read_on_chosen=_READ_ON_CHOSEN,
+    page=_PAGE,
+    page_late=_PAGE,
+    extent=_EXTENT,
+    append=_append,
+    share_lock="",
+    identity="SELECT NULL AS system_identifier, NULL AS database_oid",
+)
+
+
+def commits_every_statement(driver: Any) -> bool:
+    """With an isolation level the driver begins by itself before the INSERT; without one somebody must have begun."""
+    return driver.isolation_level is None and not driver.in_transaction

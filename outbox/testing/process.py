@@ -1,0 +1,190 @@
+"""A server program run beside this process, which never outlives it."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import socket
+import stat
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from outbox.errors import OutboxError
+
+
+class ServerFailedError(OutboxError):
+    """A server program did not do what it was started for; the text ends with what it said."""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whom a program runs as."""
+
+    uid: int
+    gid: int
+
+
+def unprivileged() -> Account | None:
+    """`nobody` when this process is root's, because PostgreSQL refuses root; else None: run as ourselves."""
+    if os.geteuid() != 0:
+        return None
+    import pwd
+
+    entry = pwd.getpwnam("nobody")
+    return Account(entry.pw_uid, entry.pw_gid)
+
+
+def reachable(path: Path, account: Account | None) -> bool:
+    """Whether `account` can pass through every folder above `path`."""
+    if account is None:
+        return True
+    states = [folder.stat() for folder in path.absolute().parents]
+    return all(state.st_mode & stat.S_IXOTH or state.st_uid == account.uid for state in states)
+
+
+def scratch_folder(name: str, account: Account | None) -> Path:
+    """A new temporary folder that belongs to `account`, in a place that it can reach."""
+    places = (tempfile.gettempdir(), "/tmp", "/var/tmp")  # noqa: S108 - the new folder in it is private
+    place = next((place for place in places if reachable(Path(place, name), account)), None)
+    folder = Path(tempfile.mkdtemp(prefix=f"outbox-{name}-", dir=place))
+    hand_over(folder, account)
+    return folder
+
+
+def hand_over(folder: Path, account: Account | None) -> None:
+    """Make `folder` the property of `account`."""
+    if account is not None:
+        os.chown(folder, account.uid, account.gid)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface on which nobody listens.
+
+    It lies below the ports that systems give to outgoing connections: a client that keeps trying to reach a stopped
+    server at one of those ends up connected to itself, and the server cannot come back.
+    """
+    while True:
+        port = random.randrange(10_000, 32_000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+
+
+def run_to_end(command: Sequence[str | Path], *, account: Account | None, cwd: Path) -> None:
+    """Run a program that ends by itself.
+
+    Raises:
+        ServerFailedError: it ended badly.
+    """
+    done = subprocess.run(
+        command,
+        cwd=cwd,
+        env=_environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+        user=account.uid if account else None,
+        group=account.gid if account else None,
+        extra_groups=[] if account else None,
+    )
+    if done.returncode != 0:
+        raise ServerFailedError(f"{Path(command[0]).name} ended with {done.returncode}: {done.stdout[-2000:]}")
+
+
+class Program:
+    """One run of a server program."""
+
+    def __init__(self, command: Sequence[str | Path], *, log: Path, account: Account | None) -> None:
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                cwd=log.parent,
+                env=_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                user=account.uid if account else None,
+                group=account.gid if account else None,
+                extra_groups=[] if account else None,
+                start_new_session=True,  # Ctrl-C is for us; whether the server stops is ours to say
+            )
+        self.pid = self._process.pid
+
+    def running(self) -> bool:
+        """Whether it has not ended yet."""
+        return self._process.poll() is None
+
+    def end(self, signals: Iterable[signal.Signals], *, patience: float = 15.0) -> None:
+        """Send one signal after the other, `patience` seconds apart, until the program has ended."""
+        for number in (*signals, signal.SIGKILL):
+            self._process.send_signal(number)
+            try:
+                self._process.wait(patience)
+            except subprocess.TimeoutExpired:
+                continue
+            return
+
+
+class Guard:
+    """Ends a program and removes a folder as soon as this process is gone, even by SIGKILL.
+
+    It is a shell that waits for the end of its input, which is what a dead process leaves behind. A parent-death
+    signal would be bound to the thread that started the program, to Linux, and would leave the folder.
+    """
+
+    _SCRIPT = """
+        pid=
+        while read -r line; do pid=$line; done
+        if [ -n "$pid" ] && kill -INT "$pid" 2>/dev/null; then
+            tries=0
+            while kill -0 "$pid" 2>/dev/null && [ $tries -lt 50 ]; do sleep 0.1; tries=$((tries + 1)); done
+            kill -KILL "$pid" 2>/dev/null
+        fi
+        if [ -n "$1" ]; then rm -rf -- "$1"; fi
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._shell = subprocess.Popen(
+            ["/bin/sh", "-c", self._SCRIPT, "outbox-guard", str(folder or "")],
+            cwd="/",
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def watch(self, pid: int | None) -> None:
+        """From now on end `pid`; None: nothing runs."""
+        assert self._shell.stdin is not None
+        self._shell.stdin.write(f"{pid or ''}\n".encode())
+        self._shell.stdin.flush()
+
+    def release(self) -> None:
+        """End what is watched and remove the folder now; returns when both are gone."""
+        assert self._shell.stdin is not None
+        self._shell.stdin.close()
+        self._shell.wait()
+
+
+def copy_readable(source: Path, target: Path) -> None:
+    """Copy a folder so that every account can read and run what is in it."""
+    shutil.copytree(source, target, symlinks=True)
+    for path in (target, *target.rglob("*")):
+        if not path.is_symlink():
+            mode = path.stat().st_mode
+            path.chmod(mode | 0o055 if mode & stat.S_IXUSR else mode | 0o044)
+
+
+def _environment() -> dict[str, str]:
+    """Ours, without the variables by which somebody's own PostgreSQL would be configured."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}

@@ -1,0 +1,276 @@
+"""Private servers: started on a free port in a temporary folder, stopped and removed again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar, Self
+
+import psycopg
+from psycopg import sql
+
+from outbox.testing.binaries import ServerMissing, nats_program, postgres_programs
+from outbox.testing.process import (
+    Account,
+    Guard,
+    Program,
+    ServerFailedError,
+    free_port,
+    hand_over,
+    reachable,
+    run_to_end,
+    scratch_folder,
+    unprivileged,
+)
+
+__all__ = ["LocalServer", "NatsServer", "PostgresServer", "ServerFailedError", "ServerMissing"]
+
+_NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
+
+
+class LocalServer:
+    """A server program of this process alone: `start`, `stop`, `kill` as often as needed; `close` removes the data.
+
+    A folder given by the caller is the caller's, and stays.
+    """
+
+    _stop_signals: ClassVar[Sequence[signal.Signals]] = (signal.SIGINT,)
+
+    def __init__(self, name: str, directory: Path | None, account: Account | None) -> None:
+        self.folder = (directory or scratch_folder(name, account)).absolute()
+        self.port = free_port()
+        self._account = account
+        self._owner = os.getpid()
+        self._guard = Guard(None if directory else self.folder)
+        self._program: Program | None = None
+        self._tries = 3
+        self._has_answered = False
+
+    def start(self) -> Self:
+        """Start, or start again on the same data and port; returns when the server answers.
+
+        Raises:
+            ServerFailedError: it does not come up.
+        """
+        if self._program is not None and self._program.running():
+            return self
+        for _ in range(self._tries):
+            self._program = Program(self._command(), log=self._log, account=self._account)
+            self._guard.watch(self._program.pid)
+            if self._comes_up(self._program):
+                self._tries, self._has_answered = 3, True
+                return self
+            self._guard.watch(None)
+            if not self._has_answered:  # somebody may have taken the port meanwhile, and nobody knows ours yet
+                self.port = free_port()
+            time.sleep(0.25)
+        raise ServerFailedError(f"{type(self).__name__} did not start: {self._log_tail()}")
+
+    def stop(self) -> None:
+        """End the server in its orderly way; its data stays for another `start`."""
+        self._end(self._stop_signals)
+
+    def kill(self) -> None:
+        """End the server with SIGKILL, as a crash does, and wait until it is gone."""
+        self._end(())
+        # What a killed server leaves behind (other processes, locks) may refuse the next one for some seconds.
+        self._tries = 60
+
+    def restart(self) -> Self:
+        """Stop and start again, on the same data and port."""
+        self.stop()
+        return self.start()
+
+    def close(self) -> None:
+        """Stop, and remove the data. A forked child's copy does nothing: the server is its parent's."""
+        if os.getpid() == self._owner:
+            self.stop()
+            self._guard.release()
+
+    def __enter__(self) -> Self:
+        try:
+            return self.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @property
+    def _log(self) -> Path:
+        return self.folder / "server.log"
+
+    def _command(self) -> Sequence[str | Path]:
+        raise NotImplementedError
+
+    def _answers(self) -> bool:
+        """Whether a server answers on our port, and is ours: another's answers just as readily."""
+        raise NotImplementedError
+
+    def _comes_up(self, program: Program, patience: float = 30.0) -> bool:
+        deadline = time.monotonic() + patience
+        while program.running():
+            if self._answers():
+                return True
+            if time.monotonic() > deadline:
+                program.end(())
+            time.sleep(0.02)
+        return False
+
+    def _end(self, signals: Sequence[signal.Signals]) -> None:
+        if self._program is not None:
+            self._program.end(signals)
+            self._program = None
+            self._guard.watch(None)
+
+    def _log_tail(self) -> str:
+        return self._log.read_text(errors="replace")[-2000:] if self._log.exists() else "it wrote no log"
+
+
+class PostgresServer(LocalServer):
+    """A PostgreSQL of this process alone, open to the superuser `postgres` on the loopback interface.
+
+    `durable=False` is fast and survives the crash of a process, not that of the machine; `durable=True` keeps
+    PostgreSQL's own defaults. `settings` are server settings by name.
+    """
+
+    _stop_signals = (signal.SIGINT, signal.SIGQUIT)
+
+    def __init__(
+        self, *, durable: bool = False, settings: Mapping[str, str] = _NO_SETTINGS, directory: Path | None = None
+    ) -> None:
+        account = unprivileged()
+        self._programs = postgres_programs(account)
+        super().__init__("postgres", directory, account)
+        self.data = self.folder / "data"
+        self._durable = durable
+        self._settings = {"max_connections": "200", "max_prepared_transactions": "10", **settings}
+        if not durable:
+            self._settings = dict.fromkeys(("fsync", "synchronous_commit", "full_page_writes"), "off") | self._settings
+
+    def start(self) -> Self:
+        """Start, making the cluster first if there is none; returns when it accepts connections."""
+        if not (self.data / "PG_VERSION").exists():
+            self._prepare_folder()
+            self._create_cluster()
+        return super().start()
+
+    @property
+    def postmaster_pid(self) -> int:
+        """The process id of the running server."""
+        assert self._program is not None, "the server is not running"
+        return self._program.pid
+
+    def url(self, database: str = "postgres") -> str:
+        """The SQLAlchemy URL of one database."""
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self, name: str, template: str | None = None) -> str:
+        """Create a database, as a copy of `template` if given, to which nobody may be connected; returns its URL."""
+        statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+        if template is not None:
+            statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
+        self._execute(statement)
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database if it exists, whoever is connected to it."""
+        self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def backend_pids(self, database: str | None = None) -> list[int]:
+        """The process ids of the connections of clients, to one database or to all."""
+        query = sql.SQL(
+            "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            " AND ({database}::text IS NULL OR datname = {database}) ORDER BY pid"
+        )
+        return [pid for (pid,) in self._execute(query.format(database=sql.Literal(database)))]
+
+    def standby(self) -> PostgresServer:
+        """A started hot standby that follows this server by streaming; the caller closes it."""
+        return _Standby(self).start()
+
+    def _command(self) -> Sequence[str | Path]:
+        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", **self._settings}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return [self._programs / "postgres", "-D", self.data, "-p", str(self.port), *options]
+
+    def _answers(self) -> bool:
+        try:
+            found = self._execute(sql.SQL("SHOW data_directory"))
+        except psycopg.OperationalError:
+            return False
+        return found == [(str(self.data),)]
+
+    def _prepare_folder(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        hand_over(self.folder, self._account)
+        if not reachable(self.folder, self._account):
+            raise ServerFailedError(
+                f"{self.folder} lies in a folder that only its owner may enter, and PostgreSQL cannot run as root: "
+                "take another one"
+            )
+
+    def _create_cluster(self) -> None:
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        self._run("initdb", "-D", self.data, *options)
+
+    def _run(self, program: str, *arguments: str | Path) -> None:
+        run_to_end([self._programs / program, *arguments], account=self._account, cwd=self.folder)
+
+    def _execute(self, statement: sql.SQL | sql.Composed) -> list[tuple[Any, ...]]:
+        with psycopg.connect(
+            host="127.0.0.1", port=self.port, user="postgres", dbname="postgres", autocommit=True, connect_timeout=5
+        ) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+
+class _Standby(PostgresServer):
+    """A copy of a running server that follows it."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        super().__init__(durable=primary._durable, settings=primary._settings)
+        self._primary = primary
+
+    def _create_cluster(self) -> None:
+        source = ["-h", "127.0.0.1", "-p", str(self._primary.port), "-U", "postgres"]
+        self._run("pg_basebackup", "-D", self.data, *source, "-R", "-X", "stream", "-c", "fast", "--no-sync")
+
+
+class NatsServer(LocalServer):
+    """A NATS server with JetStream, of this process alone. `settings` are lines of its configuration by name."""
+
+    _stop_signals = (signal.SIGTERM,)
+
+    def __init__(self, *, settings: Mapping[str, str] = _NO_SETTINGS, directory: Path | None = None) -> None:
+        self._nats = nats_program()
+        super().__init__("nats", directory, None)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._name = f"outbox-{os.getpid()}-{self.port}"
+        self._settings = settings
+
+    @property
+    def url(self) -> str:
+        """What a NATS client connects to."""
+        return f"nats://127.0.0.1:{self.port}"
+
+    def _command(self) -> Sequence[str | Path]:
+        configuration = self.folder / "nats.conf"
+        configuration.write_text("".join(f"{name}: {value}\n" for name, value in self._settings.items()))
+        where = ["-a", "127.0.0.1", "-p", str(self.port), "-n", self._name]
+        return [self._nats, *where, "-js", "-sd", self.folder / "data", "-c", configuration]
+
+    def _answers(self) -> bool:
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
+                greeting = client.makefile("rb").readline()
+        except OSError:
+            return False
+        return greeting.startswith(b"INFO ") and json.loads(greeting[5:]).get("server_name") == self._name

@@ -1,0 +1,221 @@
+"""Workers: one engine for every subscription. Each repeats for the partition it owns: fetch, hand over, settle."""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+
+from outbox.errors import LeaseLostError, SubscriptionError
+from outbox.schema import SLOTS
+from outbox.store import identity
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.lease import Holder, Lease, Leases, Partition
+from outbox.store.log import Limits, Log
+from outbox.store.subscription import Declaration, Start, Subscription, Subscriptions
+from outbox.worker.calls import Caller, Handler
+from outbox.worker.handover import HandlerPolicy, HandOver
+from outbox.worker.keeper import Keeper, clock
+from outbox.worker.tenure import Tenure
+from outbox.worker.wake import Wake
+
+logger = logging.getLogger("outbox")
+
+_LOG_EVERY_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a worker paces itself. `poll` is the shortest and the longest pause between two looks at an idle log."""
+
+    limits: Limits = field(default_factory=Limits)
+    poll: tuple[timedelta, timedelta] = (timedelta(milliseconds=50), timedelta(seconds=1))
+    lease: timedelta = timedelta(seconds=10)
+    renew_every: timedelta = timedelta(seconds=3)
+    slots: int = SLOTS
+
+
+class Worker:
+    """Handles one subscription: waits for its lease, works until it is lost, and begins again.
+
+    A database that goes away is waited for; nothing has to be done by hand. `run` returns after `stop`.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        declared: Declaration,
+        handler: Handler,
+        *,
+        start: Start = "earliest",
+        policy: HandlerPolicy | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._database = database
+        self._declared = declared
+        self._handler = handler
+        self._start = start
+        self._policy = policy or HandlerPolicy()
+        self._settings = settings or Settings()
+        #: Random per process start, so that a restarted worker never passes for the one before.
+        self.owner = secrets.token_hex(8)
+        self.wake = Wake()
+        self._stopping = threading.Event()
+        self._logged_at = float("-inf")
+
+    def run(self) -> None:
+        """Work until `stop` is called."""
+        self._work(self._step_or_wait)
+
+    def until_empty(self) -> None:
+        """Work until everything committed before now is handled, and nothing that is parked is due."""
+        self._work(lambda tenure: tenure.step())
+
+    def once(self) -> None:
+        """Handle one batch, if there is one."""
+        self._work(lambda tenure: tenure.step() and False)
+
+    def stop(self) -> None:
+        """Finish what is under way, give the lease back, and return from `run`. May be called from anywhere."""
+        self._stopping.set()
+        self.wake.set()
+
+    # The stages
+
+    def _work(self, go_on: Callable[[Tenure], bool]) -> None:
+        """Take the lease and keep calling `go_on` until it says no, over any number of lost connections."""
+        self._stopping.clear()
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                with self._connected() as channel:
+                    subscription = self._declare(channel)
+                    failures = 0
+                    with self._tenure(channel, subscription) as tenure:
+                        while tenure is not None and not self._stopping.is_set():
+                            if not go_on(tenure):
+                                return
+            except LeaseLostError as error:
+                self._log_sometimes("%s", error)
+            except Exception as error:
+                if not self._database.transient(error):
+                    raise
+                failures += 1
+                self._log_sometimes("the database is away, trying again: %s", type(error).__name__)
+            self._rest(random.uniform(0.05, min(2.0, 0.1 * 2 ** min(failures, 10))))
+
+    @contextmanager
+    def _connected(self) -> Iterator[Channel]:
+        channel = self._database.open()
+        try:
+            yield channel
+        finally:
+            with suppress(Exception):
+                channel.close()
+
+    def _declare(self, channel: Channel) -> Subscription:
+        with self._database.explained():
+            identity.establish(self._database, channel, self._settings.slots)
+        identity.verify(self._database, channel, self._settings.slots)
+        known = Subscriptions(self._database).find(channel, self._declared.name)
+        subscription = Subscriptions(self._database).declare(channel, self._declared, self._start)
+        if known is None or known.destination is None:
+            logger.info("subscription %s begins at %s", subscription.name, self._start if known is None else "earliest")
+        if subscription.partitions != 1:
+            raise SubscriptionError(
+                f"{subscription.name} has {subscription.partitions} partitions; this version owns one"
+            )
+        return subscription
+
+    @contextmanager
+    def _tenure(self, channel: Channel, subscription: Subscription) -> Iterator[Tenure | None]:
+        """The time between taking the lease and losing it; None when a stop came first."""
+        partition = Partition(subscription.name, subscription.generation)
+        taken = self._acquire(channel, partition)
+        if taken is None:
+            yield None
+            return
+        lease, at = taken
+        settings = self._settings
+        keeper = Keeper(
+            self._database, lease, length=settings.lease, every=settings.renew_every, taken=at, lost=self.wake.set
+        )
+        caller = Caller(self._handler)
+        try:
+            channel.listen()
+            yield self._begin(channel, lease, subscription, keeper, caller)
+        finally:
+            keeper.stop()
+            caller.close()
+            with suppress(Exception):
+                Leases(self._database).release(channel, lease)
+
+    def _begin(
+        self, channel: Channel, lease: Lease, subscription: Subscription, keeper: Keeper, caller: Caller
+    ) -> Tenure:
+        policy = self._policy_of(subscription)
+        enough = min(policy.deadline, self._settings.lease / 2).total_seconds()
+        hand_over = HandOver(
+            caller,
+            policy,
+            before_call=lambda: keeper.require(enough),
+            rest=self._rest,
+            most=self._settings.limits.rows,
+        )
+        log = Log(self._database, self._settings.limits, subscription.topics)
+        logger.info("subscription %s: lease taken, epoch %d", subscription.name, lease.epoch)
+        self._channel = channel
+        self._interval = self._settings.poll[0].total_seconds()
+        return Tenure(self._database, channel, lease, log, self._settings.limits, hand_over, policy)
+
+    def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
+        """Wait for the lease: until it expires by the database's clock, or has not moved for a lease by ours."""
+        leases, length = Leases(self._database), self._settings.lease
+        seen: Holder | None = None
+        seen_at = clock()
+        while not self._stopping.is_set():
+            before = clock()
+            still = seen if before - seen_at > length.total_seconds() else None
+            lease = leases.acquire(channel, partition, self.owner, length, still)
+            if lease is not None:
+                return lease, before
+            holder = leases.look(channel, partition)
+            if holder is None:
+                raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
+            if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
+                seen, seen_at = holder, clock()
+            self._rest(random.uniform(0.2, 0.4))
+        return None
+
+    def _step_or_wait(self, tenure: Tenure) -> bool:
+        """Handle what there is, or wait for a hint: a little at first, longer when nothing comes."""
+        shortest, longest = (pause.total_seconds() for pause in self._settings.poll)
+        if tenure.step():
+            self._interval = shortest
+            return True
+        if self._channel.hinted() or self.wake.wait(min(self._interval, tenure.due_in), self._channel.fileno):
+            self._interval = shortest
+        else:
+            self._interval = min(2 * self._interval, longest)
+        return True
+
+    # Helpers
+
+    def _rest(self, seconds: float) -> bool:
+        """Sleep; False when a stop is asked."""
+        return not (self._stopping.wait(seconds) if seconds > 0 else self._stopping.is_set())
+
+    def _policy_of(self, subscription: Subscription) -> HandlerPolicy:
+        return replace(self._policy, block_on_dead=subscription.on_dead != "continue")
+
+    def _log_sometimes(self, text: str, *values: object) -> None:
+        if time.monotonic() - self._logged_at >= _LOG_EVERY_SECONDS:
+            self._logged_at = time.monotonic()
+            logger.warning(text, *values)

@@ -1,0 +1,175 @@
+"""What was set aside: retried, unblocked and decided on, by the same worker, beside the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from tenacity.wait import wait_exponential
+
+from outbox.message import Message
+from outbox.store.dialect import Channel
+from outbox.store.log import Limits
+from outbox.store.parked import Aside, Parked, Ready
+from outbox.verdict import seconds_to_wait
+from outbox.worker.handover import BLOCKED, HandOver
+from outbox.worker.settlement import Fates, Settlement, by_fate
+
+logger = logging.getLogger("outbox")
+
+EXPIRED = Aside(state="dead", blocks=False, error="expired before it was delivered")
+
+#: Keys held in memory; beyond that every batch asks the database.
+_MOST_KEYS = 100_000
+_MOST_WISHES = 1000
+#: How often to look for wishes and due messages when none is known to be due sooner.
+_LOOK_SECONDS = 1.0
+_SICK_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=30)
+
+
+class KeysAside:
+    """The keys that are held back. Only the lease holder changes parked rows, so memory is right."""
+
+    def __init__(self, parked: Parked, channel: Channel) -> None:
+        self._parked = parked
+        self._channel = channel
+        keys = parked.keys(channel, _MOST_KEYS + 1)
+        self._keys: set[str] | None = keys if len(keys) <= _MOST_KEYS else None
+        #: Held back by nothing but their turn.
+        self.released = parked.released_keys(channel)
+
+    def among(self, messages: Sequence[Message]) -> Collection[str | None]:
+        """Which keys of these messages are held back."""
+        if self._keys is not None:
+            return self._keys
+        return self._parked.held_among(self._channel, {m.key for m in messages if m.key is not None})
+
+    def hold(self, keys: Iterable[str | None]) -> None:
+        """These keys are held back from now on."""
+        new = {key for key in keys if key is not None}
+        self.released -= new
+        if self._keys is not None:
+            self._keys |= new
+            if len(self._keys) > _MOST_KEYS:
+                self._keys = None
+
+    def fell_due(self, key: str | None) -> None:
+        """A delayed message of this key has taken its place; its turn is now if nothing else holds the key."""
+        if key is None:
+            return
+        if self._keys is None or key not in self._keys:
+            self.released.add(key)
+        if self._keys is not None:
+            self._keys.add(key)
+
+    def reconsider(self, keys: Collection[str]) -> None:
+        """Something of these keys was done, discarded or replayed: ask the database what still holds them."""
+        still = self._parked.held_among(self._channel, keys) if keys else set()
+        if self._keys is not None:
+            self._keys -= set(keys) - still
+        self.released -= set(keys)
+        self.released |= still
+
+    def __bool__(self) -> bool:
+        return self._keys is None or bool(self._keys)
+
+
+@dataclass(slots=True)
+class _Sick:
+    until: float
+    failures: int
+
+
+class SetAside:
+    """Handles what is parked, whenever some of it is due."""
+
+    def __init__(
+        self, parked: Parked, channel: Channel, settlement: Settlement, hand_over: HandOver, limits: Limits
+    ) -> None:
+        self._parked = parked
+        self._channel = channel
+        self._settlement = settlement
+        self._hand_over = hand_over
+        self._limits = limits
+        self.keys = KeysAside(parked, channel)
+        self._sick: dict[str, _Sick] = {}
+        self._look_at = 0.0
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until there may be something to do."""
+        return max(0.0, self._look_at - time.monotonic())
+
+    def parked(self, fates: Fates) -> None:
+        """Messages of the log were set aside just now."""
+        self.keys.hold(message.key for message, fate in fates if fate.blocks)
+        delays = [fate.delay.total_seconds() for _, fate in fates if fate.delay is not None]
+        self._look_at = min(self._look_at, time.monotonic() + min(delays, default=_LOOK_SECONDS))
+        if any(fate.state == "delayed" for _, fate in fates):
+            self._look_at = 0.0
+
+    def room(self, most: int) -> int:
+        """How many more messages may wait for their destination."""
+        return most - self._parked.waiting(self._channel, most) if self.keys else most
+
+    def step(self) -> bool:
+        """Carry out wishes, let delayed messages fall due, hand over what is ready; False when nothing was done."""
+        if self.due_in > 0:
+            return False
+        worked = self._grant_wishes() + self._fall_due() > 0
+        ready = self._parked.ready(
+            self._channel, self.keys.released, self._sick_topics(), self._limits.rows, self._limits.bytes
+        )
+        if ready:
+            worked = self._handle(ready) or worked
+        due = self._parked.next_due(self._channel)
+        pause = 0.0 if worked else _LOOK_SECONDS if due is None else min(_LOOK_SECONDS, max(0.02, due))
+        self._look_at = time.monotonic() + pause
+        return worked
+
+    def _grant_wishes(self) -> int:
+        wishes = self._parked.wishes(self._channel, _MOST_WISHES)
+        if wishes:
+            with self._settlement.held():
+                self._parked.remove(self._channel, [wish.id for wish in wishes if wish.verb == "discard"])
+                self._parked.replay(self._channel, [wish.id for wish in wishes if wish.verb == "replay"])
+            for wish in wishes:
+                logger.info("dead letter %d: %s by %s (%s)", wish.id, wish.verb, wish.by, wish.reason)
+            self.keys.hold(wish.key for wish in wishes if wish.verb == "replay")
+            self.keys.reconsider({wish.key for wish in wishes if wish.key is not None})
+        return len(wishes)
+
+    def _fall_due(self) -> int:
+        with self._settlement.held():
+            keys = self._parked.fall_due(self._channel, self._limits.rows)
+        for key in keys:
+            self.keys.fell_due(key)
+        return len(keys)
+
+    def _handle(self, ready: list[Ready]) -> bool:
+        """Hand over what is ready, and write what came of it; False when nothing moved."""
+        expired: Fates = [(r.message, EXPIRED) for r in ready if r.expired]
+        to_send = [r.message for r in ready if not r.expired]
+        outcome = self._hand_over.run(to_send, patient=False, room=0)
+        self._note_sick(outcome.sick, {message.topic for message in outcome.done})
+        # What is blocked behind its key stands there already.
+        changed = expired + [(message, fate) for message, fate in outcome.aside if fate is not BLOCKED]
+        if outcome.done or changed:
+            with self._settlement.held():
+                self._parked.remove(self._channel, [message.id or 0 for message in outcome.done])
+                self._parked.change(self._channel, by_fate(changed))
+            self.keys.reconsider({m.key for m in (*outcome.done, *(m for m, _ in changed)) if m.key is not None})
+            self.keys.hold(message.key for message, fate in changed if fate.blocks)
+        return bool(outcome.done or changed)
+
+    def _sick_topics(self) -> list[str]:
+        return [topic for topic, sick in self._sick.items() if sick.until > time.monotonic()]
+
+    def _note_sick(self, sick: Collection[str], well: Collection[str]) -> None:
+        for topic in sick:
+            failures = self._sick[topic].failures + 1 if topic in self._sick else 1
+            self._sick[topic] = _Sick(time.monotonic() + seconds_to_wait(_SICK_PAUSE, failures), failures)
+        for topic in set(well) - set(sick):
+            self._sick.pop(topic, None)

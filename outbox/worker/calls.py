@@ -1,0 +1,86 @@
+"""Calls of a handler on a thread of their own, so that one that hangs can be left behind."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+
+from outbox.message import Message
+from outbox.verdict import Verdict
+
+Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
+
+
+class Call:
+    """One call of the handler: under way, or finished with verdicts or an error."""
+
+    __slots__ = ("_finished", "error", "messages", "started", "verdicts")
+
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self.messages = messages
+        self.verdicts: Sequence[Verdict] | None = None
+        self.error: BaseException | None = None
+        self.started = time.monotonic()
+        self._finished = threading.Event()
+
+    @property
+    def finished(self) -> bool:
+        """Whether the handler has come back."""
+        return self._finished.is_set()
+
+    @property
+    def seconds(self) -> float:
+        """How long ago the call began."""
+        return time.monotonic() - self.started
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the handler to come back."""
+        return self._finished.wait(seconds)
+
+    def perform(self, handler: Handler) -> None:
+        """Call the handler and keep what came of it."""
+        try:
+            verdicts = handler(self.messages)
+            if len(verdicts) != len(self.messages):
+                raise ValueError(f"{len(verdicts)} verdicts for {len(self.messages)} messages")
+            self.verdicts = verdicts
+        except Exception as error:
+            self.error = error
+        finally:
+            self._finished.set()
+
+
+class Caller:
+    """Performs one call at a time; when one hangs, the next goes to a fresh thread."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._queue: SimpleQueue[Call | None] | None = None
+        self._last: Call | None = None
+
+    def start(self, messages: Sequence[Message]) -> Call:
+        """Begin a call and return at once."""
+        call = Call(messages)
+        if self._queue is None or (self._last is not None and not self._last.finished):
+            self._new_thread()
+        assert self._queue is not None
+        self._queue.put(call)
+        self._last = call
+        return call
+
+    def close(self) -> None:
+        """Let the thread end when its call is over. Threads cannot be killed, so nobody waits for it."""
+        if self._queue is not None:
+            self._queue.put(None)
+            self._queue = None
+
+    def _new_thread(self) -> None:
+        self.close()
+        self._queue = SimpleQueue()
+        threading.Thread(target=self._work, args=(self._queue,), name="outbox-handler", daemon=True).start()
+
+    def _work(self, queue: SimpleQueue[Call | None]) -> None:
+        while (call := queue.get()) is not None:
+            call.perform(self._handler)

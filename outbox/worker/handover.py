@@ -1,0 +1,308 @@
+"""Handing messages to a handler, and deciding what comes of each: done, set aside, or nobody's fault yet.
+
+A handler that raises, or does not come back in time, says nothing about whose fault it was. So a failure counts against a
+message only when it was alone in its call and the destination has accepted another one since it failed before. A sick
+destination then fills no dead letters, and a message that crashes its handler does not stop the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from tenacity.wait import wait_base, wait_random_exponential
+
+from outbox.message import Message
+from outbox.store.parked import Aside
+from outbox.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, seconds_to_wait
+from outbox.worker.calls import Call, Caller
+
+logger = logging.getLogger("outbox")
+
+BLOCKED = Aside(state="blocked", blocks=True)
+
+#: A call should take no more than this share of its deadline; the number of messages a call adapts to it.
+_SHARE_OF_DEADLINE = 0.25
+_GROWTH = 8
+#: A call that has not come back after so many deadlines never will.
+_HOPELESS = 12
+_MAX_ERROR = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerPolicy:
+    """What is done about failures: `deadline` of one call; `max_hung` calls may hang before the worker gives up;
+    `max_waiting` messages are set aside as waiting before the partition pauses; `pause` between probes, in seconds.
+    """
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    block_on_dead: bool = True
+    deadline: timedelta = timedelta(seconds=5)
+    max_hung: int = 4
+    max_waiting: int = 10_000
+    pause: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=0.05, min=0.05, max=5))
+
+    def dead(self, message: Message, error: str) -> Aside:
+        """A dead letter; by policy the rest of its key waits for a person's decision."""
+        return Aside(state="dead", blocks=self.block_on_dead, attempts=message.attempt, error=error[:_MAX_ERROR])
+
+    def failed(self, message: Message, error: str, after: timedelta | None = None) -> Aside:
+        """What becomes of a message whose failed attempt counts."""
+        if self.retry.exhausted(message.attempt):
+            return self.dead(message, error)
+        delay = self.retry.delay(message.attempt) if after is None else after
+        return Aside(state="retry", blocks=True, attempts=message.attempt, error=error[:_MAX_ERROR], delay=delay)
+
+    def waiting(self, message: Message, error: str) -> Aside:
+        """Set aside until the destination is well; nothing is counted."""
+        attempts, delay = message.attempt - 1, timedelta(0)
+        return Aside(state="waiting", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a batch. `open`: nothing yet, because the worker was stopped or the topic is one of the `sick`."""
+
+    done: list[Message] = field(default_factory=list)
+    aside: list[tuple[Message, Aside]] = field(default_factory=list)
+    open: list[Message] = field(default_factory=list)
+    sick: set[str] = field(default_factory=set)
+
+
+class HandOver:
+    """Hands batches over, one after the other. Remembers what the destination accepted, and who failed alone."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        policy: HandlerPolicy,
+        *,
+        before_call: Callable[[], None],
+        rest: Callable[[float], bool],
+        most: int,
+    ) -> None:
+        """`before_call` raises when the lease is not good for a call; `rest` sleeps, False when a stop is asked."""
+        self._caller = caller
+        self._policy = policy
+        self._before_call = before_call
+        self._rest = rest
+        self._most = most
+        self._size = 1
+        self._accepts = 0
+        self._failed_alone: dict[int | None, int] = {}
+        self._hung: list[Call] = []
+        self._failures = 0
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether so many calls hang, or one for so long, that only a new process helps."""
+        hopeless = self._policy.deadline.total_seconds() * _HOPELESS
+        return len(self._hung) > self._policy.max_hung or any(
+            not call.finished and call.seconds > hopeless for call in self._hung
+        )
+
+    def run(
+        self, messages: list[Message], *, patient: bool, room: int, meanwhile: Callable[[], None] = lambda: None
+    ) -> Outcome:
+        """Call the handler until every message has an outcome, or a stop is asked.
+
+        `patient`: an unavailable destination is waited for, with growing pauses; otherwise the topic is called sick and
+        its messages stay open. `room`: how many messages may be set aside as waiting. `meanwhile` runs once, while
+        the handler works on the first call.
+        """
+        batch = _Batch(messages, room)
+        while batch.pending and not self.gave_up and self._rest(0):
+            self._late_answers(batch)
+            chunk = self._choose(batch)
+            if chunk:
+                moved = self._judge(batch, self._call(chunk, meanwhile))
+                meanwhile = _nothing
+            else:
+                # All that is left hangs, or was tried since the destination accepted something: start over.
+                moved = False
+                batch.tried.clear()
+            if moved:
+                continue
+            if patient:
+                if not self._pause():
+                    break
+            elif len(chunk) < 2:
+                batch.leave_topics(chunk or batch.pending)
+        batch.outcome.open.extend(batch.pending)
+        self._forget(batch.outcome)
+        return batch.outcome
+
+    def _call(self, chunk: list[Message], meanwhile: Callable[[], None]) -> Call:
+        self._before_call()
+        call = self._caller.start(chunk)
+        meanwhile()
+        call.wait(self._policy.deadline.total_seconds() - call.seconds)
+        return call
+
+    def _choose(self, batch: _Batch) -> list[Message]:
+        """The next messages to hand over: none that hangs or was just tried, nor what stands behind it in its key."""
+        if not (batch.tried or self._hung or self._failed_alone):
+            return batch.pending[: self._size]
+        chunk: list[Message] = []
+        held: set[str | None] = {message.key for call in self._hung for message in call.messages if message.key}
+        hanging = {message.id for call in self._hung for message in call.messages}
+        for message in batch.pending:
+            if message.id in hanging or message.id in batch.tried or message.key in held:
+                held |= {message.key} if message.key else set()
+                continue
+            if message.id in self._failed_alone:
+                # Only a call with one message can be blamed on it.
+                return chunk or [message]
+            chunk.append(message)
+            if len(chunk) == self._size:
+                break
+        return chunk
+
+    def _judge(self, batch: _Batch, call: Call) -> bool:
+        """Draw the conclusions from a call; False when it brought nothing forward."""
+        if not call.finished:
+            self._hung.append(call)
+            logger.warning("a call with %d messages did not come back in time", len(call.messages))
+            return self._nobody_knows(
+                batch, call.messages, f"no answer within {self._policy.deadline.total_seconds()} s"
+            )
+        if call.verdicts is None:
+            return self._nobody_knows(batch, call.messages, f"{type(call.error).__name__}: {call.error}")
+        self._adapt(call)
+        return self._apply(batch, call.messages, call.verdicts)
+
+    def _nobody_knows(self, batch: _Batch, messages: Sequence[Message], error: str) -> bool:
+        """A failure without a verdict: the message's if it was alone and others were accepted since, else nobody's."""
+        self._size = 1
+        if len(messages) > 1:
+            return False
+        message = messages[0]
+        if self._accepted_since_failure(message):
+            batch.resolve([], [(message, self._policy.failed(message, error))])
+            self._failed_alone[message.id] = self._accepts
+            return True
+        self._failed_alone[message.id] = self._accepts
+        batch.tried.add(message.id)
+        return False
+
+    def _apply(self, batch: _Batch, messages: Sequence[Message], verdicts: Sequence[Verdict]) -> bool:
+        """Follow the handler's verdicts. After the first of a key that is not `Done`, the others are not counted."""
+        if verdicts.count(DONE) == len(messages):
+            self._accepted(batch, len(messages))
+            batch.resolve(messages, [])
+            return True
+        done = [message for message, verdict in zip(messages, verdicts, strict=True) if isinstance(verdict, Done)]
+        if done:
+            self._accepted(batch, len(done))
+        aside: list[tuple[Message, Aside]] = []
+        failed_keys: set[str] = set()
+        for message, verdict in zip(messages, verdicts, strict=True):
+            if isinstance(verdict, Done) or message.key in failed_keys:
+                continue
+            if message.key is not None:
+                failed_keys.add(message.key)
+            fate = self._fate(batch, message, verdict, others_done=bool(done), alone=len(messages) == 1)
+            if fate is not None:
+                aside.append((message, fate))
+        batch.resolve(done, aside)
+        return bool(done or aside)
+
+    def _fate(
+        self, batch: _Batch, message: Message, verdict: Verdict, *, others_done: bool, alone: bool
+    ) -> Aside | None:
+        match verdict:
+            case Retry(error, after):
+                return self._policy.failed(message, error, after)
+            case Reject(error):
+                return self._policy.dead(message, error)
+            case Unavailable(error):
+                if (others_done or self._accepted_since_failure(message)) and batch.room > 0:
+                    batch.room -= 1
+                    return self._policy.waiting(message, error)
+                self._size = 1
+                if alone:
+                    self._failed_alone.setdefault(message.id, self._accepts)
+                    batch.tried.add(message.id)
+        return None
+
+    def _late_answers(self, batch: _Batch) -> None:
+        """Use what calls brought that hung for a while; count a hanging message when others were accepted since."""
+        for call in [call for call in self._hung if call.finished]:
+            self._hung.remove(call)
+            if call.verdicts is not None:
+                ids = {message.id for message in batch.pending}
+                answered = [(m, v) for m, v in zip(call.messages, call.verdicts, strict=True) if m.id in ids]
+                if answered:
+                    self._apply(batch, [m for m, _ in answered], [v for _, v in answered])
+        for call in self._hung:
+            alone = call.messages[0]
+            if len(call.messages) == 1 and alone in batch.pending and self._accepted_since_failure(alone):
+                batch.resolve([], [(alone, self._policy.failed(alone, "hangs, while others are accepted"))])
+
+    def _accepted(self, batch: _Batch, count: int) -> None:
+        self._accepts += count
+        self._failures = 0
+        batch.tried.clear()
+
+    def _forget(self, outcome: Outcome) -> None:
+        """Remember failures only of messages that may be handed over again."""
+        if self._failed_alone:
+            for message in outcome.done:
+                self._failed_alone.pop(message.id, None)
+            for message, fate in outcome.aside:
+                if fate.state != "retry":
+                    self._failed_alone.pop(message.id, None)
+
+    def _accepted_since_failure(self, message: Message) -> bool:
+        return self._accepts > self._failed_alone.get(message.id, self._accepts)
+
+    def _adapt(self, call: Call) -> None:
+        """As many messages a call as a share of the deadline allows, growing step by step."""
+        count = len(call.messages)
+        fitting = self._policy.deadline.total_seconds() * _SHARE_OF_DEADLINE * count / max(call.seconds, 1e-6)
+        self._size = max(1, min(self._most, int(fitting), max(self._size, count * _GROWTH)))
+
+    def _pause(self) -> bool:
+        self._failures += 1
+        return self._rest(seconds_to_wait(self._policy.pause, self._failures))
+
+
+class _Batch:
+    """The messages of one run: those without an outcome yet, and the outcomes."""
+
+    def __init__(self, messages: list[Message], room: int) -> None:
+        self.pending = messages
+        self.room = room
+        #: Failed since the destination last accepted something: others are tried before.
+        self.tried: set[int | None] = set()
+        self.outcome = Outcome()
+
+    def resolve(self, done: Sequence[Message], aside: list[tuple[Message, Aside]]) -> None:
+        """Give messages their outcome; what stands behind one that blocks its key is blocked with it."""
+        self.outcome.done.extend(done)
+        if len(done) == len(self.pending):
+            self.pending = []
+            return
+        self.outcome.aside.extend(aside)
+        resolved = {message.id for message in done} | {message.id for message, _ in aside}
+        blocked_keys = {message.key for message, fate in aside if fate.blocks and message.key is not None}
+        rest = [message for message in self.pending if message.id not in resolved]
+        if blocked_keys:
+            self.outcome.aside.extend((message, BLOCKED) for message in rest if message.key in blocked_keys)
+            rest = [message for message in rest if message.key not in blocked_keys]
+        self.pending = rest
+
+    def leave_topics(self, messages: Iterable[Message]) -> None:
+        """Leave everything of these messages' topics, and of the keys behind it, as it is."""
+        self.outcome.sick.update(message.topic for message in messages)
+        left = [message for message in self.pending if message.topic in self.outcome.sick]
+        keys = {message.key for message in left if message.key is not None}
+        self.outcome.open.extend(left)
+        self.outcome.open.extend(m for m in self.pending if m.topic not in self.outcome.sick and m.key in keys)
+        self.pending = [m for m in self.pending if m.topic not in self.outcome.sick and m.key not in keys]
+
+
+def _nothing() -> None:
+    """What is done meanwhile from the second call on."""

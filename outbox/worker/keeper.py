@@ -1,0 +1,117 @@
+"""Keeping a lease: renewed in the background, and known by an own clock to be good for how long."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+
+from outbox.errors import LeaseLostError
+from outbox.faults import crash_point
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.lease import Lease, Leases
+
+logger = logging.getLogger("outbox")
+
+
+def clock() -> float:
+    """Seconds that go on during a suspend, where the system can tell."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
+
+
+class Keeper:
+    """Renews a lease on a thread and a connection of its own, also while a handler works.
+
+    The deadline counts from before the renewal was sent: whatever the network does, the database will not give the
+    lease to somebody else before that.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        *,
+        length: timedelta,
+        every: timedelta,
+        taken: float,
+        lost: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._leases = Leases(database)
+        self._lease = lease
+        self._length = length
+        self._every = every
+        self._deadline = taken + length.total_seconds()
+        self._on_lost = lost
+        self._lost = False
+        self._renewed = threading.Condition()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def left(self) -> float:
+        """Seconds for which the lease is still ours, by our own clock."""
+        return 0.0 if self._lost else self._deadline - clock()
+
+    def require(self, seconds: float) -> None:
+        """Return once the lease is good for `seconds`; wait for a renewal that is under way.
+
+        Raises:
+            LeaseLostError: it has gone to another worker, or nobody knows.
+        """
+        if self.left > seconds:
+            return
+        with self._renewed:
+            self._renewed.wait_for(lambda: self._lost or self.left > seconds, timeout=max(0.0, self.left))
+        if not self.left > seconds:
+            raise LeaseLostError(f"the lease of {self._lease.partition.subscription} could not be renewed in time")
+
+    def stop(self) -> None:
+        """End the renewals, before the lease is given back."""
+        self._stopping.set()
+        self._thread.join(timeout=self._length.total_seconds())
+
+    def _renew_for_ever(self) -> None:
+        channel: Channel | None = None
+        pause = self._every.total_seconds()
+        while not self._stopping.wait(pause):
+            try:
+                channel = channel or self._database.open()
+                self._renew(channel)
+                pause = self._every.total_seconds()
+            except Exception as error:
+                # Busy or broken means "again", never "lost": the deadline decides that.
+                logger.debug("lease renewal failed: %s", type(error).__name__)
+                _close(channel)
+                channel = None
+                pause = random.uniform(0.1, 0.3)
+            if self._lost:
+                break
+        _close(channel)
+
+    def _renew(self, channel: Channel) -> None:
+        before = clock()
+        crash_point("worker.before_renew")
+        ours = self._leases.renew(channel, self._lease, self._length)
+        crash_point("worker.after_renew")
+        with self._renewed:
+            if ours:
+                self._deadline = before + self._length.total_seconds()
+            self._lost = not ours
+            self._renewed.notify_all()
+        if not ours:
+            self._on_lost()
+
+
+def _close(channel: Channel | None) -> None:
+    if channel is not None:
+        try:
+            channel.close()
+        except Exception:
+            logger.debug("closing a broken connection failed", exc_info=True)

@@ -1,0 +1,162 @@
+"""A worker's time with a partition: fetch, hand over, settle, until the lease or the connection is gone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import datetime
+
+from outbox.errors import HungHandlerError, LeaseLostError
+from outbox.faults import crash_point
+from outbox.message import Message
+from outbox.position import Progress
+from outbox.store.cursor import Batch, Cursor
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.lease import Lease
+from outbox.store.log import Limits, Log
+from outbox.store.parked import Aside, Parked
+from outbox.store.progress import ProgressLog
+from outbox.worker.aside import EXPIRED, SetAside
+from outbox.worker.handover import BLOCKED, HandlerPolicy, HandOver, Outcome
+from outbox.worker.settlement import Fates, Settlement
+
+logger = logging.getLogger("outbox")
+
+_DELAYED = Aside(state="delayed", blocks=False)
+#: An advanced position is stored after this time also when nothing matched, so that a silent topic pins nothing.
+_STORE_IDLE_SECONDS = 30.0
+_STORE_PASSED_SECONDS = 1.0
+_PRUNE_SECONDS = 600.0
+
+
+class Tenure:
+    """What a lease holder remembers. All of it goes with the lease or the connection; the database knows the rest."""
+
+    def __init__(
+        self,
+        database: Database,
+        channel: Channel,
+        lease: Lease,
+        log: Log,
+        limits: Limits,
+        hand_over: HandOver,
+        policy: HandlerPolicy,
+    ) -> None:
+        self._channel = channel
+        self._hand_over = hand_over
+        self._policy = policy
+        self._incarnation = log.now(channel).incarnation
+        newest = ProgressLog(database).newest(channel, lease.partition)
+        if newest is None:
+            raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
+        self._settlement = Settlement(database, channel, lease, self._incarnation)
+        parked = Parked(database, lease.partition.subscription)
+        self._aside = SetAside(parked, channel, self._settlement, hand_over, limits)
+        self._cursor = Cursor(log, newest.progress)
+        self._stored = newest.progress
+        self._ahead: Batch | None = None
+        self._passed = False
+        self._stored_at = self._pruned_at = time.monotonic()
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until parked messages want to be looked at."""
+        return self._aside.due_in
+
+    def step(self) -> bool:
+        """Handle what is due aside, and the next batch of the log; False when there was nothing to do."""
+        if self._hand_over.gave_up:
+            raise HungHandlerError("calls of the handler never came back; the process has to be restarted")
+        worked = self._aside.step()
+        batch, self._ahead = self._ahead or self._read(), None
+        if batch.messages:
+            self._handle(batch)
+        else:
+            self._store_in_passing(batch)
+        self._prune()
+        return worked or batch.seen > 0
+
+    def _read(self) -> Batch:
+        crash_point("worker.before_fetch")
+        batch = self._cursor.read(self._channel)
+        crash_point("worker.after_fetch")
+        if batch.incarnation is not None and batch.incarnation != self._incarnation:
+            raise LeaseLostError("the server was restarted: positions in memory are void")
+        return batch
+
+    def _read_ahead(self) -> None:
+        """While the handler works. A failure will show again at the settle, after the handler's verdicts."""
+        try:
+            batch = self._read()
+        except Exception as error:
+            logger.debug("reading ahead failed: %s", type(error).__name__)
+        else:
+            self._ahead = batch if batch.seen else None
+
+    def _handle(self, batch: Batch) -> None:
+        to_send, fates = self._sort_out(batch.messages, batch.now)
+        outcome = Outcome()
+        if to_send:
+            room = self._aside.room(self._policy.max_waiting)
+            outcome = self._hand_over.run(to_send, patient=True, room=room, meanwhile=self._read_ahead)
+        fates += outcome.aside
+        if outcome.open:
+            self._settle_partly(batch, outcome, fates)
+        else:
+            self._settle(batch.end, fates)
+
+    def _sort_out(self, messages: list[Message], now: datetime) -> tuple[list[Message], Fates]:
+        """Part what can be handed over from what has to be set aside at once."""
+        held = self._aside.keys.among(messages)
+        timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
+        if not held and not timed:
+            return messages, []
+        to_send: list[Message] = []
+        fates: Fates = []
+        for message in messages:
+            if message.expires_at is not None and message.expires_at <= now:
+                fates.append((message, EXPIRED))
+            elif message.deliver_at is not None and message.deliver_at > now:
+                fates.append((message, _DELAYED))
+            elif message.key in held:
+                fates.append((message, BLOCKED))
+            else:
+                to_send.append(message)
+        return to_send, fates
+
+    def _settle(self, end: Progress, fates: Fates) -> None:
+        self._settlement.settle(end, fates)
+        if fates:
+            self._aside.parked(fates)
+        self._stored, self._passed, self._stored_at = end, False, time.monotonic()
+
+    def _settle_partly(self, batch: Batch, outcome: Outcome, fates: Fates) -> None:
+        """Stopped within a batch: settle up to the last message that was handled, park what is open before it."""
+        handled = [m.id or 0 for m in outcome.done] + [m.id or 0 for m, fate in outcome.aside if fate is not BLOCKED]
+        if handled:
+            last = max(handled)
+            kept = [(message, fate) for message, fate in fates if (message.id or 0) <= last]
+            kept += [
+                (message, self._policy.waiting(message, "the worker stopped before it was sent"))
+                for message in outcome.open
+                if (message.id or 0) < last
+            ]
+            self._settle(batch.upto(last), kept)
+        self._ahead = None
+        # Whatever is open will be read again from the stored progress.
+        self._cursor.move_to(self._stored)
+
+    def _store_in_passing(self, batch: Batch) -> None:
+        """Remember that nothing came, or only what others read, without a write each time."""
+        idle = time.monotonic() - self._stored_at
+        self._passed = self._passed or batch.seen > 0
+        if batch.end != self._stored and idle >= (_STORE_PASSED_SECONDS if self._passed else _STORE_IDLE_SECONDS):
+            self._settle(batch.end, [])
+            if not batch.seen:
+                self._cursor.move_to(batch.end)
+
+    def _prune(self) -> None:
+        if time.monotonic() - self._pruned_at >= _PRUNE_SECONDS:
+            self._settlement.prune()
+            self._pruned_at = time.monotonic()

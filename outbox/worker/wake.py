@@ -1,0 +1,36 @@
+"""A wake-up that a worker waits on beside its database; set from any thread, or from a signal handler."""
+
+from __future__ import annotations
+
+import select
+import socket
+from contextlib import suppress
+
+
+class Wake:
+    """A hint, never a delivery: losing one costs a poll interval."""
+
+    def __init__(self) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def set(self) -> None:
+        """Wake whoever waits; a full buffer means that it has been told already."""
+        with suppress(OSError):
+            self._writer.send(b"!")
+
+    def wait(self, seconds: float, also: int | None = None) -> bool:
+        """Wait until woken, or until the descriptor `also` is readable; False when only time has passed."""
+        watched = [self._reader.fileno()] + ([] if also is None else [also])
+        readable, _, _ = select.select(watched, [], [], max(0.0, seconds))
+        if self._reader.fileno() in readable:
+            with suppress(OSError):
+                while self._reader.recv(4096):
+                    pass
+        return bool(readable)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        self._reader.close()
+        self._writer.close()

@@ -1,0 +1,110 @@
+"""Databases and servers for the tests: one server a run, one database a test."""
+
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import sqlalchemy
+from sqlalchemy import Engine, text
+
+from outbox import create_engine, migrate
+from outbox.store.postgresql import POSTGRESQL
+from outbox.testing.servers import LocalServer, NatsServer, PostgresServer, ServerMissing
+
+TEMPLATE = "outbox_template"
+
+Server = TypeVar("Server", bound=LocalServer)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="run the suites at full scale")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether the run is at full scale."""
+    return bool(request.config.getoption("--full"))
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this run; its crashes are not to be tested, others use it."""
+    with started(PostgresServer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def nats() -> Iterator[NatsServer]:
+    """A NATS server of this run, with JetStream; streams are each test's own."""
+    with started(NatsServer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pg_template(postgres: PostgresServer) -> str:
+    """The name of a migrated database to copy."""
+    engine = sqlalchemy.create_engine(postgres.create_database(TEMPLATE))
+    migrate.upgrade(engine)
+    engine.dispose()
+    return TEMPLATE
+
+
+@pytest.fixture
+def pg_engine(postgres: PostgresServer, pg_template: str) -> Iterator[Engine]:
+    """A migrated PostgreSQL database of this test."""
+    name = f"test_{uuid.uuid4().hex}"
+    engine = create_engine(postgres.create_database(name, template=pg_template))
+    adopt(engine)
+    yield engine
+    engine.dispose()
+    postgres.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated database file to copy."""
+    path = tmp_path_factory.mktemp("template") / "outbox.sqlite3"
+    engine = create_engine(f"sqlite:///{path}")
+    migrate.upgrade(engine)
+    engine.dispose()
+    return path
+
+
+@pytest.fixture
+def sqlite_engine(sqlite_template: Path, tmp_path: Path) -> Iterator[Engine]:
+    """A migrated SQLite database of this test."""
+    path = tmp_path / "outbox.sqlite3"
+    shutil.copy(sqlite_template, path)
+    engine = create_engine(f"sqlite:///{path}")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def engine(request: pytest.FixtureRequest) -> Engine:
+    """A migrated database of this test, on every supported kind."""
+    fixture = {"postgresql": "pg_engine", "sqlite": "sqlite_engine"}[request.param]
+    found: Engine = request.getfixturevalue(fixture)
+    return found
+
+
+def started(server: Callable[[], Server]) -> Server:
+    """Make a server; without its programs tests are skipped, except in CI, where that would hide them."""
+    try:
+        return server()
+    except ServerMissing as error:
+        if os.environ.get("CI"):
+            raise
+        pytest.skip(str(error))
+
+
+def adopt(engine: Engine) -> None:
+    """Make a copied database the home of its outbox, which otherwise belongs to the one that it was copied from."""
+    with engine.begin() as connection:
+        system, database = connection.execute(text(POSTGRESQL.identity)).one()
+        update = text("UPDATE outbox_meta SET system_identifier = :system, database_oid = :database")
+        connection.execute(update, {"system": system, "database": database})

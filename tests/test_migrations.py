@@ -1,0 +1,285 @@
+"""The migrations make exactly the tables that the library works with, beside whatever an application has."""
+
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, Engine, inspect, text
+
+from outbox import migrate, schema
+from outbox.errors import DatabaseError
+from outbox.testing.servers import PostgresServer
+
+
+@pytest.fixture
+def empty_pg(postgres: PostgresServer) -> Iterator[Engine]:
+    """A PostgreSQL database without anything."""
+    name = f"empty_{uuid.uuid4().hex}"
+    engine = sqlalchemy.create_engine(postgres.create_database(name))
+    yield engine
+    engine.dispose()
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def empty_sqlite(tmp_path: Path) -> Iterator[Engine]:
+    """A SQLite file without anything, behind an engine as an application makes it."""
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'empty.sqlite3'}")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(params=["empty_pg", "empty_sqlite"])
+def empty(request: pytest.FixtureRequest) -> Engine:
+    """A database without anything, of each kind."""
+    found: Engine = request.getfixturevalue(request.param)
+    return found
+
+
+def differences(engine: Engine, where: str | None = None) -> list[object]:
+    """What an autogenerate over our tables alone would change."""
+
+    def include(name: str | None, type_: str, _parents: object) -> bool:
+        if type_ == "schema":
+            return name == where
+        return type_ != "table" or (str(name).startswith(schema.PREFIX) and name != migrate.VERSION_TABLE)
+
+    def default_differs(_context: object, _found: object, wanted: sqlalchemy.Column[object], *_: object) -> bool | None:
+        # SQLite's word for an identity is AUTOINCREMENT, which is not reflected; None: compare as usual.
+        return False if wanted.identity is not None else None
+
+    options = {
+        "include_name": include,
+        "include_schemas": where is not None,
+        "compare_type": True,
+        "compare_server_default": True if engine.dialect.name == "postgresql" else default_differs,
+    }
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        return list(compare_metadata(context, schema.metadata(where, engine.dialect.name)))
+
+
+def contents(connection: Connection, prefix: str = "") -> dict[str, list[tuple[object, ...]]]:
+    """What a new outbox holds."""
+    tables = ("message", "lease", "progress", "parked")
+    rows = {name: connection.execute(text(f"SELECT * FROM {prefix}outbox_{name}")).all() for name in tables}
+    rows["subscription"] = connection.execute(text(f"SELECT name FROM {prefix}outbox_subscription")).all()
+    rows["meta"] = connection.execute(text(f"SELECT version, slots FROM {prefix}outbox_meta")).all()
+    return {name: [tuple(row) for row in found] for name, found in rows.items()}
+
+
+NEW = {"message": [], "lease": [], "progress": [], "parked": [], "subscription": [("relay",)], "meta": [(1, 256)]}
+
+
+def test_an_upgrade_makes_exactly_the_tables_of_the_library(empty):
+    migrate.upgrade(empty)
+
+    assert differences(empty) == []
+    with empty.connect() as connection:
+        assert contents(connection) == NEW
+    assert migrate.current_revision(empty) == migrate.head_revision()
+
+
+def test_a_difference_would_be_seen(empty):
+    migrate.upgrade(empty)
+    with empty.begin() as connection:
+        connection.execute(text("DROP INDEX outbox_parked_due"))
+        connection.execute(text("ALTER TABLE outbox_message ADD COLUMN extra int"))
+
+    assert len(differences(empty)) == 2
+
+
+def test_the_sequence_of_ids_has_no_cache_and_begins_with_one(empty_pg):
+    migrate.upgrade(empty_pg)
+
+    with empty_pg.connect() as connection:
+        found = connection.execute(text("SELECT cache_size, start_value, increment_by FROM pg_sequences")).all()
+    assert [tuple(row) for row in found] == [(1, 1, 1)]
+
+
+#: What Alembic does not compare (predicates, checks, AUTOINCREMENT), in the database's own words.
+DEFINITIONS = {
+    "postgresql": """
+        SELECT tablename, indexdef FROM pg_indexes WHERE tablename LIKE 'outbox!_%' ESCAPE '!'
+        UNION ALL SELECT conrelid::regclass::text, conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE conrelid::regclass::text LIKE 'outbox!_%' ESCAPE '!'
+    """,
+    "sqlite": "SELECT tbl_name, sql FROM sqlite_master WHERE tbl_name LIKE 'outbox!_%' ESCAPE '!' AND sql IS NOT NULL",
+}
+
+
+def definitions(engine: Engine) -> list[tuple[str, str]]:
+    """What the database says of our tables."""
+    with engine.connect() as connection:
+        rows = connection.execute(text(DEFINITIONS[engine.dialect.name])).all()
+    return sorted((table, sql) for table, sql in rows if table != migrate.VERSION_TABLE)
+
+
+def test_an_upgrade_and_the_metadata_make_the_same_in_the_words_of_the_database(empty):
+    metadata = schema.metadata(dialect=empty.dialect.name)
+    metadata.create_all(empty)
+    wanted = definitions(empty)
+    metadata.drop_all(empty)
+
+    migrate.upgrade(empty)
+
+    assert definitions(empty) == wanted != []
+
+
+def test_a_second_upgrade_is_harmless(empty):
+    migrate.upgrade(empty, slots=16)
+    with empty.begin() as connection:
+        connection.execute(text("UPDATE outbox_subscription SET destination = 'nats://localhost'"))
+
+    migrate.upgrade(empty, slots=32)
+
+    with empty.connect() as connection:
+        assert connection.execute(text("SELECT slots FROM outbox_meta")).scalars().all() == [16]
+        found = connection.execute(text("SELECT destination FROM outbox_subscription")).scalars().all()
+        assert found == ["nats://localhost"]
+
+
+@pytest.mark.parametrize("where", [None, "app"])
+def test_processes_that_start_together_may_all_upgrade(empty, where):
+    if where and empty.dialect.name == "sqlite":
+        pytest.skip("no schemas")
+    start = "from outbox import migrate; from sqlalchemy import create_engine; import sys; sys.stdin.read();"
+    script = f"{start} migrate.upgrade(create_engine(sys.argv[1]), {where!r})"
+    command = [sys.executable, "-c", script, empty.url.render_as_string()]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, cwd=migrate._scripts().parent) for _ in range(4)]
+
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+
+    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+    assert migrate.current_revision(empty, where) == migrate.head_revision()
+
+
+def test_threads_may_all_upgrade(empty):
+    engines = [sqlalchemy.create_engine(empty.url) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(migrate.upgrade, engines))
+    for engine in engines:
+        engine.dispose()
+
+    assert migrate.current_revision(empty) == migrate.head_revision()
+
+
+def test_an_upgrade_is_one_transaction(empty):
+    """What fails half way leaves nothing."""
+    with empty.begin() as connection:
+        connection.execute(text("CREATE TABLE outbox_meta (in_the_way int)"))
+
+    with pytest.raises(sqlalchemy.exc.DBAPIError):
+        migrate.upgrade(empty)
+
+    assert inspect(empty).get_table_names() == ["outbox_meta"]
+
+
+def test_an_upgrade_joins_the_transaction_of_its_caller(empty_pg):
+    with empty_pg.connect() as connection, connection.begin() as transaction:
+        migrate.upgrade(connection)
+        assert migrate.current_revision(connection) == migrate.head_revision()
+        transaction.rollback()
+
+    assert inspect(empty_pg).get_table_names() == []
+
+
+def test_outboxes_in_schemas_live_side_by_side(empty_pg):
+    migrate.upgrade(empty_pg)
+    migrate.upgrade(empty_pg, "app one", slots=8)
+    migrate.upgrade(empty_pg, "app one")
+
+    assert differences(empty_pg, "app one") == []
+    assert migrate.current_revision(empty_pg, "app one") == migrate.head_revision()
+    assert migrate.current_revision(empty_pg, "elsewhere") is None
+    with empty_pg.connect() as connection:
+        assert contents(connection) == NEW
+        assert contents(connection, '"app one".') == NEW | {"meta": [(1, 8)]}
+        tables = inspect(connection).get_table_names("app one")
+    assert migrate.VERSION_TABLE in tables
+
+
+def test_an_outbox_knows_the_database_that_it_was_made_in(empty_pg):
+    migrate.upgrade(empty_pg)
+
+    with empty_pg.connect() as connection:
+        stored = connection.execute(text("SELECT system_identifier, database_oid FROM outbox_meta")).one()
+        system = connection.execute(text("SELECT system_identifier::text FROM pg_control_system()")).scalar()
+        database = connection.execute(text("SELECT oid FROM pg_database WHERE datname = current_database()")).scalar()
+    assert tuple(stored) == (system, database)
+
+
+@pytest.mark.parametrize("where", [None, "app"])
+def test_the_printed_sql_makes_the_same_in_postgresql(empty_pg, where):
+    script = migrate.sql("postgresql+psycopg://user:p%25ss@host/db", where)
+
+    with psycopg.connect(empty_pg.url.set(drivername="postgresql").render_as_string(), autocommit=True) as connection:
+        connection.execute(script.encode())
+
+    assert differences(empty_pg, where) == []
+    with empty_pg.connect() as connection:
+        assert contents(connection, f"{where}." if where else "") == NEW
+    migrate.upgrade(empty_pg, where)
+
+
+def test_the_printed_sql_makes_the_same_in_sqlite(empty_sqlite):
+    connection = sqlite3.connect(str(empty_sqlite.url.database))
+    connection.executescript(migrate.sql("sqlite"))
+    connection.close()
+
+    assert differences(empty_sqlite) == []
+    with empty_sqlite.connect() as connection:
+        assert contents(connection) == NEW
+    migrate.upgrade(empty_sqlite)
+
+
+def test_the_autogenerate_of_an_application_leaves_our_tables_alone(engine):
+    """Its own table is proposed, ours are not, also where they are part of its metadata."""
+    application = sqlalchemy.MetaData()
+    sqlalchemy.Table("orders", application, sqlalchemy.Column("id", sqlalchemy.Integer, primary_key=True))
+
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"include_name": schema.include_name})
+        proposed = compare_metadata(context, application)
+
+    assert [(change[0], change[1].name) for change in proposed] == [("add_table", "orders")]
+
+
+def test_an_application_may_make_the_tables_with_its_own_metadata(empty):
+    schema.metadata(dialect=empty.dialect.name).create_all(empty)
+
+    assert differences(empty) == []
+
+
+@pytest.mark.parametrize(
+    ("attempt", "reason"),
+    [
+        (lambda: migrate.sql("mysql://localhost/x"), "PostgreSQL or SQLite, not in mysql"),
+        (lambda: migrate.sql("sqlite", "app"), "no schemas"),
+        (lambda: migrate.upgrade(sqlalchemy.create_engine("sqlite://"), "app"), "no schemas"),
+    ],
+)
+def test_what_cannot_hold_an_outbox_is_refused(attempt, reason):
+    with pytest.raises(DatabaseError, match=reason):
+        attempt()
+
+
+def test_scripts_are_found_in_a_folder_with_a_percent_sign(tmp_path, monkeypatch):
+    folder = tmp_path / "100% ours"
+    folder.mkdir()
+    (folder / "_migrations").symlink_to(migrate._scripts(), target_is_directory=True)
+    monkeypatch.setattr(migrate, "__file__", str(folder / "migrate.py"))
+
+    assert migrate._scripts() == folder / "_migrations"
+    assert migrate.head_revision() == "0001"
