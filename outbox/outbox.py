@@ -1,4 +1,4 @@
-"""The outbox of an application: messages go into its own database transaction, and workers are told after its commit."""
+"""The outbox of an application: messages go into its own transaction, and workers are told after its commit."""
 
 from __future__ import annotations
 
@@ -49,8 +49,7 @@ class Outbox:
         engine = bind.kw.get("bind") if isinstance(bind, sessionmaker) else bind
         if not isinstance(engine, Engine):
             raise DatabaseError(f"Outbox needs an Engine or a sessionmaker bound to one, not {type(bind).__name__}")
-        self.database = Database(engine, schema, dialect)
-        self.slots = slots
+        self.database = Database(engine, schema, slots=slots, dialect=dialect)
         self.hints = Hints(self.database)
         self._log = Log(self.database)
         self._transactions = Transactions(self.database, self.hints)
@@ -81,8 +80,8 @@ class Outbox:
 
         The INSERT is executed at once, on the caller's own connection: what happens to the transaction happens to the
         message. Nothing is committed, rolled back or connected to. A keyed send on a Session flushes first, so that
-        the lock that orders the key is taken before the message draws its place; on a Connection write the row first and
-        send after, or pass `lock_key=True` where there is no row to lock (PostgreSQL: an advisory lock until the
+        the lock that orders the key is taken before the message draws its place; on a Connection write the row first
+        and send after, or pass `lock_key=True` where there is no row to lock (PostgreSQL: an advisory lock until the
         transaction ends).
 
         Args:
@@ -177,5 +176,5 @@ class Outbox:
         if lock_key:
             self._transactions.lock_keys(connection, keyed)
         with self.database.explained():
-            self._log.append(connection, messages, self.slots)
+            self._log.append(connection, messages)
         self._transactions.sent(connection)

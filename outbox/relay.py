@@ -68,7 +68,7 @@ class Relay:
             self._send,
             start=start,
             policy=HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline),
-            settings=settings or Settings(slots=outbox.slots),
+            settings=settings,
         )
         self._thread: threading.Thread | None = None
 

@@ -1,7 +1,7 @@
 """The tables: one append-only log, and the small tables of those who read it.
 
 The same definitions serve the migrations, a host application's own Alembic (`metadata`, `include_name`) and the
-statements in `store/`. On PostgreSQL the log has `xact_id` besides; elsewhere a row's own id tells whether it is settled.
+statements in `store/`. On PostgreSQL the log has `xact_id` besides; elsewhere a row's own id tells what is settled.
 """
 
 from __future__ import annotations

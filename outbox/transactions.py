@@ -74,14 +74,15 @@ class Transactions:
         module = postgresql if self._database.dialect.name == "postgresql" else sqlite
         if module.commits_every_statement(driver):
             raise NoTransactionError(
-                "this connection commits every statement by itself (AUTOCOMMIT), so the message would outlive a rollback;"
-                " use an engine without isolation_level='AUTOCOMMIT', or begin a transaction"
+                "this connection commits every statement by itself (AUTOCOMMIT), so the message would outlive a"
+                " rollback; use an engine without isolation_level='AUTOCOMMIT', or begin a transaction"
             )
 
     def _watch(self, engine: Engine) -> None:
         self._watched.add(engine)
         event.listen(engine, "commit", self._before_commit)
         event.listen(engine, "rollback", _forget)
+        event.listen(engine, "prepare_twophase", lambda connection, _xid: self._require_sound(connection))
         event.listen(engine, "commit_twophase", lambda connection, *_: self._before_commit(connection))
         event.listen(engine, "rollback_twophase", lambda connection, *_: _forget(connection))
         event.listen(engine, "checkin", self._returned)
@@ -89,19 +90,25 @@ class Transactions:
             sqlite.begin_before_savepoint(engine)
 
     def _before_commit(self, connection: Connection) -> None:
-        """The real commit comes next. PostgreSQL would answer that of a failed transaction with a silent rollback."""
-        if not connection.info.pop(_SENT, False):
+        """The real commit comes next."""
+        if not connection.info.get(_SENT, False):
             return
-        driver: Any = connection.connection.driver_connection
-        if self._database.dialect.name == "postgresql" and postgresql.is_aborted(driver):
-            raise TransactionAbortedError(
-                "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
-                " would be lost; roll back, or use a savepoint around what may fail"
-            )
+        self._require_sound(connection)
+        del connection.info[_SENT]
         crash_point("outbox.before_commit")
         connection.info[_COMMITTED] = True
         # A connection that its owner keeps will not be returned: then a moment's delay has to do.
         self._hints.expect()
+
+    def _require_sound(self, connection: Connection) -> None:
+        """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
+        driver: Any = connection.connection.driver_connection
+        postgres = self._database.dialect.name == "postgresql"
+        if postgres and connection.info.get(_SENT, False) and postgresql.is_aborted(driver):
+            raise TransactionAbortedError(
+                "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
+                " would be lost; roll back, or use a savepoint around what may fail"
+            )
 
     def _returned(self, _driver: object, record: Any) -> None:
         """Back in the pool: what it committed is visible now."""

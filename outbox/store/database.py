@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from sqlalchemy.pool import StaticPool
 
 from outbox.errors import DatabaseError, SchemaError
-from outbox.schema import Tables, tables
+from outbox.schema import SLOTS, Tables, tables
 from outbox.store.dialect import Channel, Dialect
 from outbox.store.postgresql import POSTGRESQL
 from outbox.store.sqlite import SQLITE
@@ -23,7 +23,9 @@ _DIALECTS = {"postgresql": POSTGRESQL, "sqlite": SQLITE}
 class Database:
     """Where the tables are, and how their database is spoken to. Opens nothing by itself."""
 
-    def __init__(self, engine: Engine, schema: str | None = None, dialect: Dialect | None = None) -> None:
+    def __init__(
+        self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS, dialect: Dialect | None = None
+    ) -> None:
         name = engine.dialect.name
         if dialect is None and name not in _DIALECTS:
             raise DatabaseError(f"no outbox on {name} yet; use PostgreSQL or SQLite")
@@ -31,6 +33,7 @@ class Database:
             raise DatabaseError(f"schema {schema!r:.80} is not a plain identifier; use letters, digits and _")
         self.engine = engine
         self.schema = schema
+        self.slots = slots
         self.dialect = dialect or _DIALECTS[name]
         self.tables: Tables = tables(schema, self.dialect.name)
         prefix = f'"{schema}".' if schema else ""
@@ -93,6 +96,6 @@ class Database:
         """Refuse a pool that would give a worker the application's own connection, with its open transaction."""
         if isinstance(self.engine.pool, StaticPool):
             raise DatabaseError(
-                "a worker cannot share the one connection of a StaticPool: it would read and commit what the application"
-                " has not committed; use a file or a server, with the default pool"
+                "a worker cannot share the one connection of a StaticPool: it would read and commit what the"
+                " application has not committed; use a file or a server, with the default pool"
             )

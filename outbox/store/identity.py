@@ -27,7 +27,7 @@ class Identity:
     database_oid: int | None
 
 
-def verify(database: Database, channel: Channel, slots: int) -> None:
+def verify(database: Database, channel: Channel) -> None:
     """Refuse tables of another version or slot count, and a log whose ids another server drew."""
     rows = channel.rows(database.sql(_READ))
     if not rows:
@@ -35,8 +35,10 @@ def verify(database: Database, channel: Channel, slots: int) -> None:
     stored = Identity(*rows[0])
     if stored.version != VERSION:
         raise SchemaError(f"the tables are of version {stored.version}, this is {VERSION}; run: outbox db upgrade")
-    if stored.slots != slots:
-        raise SchemaError(f"this outbox has {stored.slots} slots, not {slots}; they are fixed when it is created")
+    if stored.slots != database.slots:
+        raise SchemaError(
+            f"this outbox has {stored.slots} slots, not {database.slots}; say Outbox(…, slots={stored.slots})"
+        )
     here = channel.rows(database.dialect.identity)[0]
     if (stored.system_identifier, stored.database_oid) != here:
         raise DatabaseError(
@@ -45,6 +47,7 @@ def verify(database: Database, channel: Channel, slots: int) -> None:
         )
 
 
-def establish(database: Database, channel: Channel, slots: int) -> None:
+def establish(database: Database, channel: Channel) -> None:
     """Write the row, for tables that were not made by our migrations; harmless when it is there."""
-    channel.run(database.sql(_CREATE, identity=database.dialect.identity), {"version": VERSION, "slots": slots})
+    statement = database.sql(_CREATE, identity=database.dialect.identity)
+    channel.run(statement, {"version": VERSION, "slots": database.slots})

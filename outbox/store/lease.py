@@ -89,8 +89,8 @@ class Leases:
     ) -> Lease | None:
         """Take a lease that is free or has expired by the database's clock, under the next epoch.
 
-        `seen`: a holder that was the same, renewals and all, for a whole lease by the caller's own clock; the database's
-        clock may have stepped back.
+        `seen`: a holder that was the same, renewals and all, for a whole lease by the caller's own clock; the
+        database's clock may have stepped back.
         """
         parameters = {
             **partition.parameters,

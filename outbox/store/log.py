@@ -95,8 +95,9 @@ class Log:
         bound = None if topics is None else database.bind(topics)
         self._common: dict[str, Any] = {"inline": self._limits.inline, "topics": bound}
 
-    def append(self, connection: Connection, messages: Sequence[Message], slots: int) -> None:
+    def append(self, connection: Connection, messages: Sequence[Message]) -> None:
         """Insert messages in the caller's transaction, in one statement; ids follow their order."""
+        slots = self._database.slots
         rows = [
             (
                 m.message_id, m.topic, m.key, slot_of(m.key, slots), m.tags, m.headers_json, m.body, m.content_type,
@@ -155,22 +156,23 @@ class Log:
         Cut where the limit of bytes is reached; tells whether all are there, and the last id that is.
         """
         rows.sort(key=_id)
-        missing = [row[0] for row in rows if row[_BODY] is None]
-        complete = True
-        if missing:
-            parameters = {"ids": self._database.bind(missing), "bytes": self._limits.bytes}
-            bodies = {id: body for id, body in channel.rows(self._bodies, parameters) if body is not None}
-            # A single body above the limit still has to pass.
-            cut = next((i for i, row in enumerate(rows) if row[_BODY] is None and row[0] not in bodies), len(rows))
-            complete = cut == len(rows)
-            rows = [
-                row if row[_BODY] is not None else (*row[:_BODY], bodies[row[0]], *row[_BODY + 1 :])
-                for row in rows[:cut]
-            ]
-        messages = self._database.dialect.messages(rows)
+        fitting = self._with_bodies(channel, rows)
+        messages = self._database.dialect.messages(fitting)
         if self._topics is None:
             messages = [message for message in messages if message.topic != HALF_TOPIC]
-        return messages, complete, rows[-1][0] if rows else None
+        return messages, len(fitting) == len(rows), fitting[-1][0] if fitting else None
+
+    def _with_bodies(self, channel: Channel, rows: list[Row]) -> list[Row]:
+        """Fetch the bodies that were too large to come along, as many as fit; one always does."""
+        missing = [row[0] for row in rows if row[_BODY] is None]
+        if not missing:
+            return rows
+        parameters = {"ids": self._database.bind(missing), "bytes": self._limits.bytes}
+        bodies = {id: body for id, body in channel.rows(self._bodies, parameters) if body is not None}
+        cut = next((i for i, row in enumerate(rows) if row[_BODY] is None and row[0] not in bodies), len(rows))
+        return [
+            row if row[_BODY] is not None else (*row[:_BODY], bodies[row[0]], *row[_BODY + 1 :]) for row in rows[:cut]
+        ]
 
     def _captured(self, snapshot: str, incarnation: str, forbidden: str | None, now: Any) -> Capture:
         if forbidden is not None:

@@ -101,7 +101,8 @@ _NEXT_DUE = """
     ORDER BY due_at LIMIT 1
 """
 _WAITING = """
-    SELECT count(*) FROM (SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' LIMIT :limit) AS w
+    SELECT count(*) FROM (
+        SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' LIMIT :limit) AS w
 """
 _WISHES = """
     SELECT id, key, wish, wish_by, wish_reason FROM {parked}

@@ -53,6 +53,9 @@ class PostgresChannel:
         driver.rollback()
         driver.autocommit = True
         driver.execute(_SETTINGS)
+        # A handler keeps psycopg from hoarding the notifications that come along with other answers.
+        self._noticed = False
+        driver.add_notify_handler(self._notice)
         self._cursor = driver.cursor(binary=True)
         self.fileno: int | None = driver.fileno()
 
@@ -76,7 +79,12 @@ class PostgresChannel:
 
     def hinted(self) -> bool:
         """Drain the notifications, also those that came along with another answer; they say nothing but "look"."""
-        return len(list(self._driver.notifies(timeout=0))) > 0
+        came = any([True for _ in self._driver.notifies(timeout=0)]) or self._noticed  # noqa: C419  # drain them all
+        self._noticed = False
+        return came
+
+    def _notice(self, _notify: psycopg.Notify) -> None:
+        self._noticed = True
 
     def notify(self) -> None:
         """NOTIFY on this connection: inside a business transaction it would take a global lock at commit."""
@@ -154,7 +162,8 @@ _PLAIN = COLUMNS.format(body="body")
 
 #: What committed late: a probe of (xact_id, id) per transaction that was open at the base.
 _LATE = f"""SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
-        SELECT {_LOG_COLUMNS} FROM {{message}} WHERE xact_id = o.x ORDER BY xact_id, id LIMIT :limit) AS l LIMIT :limit"""
+        SELECT {_LOG_COLUMNS} FROM {{message}} WHERE xact_id = o.x ORDER BY xact_id, id LIMIT :limit) AS l
+        LIMIT :limit"""
 
 #: What is fresh: one range of (xact_id, id). The ORDER BY keeps never-analysed tables and generic plans on the index.
 _FRESH = f"""SELECT {_LOG_COLUMNS} FROM {{message}} WHERE xact_id >= CAST(:head AS bigint)

@@ -21,7 +21,7 @@ Start = Literal["earliest", "latest"] | datetime
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a worker says that its subscription is. `destination` and `topics` belong to the name, not to the process."""
+    """What a worker says that its subscription is: these things belong to the name, not to the process."""
 
     name: str
     destination: str
@@ -173,8 +173,8 @@ class Subscriptions:
         ]
         if differing:
             raise SubscriptionError(
-                f"subscription {stored.name!r} stands there with {', '.join(differing)}; give this worker another --name,"
-                f" or stop the workers and run: outbox subscriptions alter {stored.name}"
+                f"subscription {stored.name!r} stands there with {', '.join(differing)}; give this worker another"
+                f" --name, or stop the workers and run: outbox subscriptions alter {stored.name}"
             )
 
     def _values(self, declared: Declaration) -> dict[str, object]:

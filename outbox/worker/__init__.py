@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from outbox.errors import LeaseLostError, SubscriptionError
-from outbox.schema import SLOTS
 from outbox.store import identity
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
@@ -39,7 +38,6 @@ class Settings:
     poll: tuple[timedelta, timedelta] = (timedelta(milliseconds=50), timedelta(seconds=1))
     lease: timedelta = timedelta(seconds=10)
     renew_every: timedelta = timedelta(seconds=3)
-    slots: int = SLOTS
 
 
 class Worker:
@@ -91,7 +89,12 @@ class Worker:
 
     def _work(self, go_on: Callable[[Tenure], bool]) -> None:
         """Take the lease and keep calling `go_on` until it says no, over any number of lost connections."""
-        self._stopping.clear()
+        try:
+            self._work_until_stopped(go_on)
+        finally:
+            self._stopping.clear()
+
+    def _work_until_stopped(self, go_on: Callable[[Tenure], bool]) -> None:
         failures = 0
         while not self._stopping.is_set():
             try:
@@ -122,8 +125,10 @@ class Worker:
 
     def _declare(self, channel: Channel) -> Subscription:
         with self._database.explained():
-            identity.establish(self._database, channel, self._settings.slots)
-        identity.verify(self._database, channel, self._settings.slots)
+            # First of all, because a standby answers the next statement with an error that looks like an outage.
+            Log(self._database).now(channel)
+            identity.establish(self._database, channel)
+        identity.verify(self._database, channel)
         known = Subscriptions(self._database).find(channel, self._declared.name)
         subscription = Subscriptions(self._database).declare(channel, self._declared, self._start)
         if known is None or known.destination is None:

@@ -1,7 +1,7 @@
 """Handing messages to a handler, and deciding what comes of each: done, set aside, or nobody's fault yet.
 
-A handler that raises, or does not come back in time, says nothing about whose fault it was. So a failure counts against a
-message only when it was alone in its call and the destination has accepted another one since it failed before. A sick
+A handler that raises, or does not come back in time, says nothing about whose fault it was. So a failure counts against
+a message only when it was alone in its call and the destination has accepted another since it failed before. A sick
 destination then fills no dead letters, and a message that crashes its handler does not stop the rest.
 """
 

@@ -51,6 +51,8 @@ class Keeper:
         self._lost = False
         self._renewed = threading.Condition()
         self._stopping = threading.Event()
+        # Opened now, so that a lease whose renewals have no connection is not worked under.
+        self._channel: Channel | None = database.open()
         self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
         self._thread.start()
 
@@ -78,7 +80,7 @@ class Keeper:
         self._thread.join(timeout=self._length.total_seconds())
 
     def _renew_for_ever(self) -> None:
-        channel: Channel | None = None
+        channel, self._channel = self._channel, None
         pause = self._every.total_seconds()
         while not self._stopping.wait(pause):
             try:
