@@ -94,6 +94,8 @@ class Hints:
 
     def _notify(self, channel: Channel | None) -> Channel | None:
         """Send a NOTIFY on a connection of our own; a lost one is opened again, later."""
+        if not self._database.dialect.notifies:
+            return None
         try:
             channel = channel or self._database.open()
             channel.notify()

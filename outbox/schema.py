@@ -89,7 +89,7 @@ def metadata(schema: str | None = None, dialect: str = "postgresql") -> MetaData
     return tables(schema, dialect).metadata
 
 
-def include_name(name: str | None, type_: str, parent_names: Any) -> bool:
+def include_name(name: str | None, type_: str, _parents: Any) -> bool:
     """For Alembic's `context.configure(include_name=…)`: keeps autogenerate away from our tables."""
     return not (type_ == "table" and name is not None and name.startswith(PREFIX))
 

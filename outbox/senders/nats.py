@@ -188,7 +188,7 @@ class _Link:
             try:
                 await connection.open(server, share)
             except Exception as error:  # noqa: BLE001 - whoever listens at that port may say anything
-                errors.append(f"{server}: {_text(error)}{connection.trouble}")
+                errors.append(f"{server}{connection.trouble or f': {_text(error)}'}")
                 await connection.close()
             else:
                 self._tell_connected(server)

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
 from outbox.errors import DatabaseError, SchemaError
@@ -85,7 +86,7 @@ class Database:
 
     def transient(self, error: Exception) -> bool:
         """Whether another connection, or another try, may fare better."""
-        return self.dialect.transient(getattr(error, "orig", None) or error)
+        return isinstance(error, PoolTimeout) or self.dialect.transient(getattr(error, "orig", None) or error)
 
     @property
     def wake_up_name(self) -> str:

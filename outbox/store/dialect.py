@@ -76,6 +76,8 @@ class Dialect:
     moment: Callable[[Any], datetime | None]
     #: Messages of rows that begin with `COLUMNS`; one more column is the attempt.
     messages: Callable[[Sequence[Row]], list[Message]]
+    #: Whether hints reach other processes.
+    notifies: bool
     #: A channel, given an engine and the name that wake-ups go by.
     connect: Callable[[Engine, str], Channel]
     #: Whether an error of the driver means that the channel is gone, or busy, and a later try may work.

@@ -229,6 +229,7 @@ POSTGRESQL = Dialect(
     bind_moment=lambda moment: moment,
     moment=lambda value: cast("datetime | None", value),
     messages=_messages,
+    notifies=True,
     connect=PostgresChannel,
     transient=_transient,
     missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName),

@@ -204,6 +204,7 @@ SQLITE = Dialect(
     bind_moment=_bind_moment,
     moment=_moment,
     messages=_messages,
+    notifies=False,
     connect=SqliteChannel,
     transient=_busy,
     missing_table=lambda error: "no such table" in str(error),

@@ -39,6 +39,10 @@ class Settings:
     lease: timedelta = timedelta(seconds=10)
     renew_every: timedelta = timedelta(seconds=3)
 
+    def __post_init__(self) -> None:
+        if self.renew_every * 2 > self.lease:
+            raise ValueError(f"renew_every {self.renew_every} leaves no second try within a lease of {self.lease}")
+
 
 class Worker:
     """Handles one subscription: waits for its lease, works until it is lost, and begins again.

@@ -1,0 +1,189 @@
+"""Streams of a NATS server for tests, and what stands in for a server where one has to be watched closely."""
+
+import asyncio
+import os
+import signal
+import socket
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Self
+
+import nats
+from nats.aio.msg import Msg
+from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+
+from outbox.senders.nats import NatsSender, read_message
+from outbox.testing.proxy import TcpProxy
+from outbox.testing.sender_contract import TOPICS, Destination, Stored
+from outbox.testing.servers import NatsServer
+
+
+class Stream(Destination):
+    """A stream that takes every subject behind a prefix of its own, reached through a proxy."""
+
+    deadline = 1.5
+
+    def __init__(self, server: NatsServer, proxy: TcpProxy) -> None:
+        self.prefix = f"p{uuid.uuid4().hex[:12]}"
+        self.url = f"nats://127.0.0.1:{proxy.port}/{self.prefix}"
+        self._proxy = proxy
+        self._runner = asyncio.Runner()
+        self._read: list[Msg] = []
+        self._runner.run(self._create(server))
+
+    def open(self) -> NatsSender:
+        """A sender through the proxy."""
+        return NatsSender(self.url, timeout=timedelta(seconds=self.deadline))
+
+    def received(self) -> list[Msg]:
+        """What a consumer gets, from the first message on."""
+        self._runner.run(self._read_on())
+        return self._read
+
+    def stored(self) -> list[Stored]:
+        """The same as a consumer of an outbox reads it."""
+        fields = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
+        found = [read_message(received, prefix=self.prefix) for received in self.received()]
+        return [Stored(**{field: getattr(message, field) for field in fields}) for message in found]
+
+    def publish(self, topic: str, body: bytes) -> None:
+        """Store something that no outbox sent."""
+        self._runner.run(self._jetstream.publish(f"{self.prefix}.{topic}", body))
+
+    def take(self, *topics: str, **limits: Any) -> None:
+        """From now on the stream takes only these, within these limits."""
+        config = StreamConfig(name=self.prefix, subjects=[f"{self.prefix}.{topic}" for topic in topics], **limits)
+        self._runner.run(self._jetstream.update_stream(config))
+
+    def fail(self, topic: str) -> None:
+        """Take the others only."""
+        self.take(*(other for other in TOPICS if other != topic))
+
+    def disappear(self) -> None:
+        """The proxy refuses."""
+        self._proxy.refuse()
+
+    def fall_silent(self) -> None:
+        """The proxy passes nothing on."""
+        self._proxy.black_hole()
+
+    def lose_next_answer(self) -> None:
+        """The proxy resets the connection at the server's next word."""
+        self._proxy.cut_after(0, "to_client")
+
+    def recover(self) -> None:
+        """The proxy passes everything on."""
+        self._proxy.pass_through()
+
+    def close(self) -> None:
+        """Remove the stream."""
+        self._runner.run(self._jetstream.delete_stream(self.prefix))
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    async def _create(self, server: NatsServer) -> None:
+        self._client = await nats.connect(server.url)
+        self._jetstream = self._client.jetstream()
+        await self._jetstream.add_stream(name=self.prefix, subjects=[f"{self.prefix}.>"])
+        consumer = await self._jetstream.add_consumer(self.prefix, ConsumerConfig(ack_policy=AckPolicy.NONE))
+        self._reader = await self._jetstream.pull_subscribe_bind(consumer.name, stream=self.prefix)
+
+    async def _read_on(self) -> None:
+        last = (await self._jetstream.stream_info(self.prefix)).state.last_seq
+        while len(self._read) < last:
+            self._read += await self._reader.fetch(min(500, last - len(self._read)), timeout=5)
+
+
+class Witness:
+    """Stands in for JetStream: it sees what arrives, and acknowledges when it is told to."""
+
+    def __init__(self, server: NatsServer) -> None:
+        self.prefix = f"w{uuid.uuid4().hex[:12]}"
+        self.url = f"{server.url}/{self.prefix}"
+        self._waiting: list[Msg] = []
+        self._runner = asyncio.Runner()
+        self._runner.run(self._listen(server.url))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._runner.run(self._client.close())
+        self._runner.close()
+
+    def arrivals(self, at_least: int) -> list[bytes]:
+        """The bodies that wait for an answer, sorted; `at_least` so many, and what comes right behind."""
+        self._runner.run(self._collect(at_least))
+        return sorted(message.data for message in self._waiting)
+
+    def answer(self, data: bytes = b'{"stream": "S", "seq": 1}') -> None:
+        """Answer all of them, by default as JetStream acknowledges."""
+        waiting, self._waiting = self._waiting, []
+        for message in waiting:
+            self._runner.run(message.respond(data))
+        self._runner.run(self._client.flush())
+
+    async def _listen(self, url: str) -> None:
+        self._client = await nats.connect(url)
+        self._subscription = await self._client.subscribe(f"{self.prefix}.>")
+        await self._client.flush()
+
+    async def _collect(self, at_least: int) -> None:
+        while len(self._waiting) < at_least:
+            self._waiting.append(await self._subscription.next_msg(timeout=5))
+        await asyncio.sleep(0.2)
+        while self._subscription.pending_msgs:
+            self._waiting.append(await self._subscription.next_msg(timeout=5))
+
+
+class Eavesdropper:
+    """Stands in for a server without TLS, and keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.heard = b""
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.port = self._socket.getsockname()[1]
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            with client:
+                client.sendall(b'INFO {"version": "2.11.0", "max_payload": 1048576, "auth_required": true}\r\n')
+                while data := client.recv(4096):
+                    self.heard += data
+
+
+def make_stream(url: str, *subjects: str, **credentials: str) -> None:
+    """Create a stream."""
+
+    async def make() -> None:
+        client = await nats.connect(url, allow_reconnect=False, **credentials)  # type: ignore[arg-type]
+        await client.jetstream().add_stream(name="S", subjects=list(subjects))
+        await client.close()
+
+    asyncio.run(make())
+
+
+@contextmanager
+def paused(server: NatsServer) -> Iterator[None]:
+    """Stop the server as a machine stops that swaps: it keeps its connections, and does nothing."""
+    assert server._program is not None
+    os.kill(server._program.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server._program.pid, signal.SIGCONT)
