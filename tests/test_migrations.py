@@ -70,14 +70,29 @@ def differences(engine: Engine, where: str | None = None) -> list[object]:
 
 def contents(connection: Connection, prefix: str = "") -> dict[str, list[tuple[object, ...]]]:
     """What a new outbox holds."""
-    tables = ("message", "lease", "progress", "parked")
-    rows = {name: connection.execute(text(f"SELECT * FROM {prefix}outbox_{name}")).all() for name in tables}
-    rows["subscription"] = connection.execute(text(f"SELECT name FROM {prefix}outbox_subscription")).all()
-    rows["meta"] = connection.execute(text(f"SELECT version, slots FROM {prefix}outbox_meta")).all()
+    columns = {
+        "message": "id",
+        "parked": "id",
+        "subscription": "name",
+        "lease": "subscription, generation, partition, epoch",
+        "progress": "subscription, generation, partition, epoch, n, base, target",
+        "meta": "version, slots",
+    }
+    rows = {
+        name: connection.execute(text(f"SELECT {chosen} FROM {prefix}outbox_{name}")).all()
+        for name, chosen in columns.items()
+    }
     return {name: [tuple(row) for row in found] for name, found in rows.items()}
 
 
-NEW = {"message": [], "lease": [], "progress": [], "parked": [], "subscription": [("relay",)], "meta": [(1, 256)]}
+NEW = {
+    "message": [],
+    "parked": [],
+    "subscription": [("relay",)],
+    "lease": [("relay", 1, 0, 0)],
+    "progress": [("relay", 1, 0, 0, 0, "0:0:", None)],
+    "meta": [(1, 256)],
+}
 
 
 def test_an_upgrade_makes_exactly_the_tables_of_the_library(empty):

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import pytest
 
-from outbox.message import Message
+from outbox.message import Message, stored_message, uuid7
 from outbox.senders.nats import NatsSender, read_message
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
@@ -183,6 +183,29 @@ def test_a_header_that_clients_take_for_their_own_is_rejected(stream, sender):
 
     assert refused == Reject("NATS clients take a header 'Status' for their own; give it another name")
     assert done == DONE
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"headers": '{"a b": "c"}'}, "NATS cannot carry it: nats: invalid header: 'a b'"),
+        ({"headers": '{"a": "b\\r\\nNats-Msg-Id: c"}'}, "a header holds a line break"),
+        ({"headers": "[oops"}, "NATS cannot carry it: "),
+        ({"topic": "a b"}, "NATS cannot carry it: nats: invalid subject"),
+        ({"key": "\ud800"}, "NATS cannot carry it: "),
+    ],
+)
+def test_a_row_that_another_hand_wrote_is_rejected_alone(sender, fields, reason):
+    """The limits of `Message` are no limits of the table."""
+    row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
+    times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
+    strange = stored_message(1, uuid7(), **(row | fields | times))
+
+    [before, refused, after] = sender.send([a_message("orders", 1), strange, a_message("orders", 2)])
+
+    assert (before, after) == (DONE, DONE)
+    assert isinstance(refused, Reject)
+    assert refused.error.startswith(reason)
 
 
 def test_the_servers_max_payload_counts_headers(strict):

@@ -112,7 +112,7 @@ def test_another_server_of_the_address_is_taken(stream, nats):
         hosts = f"127.0.0.1:{refusing.port},127.0.0.1:{silent.port},127.0.0.1:{nats.port}"
         for n in range(6):
             sender = NatsSender(f"nats://{hosts}/{stream.prefix}?timeout=4")
-            check_all_done(sender.send([a_message("orders", n)]), [1])
+            check_all_done(sender.send(sent := [a_message("orders", n)]), sent)
             sender.close()
 
 
@@ -138,7 +138,7 @@ def test_several_threads_may_send_at_once(stream, sender):
 
 def test_closing_ends_a_call_that_waits(stream):
     sender = NatsSender(stream.url, timeout=timedelta(seconds=30))
-    check_all_done(sender.send([a_message("orders", 1)]), [1])
+    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
     stream.fall_silent()
 
     with ThreadPoolExecutor(1) as pool:
@@ -164,7 +164,7 @@ def test_closing_leaves_no_thread_behind(stream):
 def test_a_closed_sender_begins_anew(stream, sender):
     sender.close()
 
-    check_all_done(sender.send([a_message("orders", 1)]), [1])
+    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
 
 
 SCRIPT = """
@@ -207,7 +207,7 @@ def test_a_process_may_fork_and_end_as_it_likes(stream, rest, sent):
 
 def test_idle_outages_leave_nothing_behind(stream, sender):
     """Connections that failed do not pile up."""
-    check_all_done(sender.send([a_message("orders", 1)]), [1])
+    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
     before = len(list(Path("/proc/self/fd").iterdir()))
 
     for _ in range(5):

@@ -17,11 +17,8 @@ def upgrade() -> None:
     dialect = op.get_context().dialect.name
     schema: str | None = options["version_table_schema"]
     create_message(schema, dialect)
-    create_lease(schema)
-    create_progress(schema)
     create_parked(schema)
-    subscription = create_subscription(schema)
-    op.execute(sa.insert(subscription).values(name="relay", created_at=now(dialect)))
+    create_relay(create_subscription(schema), create_lease(schema), create_progress(schema), dialect)
     meta = create_meta(schema)
     op.execute(sa.insert(meta).values(one=1, version=1, slots=sa.literal(options["slots"]), **identity(dialect)))
 
@@ -59,8 +56,17 @@ def create_subscription(schema: str | None) -> sa.Table:
     )
 
 
-def create_lease(schema: str | None) -> None:
-    op.create_table(
+def create_relay(subscription: sa.Table, lease: sa.Table, progress: sa.Table, dialect: str) -> None:
+    """The first reader, before the first message: it holds retention back from the beginning."""
+    partition = {"subscription": "relay", "generation": 1, "partition": 0}
+    start = {"epoch": 0, "n": 0, "base": "0:0:", "settled_at": now(dialect)}
+    op.execute(sa.insert(subscription).values(name="relay", created_at=now(dialect)))
+    op.execute(sa.insert(lease).values(**partition))
+    op.execute(sa.insert(progress).values(**partition, **start))
+
+
+def create_lease(schema: str | None) -> sa.Table:
+    return op.create_table(
         "outbox_lease",
         *partition_key(),
         sa.Column("owner", sa.Text),
@@ -72,8 +78,8 @@ def create_lease(schema: str | None) -> None:
     )
 
 
-def create_progress(schema: str | None) -> None:
-    op.create_table(
+def create_progress(schema: str | None) -> sa.Table:
+    return op.create_table(
         "outbox_progress",
         *partition_key(),
         sa.Column("epoch", sa.BigInteger, primary_key=True),

@@ -48,7 +48,7 @@ class FunctionSender:
             else:
                 try:
                     verdict = self._asked(message)
-                except Exception as error:  # noqa: BLE001 - it may raise what it likes
+                except Exception as error:
                     raised = error
                     verdict = Unavailable(_text(error))
             if verdict.__class__ is not Done and message.key is not None:

@@ -55,6 +55,7 @@ _SECONDS_BETWEEN_WARNINGS = 5.0
 _NEVER = (10054, 10097)
 
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*")
+_LINE_BREAK = re.compile(r"[\r\n]")
 _FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"')
 _log = logging.getLogger(__name__)
 
@@ -187,7 +188,7 @@ class _Link:
             connection = _Connection(self._address)
             try:
                 await connection.open(server, share)
-            except Exception as error:  # noqa: BLE001 - whoever listens at that port may say anything
+            except Exception as error:  # whoever listens at that port may say anything
                 errors.append(f"{server}{connection.trouble or f': {_text(error)}'}")
                 await connection.close()
             else:
@@ -269,16 +270,19 @@ class _Connection:
         """Publish what may be published now."""
         while (index := call.chains.take()) is not None:
             message = call.messages[index]
-            headers = wire_headers(message, id_name=MESSAGE_ID)
-            refusal = _refusal(message, headers, self._client.max_payload)
-            if refusal is not None:
-                call.settle(index, refusal)
-                continue
             try:
-                await self._client.publish(call.subject(index), message.body, f"{call.reply}{index}", headers)
-            except (OSError, Error) as error:
-                self.trouble = self.trouble or f": {_text(error)}"
-                self._lose()
+                headers = wire_headers(message, id_name=MESSAGE_ID)
+                refusal = _refusal(message, headers, self._client.max_payload)
+                if refusal is None:
+                    await self._client.publish(call.subject(index), message.body, f"{call.reply}{index}", headers)
+            except (OSError, Error, ValueError) as error:
+                # Either there is no connection any more, or the driver minds this very message.
+                if not self._client.is_connected:
+                    self.trouble = self.trouble or f": {_text(error)}"
+                    self._lose()
+                refusal = f"NATS cannot carry it: {_text(error)}"
+            if refusal is not None:
+                call.settle(index, Reject(refusal))
 
     async def _answered(self, answer: Msg) -> None:
         number, _, index = answer.subject[len(self._inbox) + 1 :].partition(".")
@@ -359,17 +363,20 @@ class _Client(Client):
         return super()._connect_command()
 
 
-def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> Reject | None:
+def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str | None:
     """Why NATS cannot carry a message, if it cannot."""
     topic = message.topic
     if topic[0] == "." or topic[-1] == "." or ".." in topic:
-        return Reject(f"NATS has no subject {topic!r}: a part between dots is empty")
+        return f"NATS has no subject {topic!r}: a part between dots is empty"
     if message.headers_json is not None and any(name.lower() == "status" for name in headers):
-        return Reject("NATS clients take a header 'Status' for their own; give it another name")
+        return "NATS clients take a header 'Status' for their own; give it another name"
+    # `Message` refuses these, but a row may have been written by another hand; the driver would alter them.
+    if _LINE_BREAK.search("".join(headers.values())):
+        return "a header holds a line break"
     if len(message.body) > max_payload - _HEADERS_AT_MOST:
         size = len(message.body) + _size(headers)
         if size > max_payload:
-            return Reject(f"{size} bytes with headers are more than the server's max_payload of {max_payload}")
+            return f"{size} bytes with headers are more than the server's max_payload of {max_payload}"
     return None
 
 
