@@ -1,0 +1,72 @@
+"""What tests read out of an outbox: the rows of its log, and what a worker makes of them."""
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from outbox.message import Message
+from outbox.store.database import Database
+from outbox.store.subscription import Declaration
+from outbox.verdict import DONE, Verdict
+from outbox.worker import Settings, Worker
+
+#: For tests that wait for a takeover.
+QUICK = Settings(lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=200))
+
+
+def bodies(engine: Engine) -> list[bytes]:
+    """The bodies of the log, in its order, as a connection of its own sees them."""
+    with engine.connect() as connection:
+        return [bytes(row[0]) for row in connection.execute(text("SELECT body FROM outbox_message ORDER BY id"))]
+
+
+class Collector:
+    """A handler that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Message]] = []
+
+    def __call__(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Done, all of them."""
+        self.batches.append(list(messages))
+        return [DONE] * len(messages)
+
+    @property
+    def messages(self) -> list[Message]:
+        """Everything that came, in order."""
+        return [message for batch in self.batches for message in batch]
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Their bodies."""
+        return [message.body for message in self.messages]
+
+
+def declared(name: str = "relay", **differing: Any) -> Declaration:
+    """The subscription that these tests' workers work for."""
+    return Declaration(**{"name": name, "destination": "callable:tests", **differing})
+
+
+def worker(database: Database, handler: Collector, *, settings: Settings | None = None, **differing: Any) -> Worker:
+    """A worker that hands over to `handler`."""
+    return Worker(database, declared(**differing), handler, settings=settings)
+
+
+def delivered(database: Database, **differing: Any) -> list[Message]:
+    """What a worker delivers now, that none of its name has delivered before."""
+    handler = Collector()
+    worker(database, handler, **differing).until_empty()
+    return handler.messages
+
+
+def eventually(fact: Callable[[], bool], seconds: float = 20.0) -> bool:
+    """Whether `fact` comes true in time."""
+    deadline = time.monotonic() + seconds
+    while not fact():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
