@@ -88,7 +88,8 @@ class Stream(Destination):
         self._client = await nats.connect(server.url)
         self._jetstream = self._client.jetstream()
         await self._jetstream.add_stream(name=self.prefix, subjects=[f"{self.prefix}.>"])
-        consumer = await self._jetstream.add_consumer(self.prefix, ConsumerConfig(ack_policy=AckPolicy.NONE))
+        config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=3600)
+        consumer = await self._jetstream.add_consumer(self.prefix, config)
         self._reader = await self._jetstream.pull_subscribe_bind(consumer.name, stream=self.prefix)
 
     async def _read_on(self) -> None:
@@ -171,7 +172,7 @@ def make_stream(url: str, *subjects: str, **credentials: str) -> None:
     """Create a stream."""
 
     async def make() -> None:
-        client = await nats.connect(url, allow_reconnect=False, **credentials)  # type: ignore[arg-type]
+        client = await nats.connect(url, allow_reconnect=False, **credentials)
         await client.jetstream().add_stream(name="S", subjects=list(subjects))
         await client.close()
 

@@ -171,9 +171,7 @@ def test_a_message_above_its_streams_limit_is_rejected(stream, sender):
 
 @pytest.mark.parametrize("topic", [".a", "a.", "a..b"])
 def test_a_topic_that_is_no_subject_is_rejected_by_name(sender, topic):
-    assert sender.send([a_message(topic, 1)]) == [
-        Reject(f"NATS has no subject {topic!r}: a part between dots is empty")
-    ]
+    assert sender.send([a_message(topic, 1)]) == [Reject(f"NATS has no subject {topic!r}")]
 
 
 def test_a_header_that_clients_take_for_their_own_is_rejected(stream, sender):
@@ -188,10 +186,12 @@ def test_a_header_that_clients_take_for_their_own_is_rejected(stream, sender):
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"headers": '{"a b": "c"}'}, "NATS cannot carry it: nats: invalid header: 'a b'"),
-        ({"headers": '{"a": "b\\r\\nNats-Msg-Id: c"}'}, "a header holds a line break"),
+        ({"headers": '{"a b": "c"}'}, "NATS cannot carry its headers"),
+        ({"headers": '{"a": "b\\r\\nNats-Msg-Id: c"}'}, "NATS cannot carry its headers"),
         ({"headers": "[oops"}, "NATS cannot carry it: "),
-        ({"topic": "a b"}, "NATS cannot carry it: nats: invalid subject"),
+        ({"topic": "a b"}, "NATS has no subject 'a b'"),
+        ({"topic": "a\r\nPUB b 0"}, "NATS has no subject 'a\\r\\nPUB b 0'"),
+        ({"content_type": "a\r\nb: c"}, "NATS cannot carry its headers"),
         ({"key": "\ud800"}, "NATS cannot carry it: "),
     ],
 )

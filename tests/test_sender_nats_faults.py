@@ -1,6 +1,7 @@
 """NATS JetStream in bad weather: servers that die, pause and come back, threads, forks, and the order of a key."""
 
 import logging
+import random
 import subprocess
 import sys
 import threading
@@ -12,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
+from outbox.message import Message
 from outbox.senders.nats import NatsSender
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import NatsServer
-from outbox.verdict import Unavailable
+from outbox.verdict import Done, Unavailable
 from tests.nats_streams import Stream, Witness, make_stream, paused
 
 
@@ -88,10 +90,10 @@ def test_a_server_that_comes_back_is_found_again_with_few_words(caplog):
     assert 1 <= len(words) - 2 <= 3
 
 
-def test_a_paused_server_is_unavailable_in_time_and_found_again(caplog):
-    with NatsServer() as server:
-        make_stream(server.url, "orders")
-        sender = NatsSender(server.url, timeout=timedelta(seconds=1))
+def test_a_paused_server_is_unavailable_in_time_and_found_again():
+    with NatsServer() as server, TcpProxy("127.0.0.1", server.port) as proxy:
+        stream = Stream(server, proxy)
+        sender = NatsSender(stream.url, timeout=timedelta(seconds=1))
         sent = [a_message("orders", bytes(100_000), key=f"k{n % 10}") for n in range(100)]
         check_all_done(sender.send(sent[:10]), sent[:10])
 
@@ -102,7 +104,41 @@ def test_a_paused_server_is_unavailable_in_time_and_found_again(caplog):
                 assert time.monotonic() - began < 1.1
 
         check_eventually_done(sender, sent)
+        check_stored(stream, sent)
         sender.close()
+        stream.close()
+
+
+def test_bad_weather_loses_repeats_and_reorders_nothing(stream, full):
+    """Connections are refused, silent or cut at random; the stream drops second copies, so each is there once."""
+    sender = NatsSender(stream.url, timeout=timedelta(seconds=0.5))
+    sent: list[Message] = []
+
+    with ThreadPoolExecutor(1) as pool:
+        storm = pool.submit(rage, stream, seconds=60 if full else 5)
+        while not storm.done():
+            part = [a_message("orders", len(sent) + n, key=f"k{n % 20}" if n % 4 else None) for n in range(200)]
+            sent += part
+            while part:
+                verdicts = sender.send(part)
+                part = [one for one, verdict in zip(part, verdicts, strict=True) if not isinstance(verdict, Done)]
+                time.sleep(0.02 if part else 0)
+        storm.result()
+
+    sender.close()
+    check_stored(stream, sent)
+    assert len(stream.stored()) == len(sent)
+
+
+def rage(stream: Stream, *, seconds: float) -> None:
+    """Break something every now and then, and mend it."""
+    chance = random.Random(1)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        chance.choice((stream.disappear, stream.fall_silent, stream.lose_next_answer))()
+        time.sleep(chance.uniform(0, 1))
+        stream.recover()
+        time.sleep(chance.uniform(0, 0.5))
 
 
 def test_another_server_of_the_address_is_taken(stream, nats):
@@ -169,6 +205,7 @@ def test_a_closed_sender_begins_anew(stream, sender):
 
 SCRIPT = """
 import os, sys
+from outbox.message import Message
 from outbox.message import Message
 from outbox.senders.nats import NatsSender
 from outbox.verdict import DONE

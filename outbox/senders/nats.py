@@ -55,8 +55,10 @@ _SECONDS_BETWEEN_WARNINGS = 5.0
 _NEVER = (10054, 10097)
 
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*")
+_SUBJECT = re.compile(r"[A-Za-z0-9_%|-]+(\.[A-Za-z0-9_%|-]+)*")
+_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _LINE_BREAK = re.compile(r"[\r\n]")
-_FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"')
+_FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
 _log = logging.getLogger(__name__)
 
 
@@ -297,10 +299,10 @@ class _Connection:
         forbidden = _FORBIDDEN.search(str(error))
         if forbidden is not None:
             for call in list(self._calls.values()):
-                await self._forbid(call, forbidden[1])
+                await self._forbid(call, forbidden[1].lower())
 
     async def _forbid(self, call: _Call, subject: str) -> None:
-        """What is under way to a subject will not be answered. The driver tells the subject in lower case."""
+        """What is under way to a subject, told in lower case by the driver, will not be answered."""
         for index in call.chains.under_way():
             if call.subject(index).lower() == subject:
                 call.settle(index, Unavailable(f"NATS: the user may not publish to {call.subject(index)!r}"))
@@ -365,14 +367,13 @@ class _Client(Client):
 
 def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str | None:
     """Why NATS cannot carry a message, if it cannot."""
-    topic = message.topic
-    if topic[0] == "." or topic[-1] == "." or ".." in topic:
-        return f"NATS has no subject {topic!r}: a part between dots is empty"
+    if not _SUBJECT.fullmatch(message.topic):
+        return f"NATS has no subject {message.topic!r}"
     if message.headers_json is not None and any(name.lower() == "status" for name in headers):
         return "NATS clients take a header 'Status' for their own; give it another name"
-    # `Message` refuses these, but a row may have been written by another hand; the driver would alter them.
-    if _LINE_BREAK.search("".join(headers.values())):
-        return "a header holds a line break"
+    # `Message` refuses these, but a row may have been written by another hand; a driver alters them or sends them raw.
+    if not _NAMES.fullmatch("".join(headers)) or _LINE_BREAK.search("".join(headers.values())):
+        return "NATS cannot carry its headers"
     if len(message.body) > max_payload - _HEADERS_AT_MOST:
         size = len(message.body) + _size(headers)
         if size > max_payload:

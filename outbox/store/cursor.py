@@ -97,6 +97,9 @@ class Cursor:
         if reading.complete:
             # A thin span: look further next time. What bounds a page of rare messages is the span.
             self._span = min(2 * self._span, _WIDEST_SPAN)
+        elif reading.reached is not None:
+            # A dense one: with stale statistics a page sorts its whole span, so it has to be narrow again.
+            self._span = min(self._span, max(_SMALLEST_SPAN, 2 * (reading.reached - after)))
         reached = upto if reading.complete or reading.reached is None else reading.reached
         end = Progress(target) if reached >= self._extent.last else Progress(base, target, reached)
         return Batch(messages=reading.messages, window=window, end=end, seen=max(1, reading.seen), now=reading.now)

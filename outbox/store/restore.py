@@ -16,10 +16,10 @@ _RESTAMP = """
             SELECT DISTINCT ON (subscription, partition) base, target, after_id, settled_at FROM {progress}
             ORDER BY subscription, partition, generation DESC, epoch DESC, n DESC) AS p
         WHERE m.created_at > p.settled_at
-           OR NOT pg_visible_in_snapshot(CAST(CAST(m.xact_id AS text) AS xid8), CAST(p.base AS pg_snapshot))
+           OR NOT pg_visible_in_snapshot(m.xact_id::text::xid8, p.base::pg_snapshot)
               AND NOT (p.target IS NOT NULL AND m.id <= p.after_id
-                       AND pg_visible_in_snapshot(CAST(CAST(m.xact_id AS text) AS xid8), CAST(p.target AS pg_snapshot))))
-        THEN CAST(CAST(pg_current_xact_id() AS text) AS bigint) ELSE 0 END
+                       AND pg_visible_in_snapshot(m.xact_id::text::xid8, p.target::pg_snapshot)))
+        THEN pg_current_xact_id()::text::bigint ELSE 0 END
 """
 _BEGIN_ANEW = """
     INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, settled_at)

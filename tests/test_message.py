@@ -1,0 +1,275 @@
+"""A message is what it says, byte for byte, or an error that names the field, the limit and the fix."""
+
+import enum
+import json
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from outbox import InvalidMessageError, Message
+from outbox.message import slot_of, uuid7
+from tests.bad_input import (
+    BAD_BODIES,
+    BAD_DELAYS,
+    BAD_TIMES,
+    GOOD_BODIES,
+    GOOD_DELAYS,
+    GOOD_TIMES,
+    MIB,
+    NOT_TEXTS,
+    Model,
+    Order,
+)
+
+
+def refused(**fields: Any) -> str:
+    """The field that the error names, which also names a limit and a fix."""
+    with pytest.raises(InvalidMessageError) as caught:
+        Message(**{"topic": "orders", "body": b"", **fields})
+    error = caught.value
+    assert str(error) == f"{error.field}: {error.limit}; {error.fix}"
+    assert error.limit
+    assert error.fix
+    assert len(str(error)) < 500, "an error does not repeat what was too long"
+    str(error).encode()  # it can be written to a log
+    return error.field
+
+
+@pytest.mark.parametrize(
+    ("body", "data", "content_type"),
+    [
+        (b"\xff\0", b"\xff\0", None),
+        (bytearray(b"ab"), b"ab", None),
+        (memoryview(b"abcd")[::2], b"ac", None),
+        ("ü\0", b"\xc3\xbc\0", "text/plain"),
+        ({"id": 1, "name": "ü"}, '{"id":1,"name":"ü"}'.encode(), "application/json"),
+        ([1, None, True, 2.5], b"[1,null,true,2.5]", "application/json"),
+        (Order(7, "ann"), b'{"id":7,"name":"ann"}', "application/json"),
+        (Model({"id": 7}), b'{"id":7}', "application/json"),
+        ([-0.0, 2**53 + 1, 2**80], b"[-0.0,9007199254740993,1208925819614629174706176]", "application/json"),
+    ],
+)
+def test_a_body_becomes_bytes_by_its_type(body, data, content_type):
+    message = Message("orders", body)
+
+    assert (message.body, message.content_type) == (data, content_type)
+
+
+@pytest.mark.parametrize("body", GOOD_BODIES, ids=lambda body: type(body).__name__)
+def test_a_body_within_the_limits_is_taken(body):
+    message = Message("orders", body)
+
+    assert isinstance(message.body, bytes)
+    if message.content_type == "application/json" and isinstance(body, dict | list):
+        assert json.loads(message.body) == json.loads(json.dumps(body))
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: type(body).__name__)
+def test_a_body_that_has_no_exact_bytes_is_refused(body):
+    assert refused(body=body) == "body"
+
+
+def test_a_body_that_was_handed_over_can_be_changed_afterwards():
+    """The message keeps what it was given, not a view of it."""
+    buffer = bytearray(b"before")
+    message = Message("orders", buffer)
+
+    buffer[:] = b"after!"
+
+    assert message.body == b"before"
+
+
+@pytest.mark.parametrize("field", ["topic", "key", "tags", "content_type"])
+@pytest.mark.parametrize("value", NOT_TEXTS, ids=lambda value: type(value).__name__)
+def test_text_is_text(field, value):
+    assert refused(**{field: value}) == field
+
+
+@pytest.mark.parametrize("topic", ["a", "a.b", "a%b|c-d_E.9", "x" * 249, "...", "..a"])
+def test_a_topic_within_the_limits_is_taken(topic):
+    assert Message(topic, b"").topic == topic
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["", ".", "..", "x" * 250, "a b", "a/b", "a*", ">", "#", "ü", "a\n", "a\0", "RMQ_SYS_TRANS_HALF_TOPIC"],
+)
+def test_a_topic_outside_the_limits_is_refused(topic):
+    assert refused(topic=topic) == "topic"
+
+
+@pytest.mark.parametrize("key", ["k", " ", "k ", "KEY", "ke\u0301y", "é" * 512, "a\nb", "\ufeff", "'; --", "x" * 1024])
+def test_a_key_within_the_limits_is_taken(key):
+    assert Message("orders", b"", key=key).key == key
+
+
+@pytest.mark.parametrize("key", ["", "a\0", "\0", "é" * 512 + "x", "x" * 1025, "\ud800"])
+def test_a_key_outside_the_limits_is_refused(key):
+    assert refused(key=key) == "key"
+
+
+@pytest.mark.parametrize("tags", ["t", "é" * 255, "a b", "100%"])
+def test_tags_within_the_limits_are_taken(tags):
+    assert Message("orders", b"", tags=tags).tags == tags
+
+
+@pytest.mark.parametrize("tags", ["", "a|b", "é" * 256, "a\nb", "a\0", "\u2028", "\x85", "\udfff"])
+def test_tags_outside_the_limits_are_refused(tags):
+    assert refused(tags=tags) == "tags"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"x": ""},
+        {"X-Trace": "ü 😀 'quoted' \"twice\" \\"},
+        MappingProxyType({"a": "1", "b": "2"}),
+        {f"h{n}": "v" for n in range(64)},
+        {"a": "x" * (16 * 1024 - 1)},
+        {"!#$%&'*+.^_`|~-9aZ": "every character of a token"},
+    ],
+)
+def test_headers_within_the_limits_are_taken(headers):
+    assert Message("orders", b"", headers=headers).headers == headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {f"h{n}": "v" for n in range(65)},
+        {"a": "x" * (16 * 1024)},
+        {"a": "é" * (8 * 1024)},
+        {"": "v"},
+        {"a b": "v"},
+        {"a:b": "v"},
+        {":path": "v"},
+        {"ü": "v"},
+        {"a\r\nb": "v"},
+        {1: "v"},
+        {b"a": "v"},
+        {"a": "1", "A": "2"},
+        {"a": 1},
+        {"a": None},
+        {"a": b"v"},
+        {"a": "x\r\nb: y"},
+        {"a": "\ud800"},
+        {"a": " v"},
+        {"a": "v\u00a0"},
+        {"Outbox-Key": "v"},
+        {"nats-msg-id": "v"},
+        [("a", "1")],
+        "a: 1",
+        *({"a": f"x{chr(code)}y"} for code in [*range(32), 127, 0x85, 0x2028]),
+    ],
+    ids=lambda headers: f"{headers!r:.30}",
+)
+def test_headers_outside_the_limits_are_refused(headers):
+    assert refused(headers=headers).startswith("headers")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/json; charset=utf-8", "x", "a" * 255])
+def test_a_content_type_overrides_the_one_of_the_body(content_type):
+    assert Message("orders", {"a": 1}, content_type=content_type).content_type == content_type
+
+
+@pytest.mark.parametrize("content_type", ["", " ", "a ", "a\n", "é", "a" * 256, "a\0"])
+def test_a_content_type_outside_the_limits_is_refused(content_type):
+    assert refused(content_type=content_type) == "content_type"
+
+
+@pytest.mark.parametrize("field", ["deliver_at", "expires_at"])
+@pytest.mark.parametrize("moment", GOOD_TIMES, ids=str)
+def test_a_moment_is_kept_to_the_microsecond(field, moment):
+    kept = getattr(Message("orders", b"", **{field: moment}), field)
+
+    assert (kept, kept.tzinfo) == (moment, UTC)
+
+
+@pytest.mark.parametrize("field", ["deliver_at", "expires_at"])
+@pytest.mark.parametrize("moment", BAD_TIMES, ids=str)
+def test_a_moment_without_a_zone_or_out_of_reach_is_refused(field, moment):
+    assert refused(**{field: moment}) == field
+
+
+@pytest.mark.parametrize("delay", GOOD_DELAYS, ids=str)
+def test_a_delay_within_the_limits_is_taken(delay):
+    assert Message("orders", b"", delay=delay).delay == delay
+
+
+@pytest.mark.parametrize("delay", BAD_DELAYS, ids=str)
+def test_a_delay_outside_the_limits_is_refused(delay):
+    assert refused(delay=delay) == "delay"
+
+
+def test_a_delay_and_a_moment_exclude_each_other():
+    assert refused(delay=timedelta(0), deliver_at=datetime(2026, 1, 1, tzinfo=UTC)) == "delay"
+
+
+def test_text_of_an_enumeration_is_its_value():
+    class Topic(enum.StrEnum):
+        ORDERS = "orders"
+
+    class Key(str, enum.Enum):  # noqa: UP042 - the older way, which many applications have
+        ANN = "ann"
+
+    message = Message(Topic.ORDERS, b"", key=Key.ANN, headers={"who": Key.ANN})
+
+    assert (message.topic, message.key, message.headers) == ("orders", "ann", {"who": "ann"})
+
+
+def test_a_message_is_not_changed_by_its_headers():
+    """What `headers` returns is the reader's own."""
+    given = {"a": "1"}
+    message = Message("orders", b"", headers=given)
+    given["b"] = "2"
+    found: Mapping[str, str] = message.headers
+
+    assert (found, message.headers) == ({"a": "1"}, {"a": "1"})
+
+
+def test_ids_are_version_7_and_carry_their_moment():
+    before = time.time_ns() // 1_000_000
+    made = [uuid7() for _ in range(1000)]
+    after = time.time_ns() // 1_000_000
+
+    assert {(id.version, id.variant) for id in made} == {(7, uuid.RFC_4122)}
+    assert len(set(made)) == 1000
+    stamps = [id.int >> 80 for id in made]
+    assert before <= stamps[0]
+    assert stamps == sorted(stamps)
+    assert stamps[-1] <= after
+
+
+#: First 8 bytes of BLAKE2b (64 bytes long) of the UTF-8 key, big-endian, modulo the number of slots.
+SLOTS = {
+    "order-1": (110, 86),
+    "order-42": (118, 518),
+    "a": (17, 161),
+    "k\u00e9y": (254, 814),
+    "ke\u0301y": (203, 339),
+    "\U0001f600": (72, 704),
+    "x" * 1024: (143, 983),
+    " ": (96, 208),
+}
+
+
+@pytest.mark.parametrize("key", SLOTS, ids=lambda key: f"{key:.10}")
+def test_the_slot_of_a_key_is_the_same_for_ever(key):
+    assert (slot_of(key, 256), slot_of(key, 1000)) == SLOTS[key]
+
+
+def test_messages_without_a_key_are_spread_over_all_slots():
+    assert {slot_of(None, 8) for _ in range(1000)} == set(range(8))
+
+
+def test_a_body_just_over_the_limit_says_how_large_it_is():
+    with pytest.raises(InvalidMessageError) as caught:
+        Message("orders", b"x" * (4 * MIB + 1))
+
+    assert str(caught.value) == ("body: must be at most 4194304 bytes, not 4194305; store it elsewhere, send a link")
