@@ -241,6 +241,8 @@ def _check_header(name: str, value: str) -> None:
         _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
     if name.lower().startswith(_RESERVED_HEADERS):
         _refuse("headers", f"the name {name!r:.80} begins with a reserved prefix", "use another name")
+    if name.lower() == "content-type":
+        _refuse("headers", "content-type is a field of its own", "pass content_type=")
     text = _text(f"headers[{name!r:.80}]", value)
     if _CONTROL.search(text) or text != text.strip():
         fix = "strip or encode the value"

@@ -16,9 +16,8 @@ from sqlalchemy.orm import Session, sessionmaker
 from outbox.errors import DatabaseError
 from outbox.hints import Hints
 from outbox.message import Message
-from outbox.relay import Relay
+from outbox.relay import Destination, Relay
 from outbox.schema import SLOTS
-from outbox.sender import Sender
 from outbox.store.database import Database
 from outbox.store.dialect import Dialect
 from outbox.store.log import Log
@@ -145,7 +144,7 @@ class Outbox:
 
         return in_transaction
 
-    def start(self, sender: Sender | str, **options: Any) -> Relay:
+    def start(self, sender: Destination, **options: Any) -> Relay:
         """Run a relay in a thread of this process, until `stop`; `options` are those of `Relay`.
 
         Several processes may do the same: one of them at a time holds the lease. After a fork call it in the child.
@@ -163,7 +162,7 @@ class Outbox:
             self._relay = None
 
     @contextmanager
-    def running(self, sender: Sender | str, **options: Any) -> Iterator[Relay]:
+    def running(self, sender: Destination, **options: Any) -> Iterator[Relay]:
         """`start` and `stop` around an application."""
         try:
             yield self.start(sender, **options)

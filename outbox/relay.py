@@ -15,6 +15,7 @@ from outbox.errors import HungHandlerError
 from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.sender import Sender, destination_of, open_sender
+from outbox.senders.function import FunctionSender
 from outbox.store.subscription import Declaration, OnDead, Start
 from outbox.verdict import RetryPolicy, Verdict
 from outbox.worker import Settings, Worker
@@ -25,13 +26,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox")
 
+#: Where messages go: a sender, a function of one message, or a URL.
+Destination = Sender | Callable[[Message], Verdict | None] | str
+
 
 class Relay:
     """Sends the messages of an outbox to one destination.
 
     Args:
         outbox: whose log is read.
-        sender: a `Sender`, or the URL of a destination.
+        sender: a `Sender`, a function of one message, or the URL of a destination.
         name: the subscription; one name has one selection and one destination.
         topics: only these; None: all.
         start: where a new subscription begins: "earliest", "latest" or a moment.
@@ -44,7 +48,7 @@ class Relay:
     def __init__(
         self,
         outbox: Outbox,
-        sender: Sender | str,
+        sender: Destination,
         *,
         name: str = "relay",
         topics: Iterable[str] | None = None,
@@ -55,7 +59,7 @@ class Relay:
         settings: Settings | None = None,
     ) -> None:
         self._outbox = outbox
-        self._sender: Sender = open_sender(sender) if isinstance(sender, str) else sender
+        self._sender = _opened(sender)
         declared = Declaration(
             name=name,
             destination=destination_of(sender),
@@ -76,7 +80,7 @@ class Relay:
         """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once."""
         listener = self._outbox.hints.listen(self._worker.wake.set)
         try:
-            with _signals(self.stop) if signals else _no_signals():
+            with stopping_on_signals(self.stop) if signals else _no_signals():
                 self._worker.run()
         finally:
             del listener
@@ -120,8 +124,14 @@ class Relay:
         return verdicts
 
 
+def _opened(sender: Destination) -> Sender:
+    if isinstance(sender, str):
+        return open_sender(sender)
+    return FunctionSender(sender) if callable(sender) else sender
+
+
 @contextmanager
-def _signals(stop: Callable[[], None]) -> Iterator[None]:
+def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     """Drain at the first SIGTERM or SIGINT, end at once at the second."""
     if threading.current_thread() is not threading.main_thread():
         yield

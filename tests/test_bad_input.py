@@ -43,6 +43,7 @@ class Attempts:
 
     taken: list[Message] = field(default_factory=list)
     refused: list[InvalidMessageError] = field(default_factory=list)
+    outcomes: list[bool] = field(default_factory=list)
 
 
 @contextmanager
@@ -67,6 +68,7 @@ def attempt(outbox: Outbox, connection: Connection, fields: Fields, into: Attemp
             into.refused.append(error)
             id = None
     assert len(seen) == (0 if id is None else 1)
+    into.outcomes.append(id is not None)
     if id is not None:
         expected = Message(**fields)
         expected.message_id = id
@@ -150,9 +152,7 @@ def test_any_text_in_any_field_arrives_or_is_refused(engine, field):
     attempts = run(outbox, [message(field, value) for value in values])
 
     assert [said(sent) for sent in attempts.taken] == arrived(outbox)
-    taken = [value for value in values if takes(field, value)]
-    assert [Message(**message(field, value)).body for value in taken] == [sent.body for sent in attempts.taken]
-    assert len(attempts.taken) + len(attempts.refused) == len(values)
+    assert attempts.outcomes == [takes(field, value) for value in values]
     assert {error.field.partition("[")[0] for error in attempts.refused} == {CALLED.get(field, field)}
 
 
@@ -212,15 +212,12 @@ def test_one_bad_message_among_many_writes_none_of_them(engine):
 
 # Seeds, and what grows out of them
 
+SEED = st.integers(0, len(TEXTS) - 1).map(lambda n: TEXTS[n])
 ANY_TEXT = st.one_of(
-    st.integers(0, len(TEXTS) - 1).map(TEXTS.__getitem__),
+    SEED,
     st.text(max_size=300),
     st.text(alphabet=st.characters(codec="utf-8"), max_size=40),
-    st.builds(
-        lambda one, other: one[:200] + other[:200],
-        st.integers(0, len(TEXTS) - 1).map(TEXTS.__getitem__),
-        st.integers(0, len(TEXTS) - 1).map(TEXTS.__getitem__),
-    ),
+    st.builds(lambda one, other: one[:200] + other[:200], SEED, SEED),
 )
 LIKELY_TOKEN = st.text(alphabet="abcXYZ019-_.", min_size=1, max_size=20)
 ANY_JSON = st.recursive(

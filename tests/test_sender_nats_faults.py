@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -83,11 +84,10 @@ def test_a_server_that_comes_back_is_found_again_with_few_words(caplog):
 
         check_eventually_done(sender, sent)
         sender.close()
-    words = [(record.levelname, record.getMessage().split(" (")[0]) for record in caplog.records]
-    address = f"nats://127.0.0.1:{server.port}"
-    assert words[0] == words[-1] == ("INFO", f"NATS: connected to {address}")
-    assert all(level == "WARNING" and text.startswith("NATS: ") for level, text in words[1:-1])
-    assert 1 <= len(words) - 2 <= 3
+    first, *outage, last = caplog.records
+    assert first.getMessage() == last.getMessage() == f"NATS: connected to nats://127.0.0.1:{server.port}"
+    assert {record.levelname for record in outage} == {"WARNING"}
+    assert all(later.created - earlier.created > 4.9 for earlier, later in pairwise(outage))
 
 
 def test_a_paused_server_is_unavailable_in_time_and_found_again():
@@ -101,7 +101,7 @@ def test_a_paused_server_is_unavailable_in_time_and_found_again():
             for _ in range(3):
                 began = time.monotonic()
                 assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
-                assert time.monotonic() - began < 1.1
+                assert time.monotonic() - began < 2
 
         check_eventually_done(sender, sent)
         check_stored(stream, sent)

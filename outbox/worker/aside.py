@@ -12,7 +12,7 @@ from tenacity.wait import wait_exponential
 from outbox.message import Message
 from outbox.store.dialect import Channel
 from outbox.store.log import Limits
-from outbox.store.parked import Aside, Parked, Ready
+from outbox.store.parked import Aside, Parked, Ready, Wish
 from outbox.verdict import seconds_to_wait
 from outbox.worker.handover import BLOCKED, HandOver
 from outbox.worker.settlement import Fates, Settlement, by_fate
@@ -82,6 +82,18 @@ class _Sick:
     failures: int
 
 
+def grant_wishes(parked: Parked, channel: Channel, settlement: Settlement) -> list[Wish]:
+    """Carry out what people asked of dead letters, a portion at a time; returns what was done."""
+    wishes = parked.wishes(channel, _MOST_WISHES)
+    if wishes:
+        with settlement.held():
+            parked.remove(channel, [wish.id for wish in wishes if wish.verb == "discard"])
+            parked.replay(channel, [wish.id for wish in wishes if wish.verb == "replay"])
+        for wish in wishes:
+            logger.info("dead letter %d: %s by %s (%s)", wish.id, wish.verb, wish.by, wish.reason)
+    return wishes
+
+
 class SetAside:
     """Handles what is parked, whenever some of it is due."""
 
@@ -130,13 +142,8 @@ class SetAside:
         return worked
 
     def _grant_wishes(self) -> int:
-        wishes = self._parked.wishes(self._channel, _MOST_WISHES)
+        wishes = grant_wishes(self._parked, self._channel, self._settlement)
         if wishes:
-            with self._settlement.held():
-                self._parked.remove(self._channel, [wish.id for wish in wishes if wish.verb == "discard"])
-                self._parked.replay(self._channel, [wish.id for wish in wishes if wish.verb == "replay"])
-            for wish in wishes:
-                logger.info("dead letter %d: %s by %s (%s)", wish.id, wish.verb, wish.by, wish.reason)
             self.keys.hold(wish.key for wish in wishes if wish.verb == "replay")
             self.keys.reconsider({wish.key for wish in wishes if wish.key is not None})
         return len(wishes)

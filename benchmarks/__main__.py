@@ -1,0 +1,61 @@
+"""`python -m benchmarks [names…] [--quick] [--out FOLDER]`: measure, and say which goals are kept."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks import report
+from benchmarks.drain import drain_pinned_vs_claim, drain_vs_claim, drain_vs_fetch
+from benchmarks.flat import flat_backlog, flat_pinned
+from benchmarks.latency import latency
+from benchmarks.measure import FULL, QUICK, Measurement, say
+from benchmarks.site import Site
+from benchmarks.write import write
+from outbox.testing.servers import PostgresServer
+
+#: By the names of what they measure.
+BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
+    ("write",): write,
+    ("drain_vs_claim",): drain_vs_claim,
+    ("drain_vs_fetch",): drain_vs_fetch,
+    ("drain_pinned_vs_claim",): drain_pinned_vs_claim,
+    ("latency_p50", "latency_p99"): latency,
+    ("flat_backlog",): flat_backlog,
+    ("flat_pinned",): flat_pinned,
+}
+NAMES = tuple(name for names in BENCHMARKS for name in names)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure what is asked for, in a server of our own."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Ratios, each taken within this run.")
+    parser.add_argument("names", nargs="*", metavar="name", help=f"of {', '.join(NAMES)}; all, if none is given")
+    parser.add_argument("--quick", action="store_true", help="see that it runs; the figures mean nothing")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "out", help="where the files go")
+    options = parser.parse_args(arguments)
+    if unknown := set(options.names) - set(NAMES):
+        parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
+    logging.getLogger("outbox").setLevel(logging.ERROR)
+    measurements = _measure(options.names or NAMES, quick=options.quick)
+    report.save(measurements, options.out)
+    print(report.table(measurements))
+
+
+def _measure(wanted: Sequence[str], *, quick: bool) -> list[Measurement]:
+    measurements: list[Measurement] = []
+    with PostgresServer(durable=True) as server:
+        site = Site(server, QUICK if quick else FULL)
+        for names, benchmark in BENCHMARKS.items():
+            if set(names) & set(wanted):
+                started = time.monotonic()
+                measurements += [each for each in benchmark(site) if each.name in wanted]
+                say(f"{' and '.join(names)}: {time.monotonic() - started:.0f} s")
+    return measurements
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,170 @@
+"""How long a message takes from its commit to the sender's call, against a bare NOTIFY, LISTEN and SELECT."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection as Pipe
+
+from sqlalchemy import Column, Identity, Integer, LargeBinary, MetaData, Table, insert
+
+from benchmarks.measure import Measurement, Turns, at_most
+from benchmarks.site import Place, Site
+from outbox import Message, Outbox, Relay, Verdict, create_engine
+from outbox.verdict import DONE
+
+_PAUSE = (0.010, 0.030)  # 50 messages a second, and none at a regular distance
+_PATIENCE = 60.0
+
+BARE = Table(
+    "bare",
+    MetaData(),
+    Column("id", Integer, Identity(), primary_key=True),
+    Column("body", LargeBinary, nullable=False),
+)
+
+#: What a process on the receiving side brings home: when it had which message, by the clock that all processes share.
+Arrivals = dict[bytes, int]
+Receiver = Callable[[str, Pipe], None]
+#: Writes one message; returns when its commit had come back.
+Writer = Callable[[bytes], int]
+
+
+def latency(site: Site) -> list[Measurement]:
+    """Milliseconds from commit to arrival, half and 99 of 100 of the messages."""
+    medians, tails = Turns("latency_p50"), Turns("latency_p99")
+    with site.place() as place:
+        BARE.metadata.create_all(place.engine)
+        for _ in range(site.scale.long_rounds):
+            ours = _milliseconds(place, _relay, _outbox_writer(place), site.scale.latency_messages)
+            bare = _milliseconds(place, _listener, _bare_writer(place), site.scale.latency_messages)
+            medians.add(_quantile(ours, 0.5), _quantile(bare, 0.5))
+            tails.add(_quantile(ours, 0.99), _quantile(bare, 0.99))
+    return [
+        Measurement(name="latency_p50", goal=at_most(1.5), unit="ms", ours=medians.ours, other=medians.other),
+        Measurement(name="latency_p99", goal=at_most(2), unit="ms", ours=tails.ours, other=tails.other),
+    ]
+
+
+def _milliseconds(place: Place, receiver: Receiver, write: Writer, count: int) -> list[float]:
+    """The latency of each message, written at its own pace while the receiver runs in another process."""
+    with _running(receiver, place.url) as pipe:
+        number = 0
+        while not pipe.poll(0.1):  # until the first one arrives
+            write(b"warm-up %d" % number)
+            number += 1
+        pipe.recv()
+        pauses = random.Random(count)
+        committed: Arrivals = {}
+        for number in range(count):
+            time.sleep(pauses.uniform(*_PAUSE))
+            body = b"%d" % number
+            committed[body] = write(body)
+        time.sleep(1)
+        pipe.send("stop")
+        if not pipe.poll(_PATIENCE):
+            raise RuntimeError("the receiver does not answer")
+        arrived: Arrivals = pipe.recv()
+    return [(arrived[body] - at) / 1e6 for body, at in committed.items()]
+
+
+@contextmanager
+def _running(receiver: Receiver, url: str) -> Iterator[Pipe]:
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=receiver, args=(url, theirs), daemon=True)
+    process.start()
+    try:
+        yield ours
+        process.join(_PATIENCE)
+    finally:
+        process.kill()
+        process.join()
+
+
+def _outbox_writer(place: Place) -> Writer:
+    outbox = Outbox(place.engine)
+
+    def write(body: bytes) -> int:
+        with place.engine.connect() as connection:
+            connection.execute(insert(BARE), {"body": b"business"})
+            outbox.send(connection, "orders", body)
+            connection.commit()
+            return time.monotonic_ns()
+
+    return write
+
+
+def _bare_writer(place: Place) -> Writer:
+    notifier = place.connect()
+    notifier.autocommit = True
+
+    def write(body: bytes) -> int:
+        with place.engine.connect() as connection:
+            connection.execute(insert(BARE), {"body": b"business"})
+            connection.execute(insert(BARE), {"body": body})
+            connection.commit()
+            at = time.monotonic_ns()
+        notifier.execute("NOTIFY bare")
+        return at
+
+    return write
+
+
+class Arrival:
+    """A sender that notes when it was given what, and tells when the first came."""
+
+    destination = "sender:arrival"
+
+    def __init__(self, pipe: Pipe) -> None:
+        self._pipe = pipe
+        self.at: Arrivals = {}
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """All of them have arrived."""
+        now = time.monotonic_ns()
+        if not self.at:
+            self._pipe.send("ready")
+        self.at.update((message.body, now) for message in messages)
+        return [DONE] * len(messages)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def _relay(url: str, pipe: Pipe) -> None:
+    """A process with a relay."""
+    arrival = Arrival(pipe)
+    relay = Relay(Outbox(create_engine(url)), arrival)
+    threading.Thread(target=lambda: (pipe.recv(), relay.stop()), daemon=True).start()
+    relay.run()
+    pipe.send(arrival.at)
+
+
+def _listener(url: str, pipe: Pipe) -> None:
+    """A process that listens, and selects what is new whenever it is told."""
+    place = Place(create_engine(url), url)
+    connection = place.connect()
+    connection.autocommit = True
+    connection.execute("LISTEN bare")
+    cursor = connection.cursor(binary=True)
+    connection.prepare_threshold = 0
+    arrived: Arrivals = {}
+    (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM bare").fetchone() or (0,)
+    while not pipe.poll():
+        for _ in connection.notifies(timeout=1, stop_after=1):
+            rows = cursor.execute("SELECT id, body FROM bare WHERE id > %s ORDER BY id", (last,)).fetchall()
+            now = time.monotonic_ns()
+            if rows and not arrived:
+                pipe.send("ready")
+            arrived.update((body, now) for _, body in rows)
+            last = rows[-1][0] if rows else last
+    pipe.send(arrived)
+
+
+def _quantile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

@@ -1,0 +1,120 @@
+"""What is measured: a ratio of two figures that were taken in turn, several times, and the goal that it has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from statistics import median
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """A bound that a ratio should keep."""
+
+    bound: float
+    at_most: bool
+
+    def __str__(self) -> str:
+        return f"{'<=' if self.at_most else '>='} {self.bound:.2f}"
+
+    def met_by(self, value: float) -> bool:
+        """Whether a ratio keeps the bound."""
+        return value <= self.bound if self.at_most else value >= self.bound
+
+
+def at_most(bound: float) -> Goal:
+    """For times: less is better."""
+    return Goal(bound, at_most=True)
+
+
+def at_least(bound: float) -> Goal:
+    """For rates: more is better."""
+    return Goal(bound, at_most=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measurement:
+    """One benchmark's outcome: the figures of each round, and what they are compared with."""
+
+    name: str
+    goal: Goal
+    unit: str
+    ours: list[float]
+    other: list[float]
+    remark: str = ""
+
+    @property
+    def rounds(self) -> list[float]:
+        """The ratio in each round; its two figures were taken one right after the other."""
+        return [ours / other for ours, other in zip(self.ours, self.other, strict=True)]
+
+    @property
+    def value(self) -> float:
+        """The median ratio."""
+        return median(self.rounds)
+
+    @property
+    def met(self) -> bool:
+        """Whether the goal is kept."""
+        return self.goal.met_by(self.value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How much is measured; each figure is what one round of one side takes."""
+
+    rounds: int = 5
+    #: Of those that take a minute or more for each.
+    long_rounds: int = 3
+    transactions: int = 2_000
+    drained: int = 200_000
+    passed: int = 300_000
+    latency_messages: int = 1_000
+    flat_drained: int = 100_000
+    flat_passed: tuple[int, int] = (100_000, 2_000_000)
+    settles: int = 60_000
+    settles_at_an_end: int = 6_000
+
+
+FULL = Scale()
+
+#: Shows that everything runs, and says nothing about speed.
+QUICK = Scale(
+    rounds=1,
+    long_rounds=1,
+    transactions=50,
+    drained=3_000,
+    passed=3_000,
+    latency_messages=25,
+    flat_drained=2_000,
+    flat_passed=(1_000, 4_000),
+    settles=400,
+    settles_at_an_end=40,
+)
+
+
+@dataclass(slots=True)
+class Turns:
+    """Takes the figures of two sides in turn: ours, the other's, ours, the other's."""
+
+    name: str
+    ours: list[float] = field(default_factory=list)
+    other: list[float] = field(default_factory=list)
+
+    def take(self, rounds: int, ours: Callable[[], float], other: Callable[[], float]) -> Turns:
+        """Measure both sides `rounds` times."""
+        for _ in range(rounds):
+            self.add(ours(), other())
+        return self
+
+    def add(self, ours: float, other: float) -> None:
+        """Note a round."""
+        self.ours.append(ours)
+        self.other.append(other)
+        say(f"{self.name}: {ours:,.1f} against {other:,.1f}, {ours / other:.2f}")
+
+
+def say(text: str) -> None:
+    """Show progress, away from the table."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,68 @@
+"""What is shown of the measurements: a table, a picture, and a file for programs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+
+from benchmarks.measure import Measurement
+
+_COLUMNS = "{:<24}{:>8}  {:<8}{:<6}{:>12}{:>12}  {:<10}{}"
+
+
+def table(measurements: Sequence[Measurement]) -> str:
+    """One line a benchmark."""
+    lines = [_COLUMNS.format("benchmark", "ratio", "goal", "met", "ours", "other", "unit", "rounds")]
+    for each in measurements:
+        met = "yes" if each.met else "NO"
+        ours, other = (f"{median(figures):,.{2 if each.unit == 'ms' else 0}f}" for figures in (each.ours, each.other))
+        rounds = " ".join(f"{ratio:.2f}" for ratio in each.rounds) + (f"   ({each.remark})" if each.remark else "")
+        ratio, goal = f"{each.value:.2f}", str(each.goal)
+        lines.append(_COLUMNS.format(each.name, ratio, goal, met, ours, other, each.unit, rounds))
+    return "\n".join(lines)
+
+
+def results(measurements: Sequence[Measurement]) -> dict[str, dict[str, object]]:
+    """The figures by name, for programs."""
+    return {
+        each.name: {
+            "value": round(each.value, 4),
+            "goal": str(each.goal),
+            "met": each.met,
+            "rounds": [round(ratio, 4) for ratio in each.rounds],
+        }
+        for each in measurements
+    }
+
+
+def save(measurements: Sequence[Measurement], folder: Path) -> None:
+    """Write `results.json` and `results.png`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.json").write_text(json.dumps(results(measurements), indent=2) + "\n")
+    _picture(measurements, folder / "results.png")
+
+
+def _picture(measurements: Sequence[Measurement], path: Path) -> None:
+    """One panel a benchmark: its rounds, their median, and on which side of the goal they should be."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    height = -(-len(measurements) // 4)
+    figure, grid = pyplot.subplots(height, 4, figsize=(13, 3.2 * height), squeeze=False, layout="constrained")
+    for panel in grid.flat[len(measurements) :]:
+        panel.set_axis_off()
+    for panel, each in zip(grid.flat, measurements, strict=False):
+        colour = "tab:green" if each.met else "tab:red"
+        top = 1.25 * max(*each.rounds, each.goal.bound)
+        good = (0, each.goal.bound) if each.goal.at_most else (each.goal.bound, top)
+        panel.axhspan(*good, color="tab:green", alpha=0.1)
+        panel.axhline(each.goal.bound, color="grey", linestyle="--", linewidth=1)
+        panel.bar([0], [each.value], width=0.5, color=colour, alpha=0.6)
+        panel.plot([0.4] * len(each.rounds), each.rounds, "o", color="black", markersize=3)
+        panel.set(title=f"{each.name}\n{each.value:.2f}, goal {each.goal}", xlim=(-0.7, 0.9), ylim=(0, top), xticks=[])
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

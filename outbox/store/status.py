@@ -1,0 +1,211 @@
+"""How every subscription stands: what waits, since when, who works on it. Costs the same at any size of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from outbox.message import HALF_TOPIC
+from outbox.position import EARLIEST, Progress
+from outbox.store.database import Database
+from outbox.store.dialect import Channel, Row
+from outbox.store.lease import Holder, Leases, Partition
+from outbox.store.progress import ProgressLog
+from outbox.store.subscription import Subscription, Subscriptions
+
+#: Counted up to here; what is more is estimated.
+MOST_COUNTED = 10_000
+STATES = ("delayed", "waiting", "retry", "blocked", "dead")
+
+#: An estimate looks at so many places of the log, so many rows each.
+_PLACES = 32
+_ROWS_A_PLACE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many there are: counted, or `about` so many."""
+
+    number: int
+    about: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How one subscription stands.
+
+    `backlog`: messages of the log that are not settled yet. `lag`: the age of the oldest of them in seconds; 0 without
+    any, and at most that if `lag_about`. `parked`: messages set aside, by state. `idle`: seconds since its last settle.
+    """
+
+    subscription: Subscription
+    backlog: Count
+    lag: float
+    lag_about: bool
+    holder: Holder | None
+    idle: float | None
+    parked: dict[str, Count]
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a worker holds its lease."""
+        return self.holder is not None and self.holder.live
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one bounded look at unsettled rows found: rows in all, those that are selected, their extremes."""
+
+    rows: int
+    selected: int
+    oldest: datetime | None
+    youngest_row: datetime | None
+    first_id: int | None
+
+
+#: `{number}` is the column by which a position tells what is settled. The ORDER BY keeps never-analysed tables on the
+#: index (number, id); the limit comes before the selection, so that a rare topic costs no more than a common one.
+_FRESH = """
+    SELECT count(*), count(CASE WHEN {selected} THEN 1 END), min(CASE WHEN {selected} THEN created_at END),
+           max(created_at), min(id)
+    FROM (SELECT id, topic, created_at FROM {message} WHERE {number} >= :head ORDER BY {number}, id LIMIT :limit) AS r
+"""
+#: What committed late: a probe of the same index per number that is open at the position.
+_LATE = """
+    SELECT count(*), count(CASE WHEN {selected} THEN 1 END), min(CASE WHEN {selected} THEN created_at END),
+           max(created_at), min(id)
+    FROM (SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
+              SELECT id, topic, created_at FROM {message} WHERE {number} = o.x ORDER BY {number}, id LIMIT :limit) AS l
+          LIMIT :limit) AS r
+"""
+#: What is left of a window that is half done, by primary key from the id that it came to.
+_REST = """
+    SELECT count(*), count(CASE WHEN {selected} AND {left} THEN 1 END),
+           min(CASE WHEN {selected} AND {left} THEN created_at END), max(created_at), min(id)
+    FROM (SELECT id, topic, created_at, {number} AS number FROM {message} WHERE id > :after
+          ORDER BY id LIMIT :limit) AS r
+"""
+_LEFT = "(number < :target AND NOT {in_target} AND (number >= :head OR {in_base}))"
+#: The ends of the log, each one probe of the primary key.
+_LAST_ID = "SELECT max(id) FROM {message}"
+_SAMPLE = """
+    SELECT id, {number}, CASE WHEN {selected} THEN 1 ELSE 0 END FROM {message}
+    WHERE id >= :first AND id < :end ORDER BY id LIMIT :limit
+"""
+#: The ORDER BY keeps each count on (subscription, state, id).
+_PARKED = """
+    SELECT count(*) FROM (SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = :state
+                          ORDER BY id LIMIT :limit) AS n
+"""
+_NOW = "SELECT {now}"
+
+
+def standings(database: Database, channel: Channel) -> tuple[datetime, list[Standing]]:
+    """How all subscriptions stand, by name, and the database's clock."""
+    now = database.dialect.moment(channel.rows(database.sql(_NOW))[0][0])
+    assert now is not None
+    return now, [_standing(database, channel, each, now) for each in Subscriptions(database).all(channel)]
+
+
+def _standing(database: Database, channel: Channel, subscription: Subscription, now: datetime) -> Standing:
+    partition = Partition(subscription.name, subscription.generation)
+    settled = ProgressLog(database).newest(channel, partition)
+    unsettled = _Unsettled(database, channel, subscription, Progress(EARLIEST) if settled is None else settled.progress)
+    oldest, about = unsettled.oldest()
+    return Standing(
+        subscription=subscription,
+        backlog=unsettled.count(),
+        lag=0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
+        lag_about=about,
+        holder=Leases(database).look(channel, partition),
+        idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
+        parked=dict(_parked(database, channel, subscription.name)),
+    )
+
+
+def _parked(database: Database, channel: Channel, subscription: str) -> Iterator[tuple[str, Count]]:
+    statement = database.sql(_PARKED)
+    for state in STATES:
+        parameters = {"subscription": subscription, "state": state, "limit": MOST_COUNTED + 1}
+        number = int(channel.rows(statement, parameters)[0][0])
+        yield state, Count(min(number, MOST_COUNTED), about=number > MOST_COUNTED)
+
+
+class _Unsettled:
+    """The rows of the log that a progress has not settled."""
+
+    def __init__(self, database: Database, channel: Channel, subscription: Subscription, progress: Progress) -> None:
+        self._database = database
+        self._channel = channel
+        self._progress = progress
+        # PostgreSQL has a column for it; elsewhere a row's own id tells what is settled.
+        self._number = "xact_id" if "xact_id" in database.tables.message.columns else "id"
+        topics = subscription.topics
+        self._selected = "topic <> :topics" if topics is None else database.among("topic", texts="topics")
+        self._common = {
+            "topics": HALF_TOPIC if topics is None else database.bind(topics),
+            "limit": MOST_COUNTED + 1,
+        }
+        self._parts = self._look()
+
+    def count(self) -> Count:
+        """How many are selected."""
+        counted = sum(part.selected for part in self._parts)
+        if self._all_seen and counted <= MOST_COUNTED:
+            return Count(counted)
+        return Count(max(counted, self._estimate()), about=True)
+
+    def oldest(self) -> tuple[datetime | None, bool]:
+        """When the oldest was written; if none was among those looked at, a moment before which there is none."""
+        known = [part.oldest for part in self._parts if part.oldest is not None]
+        if known or self._all_seen:
+            return min(known, default=None), False
+        return max((part.youngest_row for part in self._parts if part.youngest_row is not None), default=None), True
+
+    @property
+    def _all_seen(self) -> bool:
+        return all(part.rows <= MOST_COUNTED for part in self._parts)
+
+    def _look(self) -> list[_Part]:
+        """Bounded looks: beyond the newer end of the progress, and at what is left of its window."""
+        base, target, after = self._progress.base, self._progress.target, self._progress.after
+        end = base if target is None else target
+        parts = [self._part(_FRESH, {"head": end.head})]
+        if end.open:
+            parts.append(self._part(_LATE, {"open": list(end.open)}))
+        if target is not None:
+            bind = self._database.bind
+            bounds = {"after": after, "head": base.head, "target": target.head}
+            parts.append(self._part(_REST, {**bounds, "opened": bind(base.open), "still": bind(target.open)}))
+        return parts
+
+    def _part(self, statement: str, parameters: dict[str, Any]) -> _Part:
+        rows, selected, oldest, youngest, first = self._rows(statement, parameters)[0]
+        moment = self._database.dialect.moment
+        return _Part(rows, selected, moment(oldest), moment(youngest), first)
+
+    def _estimate(self) -> int:
+        """From samples: how dense the ids are at many places, and how many of them are ours and not settled."""
+        after = self._progress.after
+        known = [part.first_id for part in self._parts if part.first_id is not None]
+        first = min(known if after is None else [*known, after + 1])
+        end = int(self._channel.rows(self._database.sql(_LAST_ID))[0][0] or 0) + 1
+        width = max(1, -(-(end - first) // _PLACES))
+        return round(sum(self._sampled(start, min(start + width, end)) for start in range(first, end, width)))
+
+    def _sampled(self, first: int, end: int) -> float:
+        rows = self._rows(_SAMPLE, {"first": first, "end": end, "limit": _ROWS_A_PLACE})
+        ours = sum(1 for id, number, selected in rows if selected and not self._settled(id, number))
+        return ours if len(rows) < _ROWS_A_PLACE else ours * (end - first) / (rows[-1][0] - first + 1)
+
+    def _settled(self, id: int, number: int) -> bool:
+        base, target, after = self._progress.base, self._progress.target, self._progress.after
+        return base.sees(number) or (target is not None and after is not None and id <= after and target.sees(number))
+
+    def _rows(self, statement: str, parameters: dict[str, Any]) -> Sequence[Row]:
+        among = self._database.among
+        left = _LEFT.format(in_target=among("number", numbers="still"), in_base=among("number", numbers="opened"))
+        text = self._database.sql(statement, number=self._number, selected=self._selected, left=left)
+        return self._channel.rows(text, {**self._common, **parameters})

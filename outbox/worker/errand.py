@@ -1,0 +1,92 @@
+"""Errands: what a person asks for, done under the lease by a worker that handles nothing and is gone again."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+from outbox.errors import LeaseLostError, SubscriptionError
+from outbox.store import identity
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.lease import Holder, Lease, Leases, Partition
+from outbox.store.log import Log
+from outbox.store.parked import Parked
+from outbox.store.subscription import Subscription, Subscriptions
+from outbox.worker.aside import grant_wishes
+from outbox.worker.settlement import Settlement
+
+#: Long enough for one short transaction on a busy database; renewed before each.
+_LENGTH = timedelta(seconds=30)
+
+
+class WorkerAliveError(SubscriptionError):
+    """The lease is a worker's; `holder` says whose and until when."""
+
+    def __init__(self, subscription: str, holder: Holder) -> None:
+        until = "" if holder.lease_until is None else f" until {holder.lease_until:%H:%M:%S} UTC"
+        super().__init__(f"worker {holder.owner} holds the lease of {subscription}{until}; stop it first")
+        self.holder = holder
+
+
+def carry_out_wishes(database: Database, channel: Channel, subscription: Subscription) -> int:
+    """Carry out the wishes on dead letters, in place of a worker; returns how many.
+
+    Raises:
+        WorkerAliveError: somebody holds the lease, and will see the wishes.
+    """
+    identity.verify(database, channel)
+    incarnation = Log(database).now(channel).incarnation
+    parked = Parked(database, subscription.name)
+    granted = 0
+    with borrowed(database, channel, subscription) as lease:
+        settlement = Settlement(database, channel, lease, incarnation)
+        while done := grant_wishes(parked, channel, settlement):
+            granted += len(done)
+            if not Leases(database).renew(channel, lease, _LENGTH):
+                raise LeaseLostError(f"{subscription.name}: a worker took the lease; it carries out the rest")
+    return granted
+
+
+def alter(database: Database, channel: Channel, changed: Subscription) -> None:
+    """Store another selection, destination or policy while no worker is at it.
+
+    Raises:
+        WorkerAliveError: somebody holds the lease.
+    """
+    with borrowed(database, channel, changed):
+        Subscriptions(database).alter(channel, changed)
+
+
+def drop(database: Database, channel: Channel, subscription: Subscription) -> None:
+    """Forget a subscription with its progress and parked messages while no worker is at it.
+
+    Raises:
+        WorkerAliveError: somebody holds the lease.
+    """
+    with borrowed(database, channel, subscription):
+        Subscriptions(database).drop(channel, subscription.name)
+
+
+@contextmanager
+def borrowed(database: Database, channel: Channel, subscription: Subscription) -> Iterator[Lease]:
+    """The lease of a subscription that nobody is working on.
+
+    Raises:
+        WorkerAliveError: somebody is.
+    """
+    leases = Leases(database)
+    partition = Partition(subscription.name, subscription.generation)
+    lease = leases.acquire(channel, partition, f"errand-{secrets.token_hex(4)}", _LENGTH)
+    if lease is None:
+        holder = leases.look(channel, partition)
+        if holder is None:
+            raise SubscriptionError(f"subscription {subscription.name!r} has no lease row; run: outbox db check")
+        raise WorkerAliveError(subscription.name, holder)
+    try:
+        yield lease
+    finally:
+        with suppress(Exception):
+            leases.release(channel, lease)
