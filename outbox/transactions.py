@@ -21,10 +21,6 @@ from outbox.store.database import Database
 
 Handle = Session | scoped_session[Session] | Connection
 
-#: In a connection's `info`: messages were sent in the running transaction; in the one that was committed last.
-_SENT = "outbox.sent"
-_COMMITTED = "outbox.committed"
-
 
 class Transactions:
     """Watches the transactions in which messages were sent."""
@@ -33,6 +29,9 @@ class Transactions:
         self._database = database
         self._hints = hints
         self._watched: weakref.WeakSet[Engine] = weakref.WeakSet()
+        # Keys in a connection's `info`: messages were sent in the running transaction; in the one committed last.
+        # Each outbox has its own, because an engine may serve several.
+        self._sent, self._committed = object(), object()
         self._watch(database.engine)
 
     def connection_of(self, handle: Handle, *, flush: bool) -> Connection:
@@ -64,7 +63,7 @@ class Transactions:
 
     def sent(self, connection: Connection) -> None:
         """Messages are part of this connection's transaction now."""
-        connection.info[_SENT] = True
+        connection.info[self._sent] = True
         crash_point("outbox.after_insert")
 
     def _require_transaction(self, connection: Connection) -> None:
@@ -81,22 +80,28 @@ class Transactions:
     def _watch(self, engine: Engine) -> None:
         self._watched.add(engine)
         event.listen(engine, "commit", self._before_commit)
-        event.listen(engine, "rollback", _forget)
+        event.listen(engine, "rollback", self._forget)
         event.listen(engine, "prepare_twophase", lambda connection, _xid: self._require_sound(connection))
-        event.listen(engine, "commit_twophase", lambda connection, *_: self._before_commit(connection))
-        event.listen(engine, "rollback_twophase", lambda connection, *_: _forget(connection))
+        event.listen(engine, "commit_twophase", lambda connection, *_: self._before_commit(connection, "tpc_rollback"))
+        event.listen(engine, "rollback_twophase", lambda connection, *_: self._forget(connection))
         event.listen(engine, "checkin", self._returned)
         if engine.dialect.name == "sqlite":
             sqlite.begin_before_savepoint(engine)
 
-    def _before_commit(self, connection: Connection) -> None:
-        """The real commit comes next."""
-        if not connection.info.get(_SENT, False):
+    def _before_commit(self, connection: Connection, roll_back: str = "rollback") -> None:
+        """The real commit comes next; `roll_back` is the driver's word for the contrary."""
+        if not connection.info.get(self._sent, False):
             return
-        self._require_sound(connection)
-        del connection.info[_SENT]
+        try:
+            self._require_sound(connection)
+        except TransactionAbortedError:
+            # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
+            connection.info.pop(self._sent)
+            getattr(connection.connection.driver_connection, roll_back)()
+            raise
+        del connection.info[self._sent]
         crash_point("outbox.before_commit")
-        connection.info[_COMMITTED] = True
+        connection.info[self._committed] = True
         # A connection that its owner keeps will not be returned: then a moment's delay has to do.
         self._hints.expect()
 
@@ -104,7 +109,7 @@ class Transactions:
         """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
         driver: Any = connection.connection.driver_connection
         postgres = self._database.dialect.name == "postgresql"
-        if postgres and connection.info.get(_SENT, False) and postgresql.is_aborted(driver):
+        if postgres and connection.info.get(self._sent, False) and postgresql.is_aborted(driver):
             raise TransactionAbortedError(
                 "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
                 " would be lost; roll back, or use a savepoint around what may fail"
@@ -112,11 +117,12 @@ class Transactions:
 
     def _returned(self, _driver: object, record: Any) -> None:
         """Back in the pool: what it committed is visible now."""
-        record.info.pop(_SENT, None)
-        if record.info.pop(_COMMITTED, False):
+        record.info.pop(self._sent, None)
+        if record.info.pop(self._committed, False):
             crash_point("outbox.after_commit")
             self._hints.hint()
 
-
-def _forget(connection: Connection) -> None:
-    connection.info.pop(_SENT, None)
+    def _forget(self, connection: Connection) -> None:
+        # A lost connection has nothing to forget, and asking it would raise in the application's rollback.
+        if not connection.invalidated:
+            connection.info.pop(self._sent, None)

@@ -99,7 +99,7 @@ def _of_table(inspector: Inspector, table: Table, dialect: str) -> Iterator[Find
 
 
 def _of_column(where: str, column: Column[Any], found: dict[str, Any], dialect: str) -> Iterator[Finding]:
-    wanted_type = _family(column.type.dialect_impl(_dialect(dialect)).compile(_dialect(dialect)))
+    wanted_type = _family(column.type.compile(_dialect(dialect)))
     found_type = _family(found["type"].compile(_dialect(dialect)))
     if found_type != wanted_type:
         yield Finding(where, f"is {found_type}, not {wanted_type}", "give it that type")
@@ -129,10 +129,10 @@ def _of_indexes(inspector: Inspector, table: Table, dialect: str) -> Iterator[Fi
         there, wanted = found["column_names"], [column.name for column in index.columns]
         if there != wanted:
             yield Finding(where, f"is on ({_listed(there)}), not on ({_listed(wanted)})", f"drop it; {make}")
-        there = _predicate(found.get("dialect_options", {}), dialect)
-        wanted = _predicate(_options(index, dialect), dialect)
-        if there != wanted:
-            yield Finding(where, f"selects {there or 'all rows'}, not {wanted or 'all rows'}", f"drop it; {make}")
+        selects = _predicate(found.get("dialect_options", {}), dialect)
+        needed = _predicate(_options(index, dialect), dialect)
+        if selects != needed:
+            yield Finding(where, f"selects {selects or 'all rows'}, not {needed or 'all rows'}", f"drop it; {make}")
 
 
 def _of_postgresql(connection: Connection, database: Database) -> Iterator[Finding]:

@@ -31,6 +31,9 @@ class Count:
     number: int
     about: bool = False
 
+    def __str__(self) -> str:
+        return f"~{self.number}" if self.about else str(self.number)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
@@ -121,11 +124,12 @@ def _standing(database: Database, channel: Channel, subscription: Subscription, 
         lag_about=about,
         holder=Leases(database).look(channel, partition),
         idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
-        parked=dict(_parked(database, channel, subscription.name)),
+        parked=dict(parked(database, channel, subscription.name)),
     )
 
 
-def _parked(database: Database, channel: Channel, subscription: str) -> Iterator[tuple[str, Count]]:
+def parked(database: Database, channel: Channel, subscription: str) -> Iterator[tuple[str, Count]]:
+    """How many messages a subscription has set aside, by state."""
     statement = database.sql(_PARKED)
     for state in STATES:
         parameters = {"subscription": subscription, "state": state, "limit": MOST_COUNTED + 1}

@@ -1,0 +1,92 @@
+"""The command line: `outbox …`. A verb is loaded when it is called, so that help answers at once."""
+
+from __future__ import annotations
+
+import functools
+import io
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import click
+
+from outbox.cli.output import scrubbed
+
+#: Where each verb is, and what it is for.
+_VERBS = {
+    "relay": ("outbox.cli.relay:relay", "Send the messages of the log to a destination."),
+    "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
+    "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
+    "subscriptions": ("outbox.cli.subscriptions:subscriptions", "List, alter and drop the readers of the log."),
+    "purge": ("outbox.cli.purge:purge", "Delete old messages that every subscription is past."),
+    "db": ("outbox.cli.db:db", "Make the tables, and check them."),
+    "restore": ("outbox.cli.restore:restore", "Bring a log that was copied to another server in line."),
+    "demo": ("outbox.cli.demo:demo", "See transactions become messages, with a crash in the middle."),
+}
+
+_INTERRUPTED = 130
+
+
+class Verbs(click.Group):
+    """The verbs, loaded when they are needed; whatever fails ends as one line and an exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order in which one meets them."""
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command of a verb."""
+        if cmd_name not in _VERBS:
+            return None
+        module, _, name = _VERBS[cmd_name][0].partition(":")
+        found: click.Command = getattr(import_module(module), name)
+        return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list of verbs, without loading any."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
+
+    def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
+        """Run, and exit with a code: 0 fine, 1 failure or findings, 2 usage, 3 no database, 4 hang or unfinished."""
+        run = functools.partial(super().main, *args, standalone_mode=False, **extra)
+        if not standalone_mode:
+            return run()
+        sys.exit(_ended(run))
+
+
+def _ended(run: Callable[[], Any]) -> int:
+    """Run, and say in one line what went wrong."""
+    try:
+        code = run()
+    except click.ClickException as error:
+        text = io.StringIO()
+        error.show(text)
+        click.echo(scrubbed(text.getvalue()), err=True, nl=False)
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return _INTERRUPTED
+    except Exception as error:
+        from outbox.cli.failures import told
+
+        code = told(error)
+        if code is None:
+            raise
+    return code if isinstance(code, int) else 0
+
+
+@click.group(
+    cls=Verbs,
+    context_settings={"auto_envvar_prefix": "OUTBOX", "help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+@click.version_option(package_name="outbox-log", prog_name="outbox")
+def main() -> None:
+    """A transactional outbox: messages leave exactly when their transaction commits.
+
+    The database is given as --database URL, OUTBOX_DATABASE or --database-file PATH. Every option has an environment
+    variable, shown in the help of its command. A URL with a password belongs into the environment or a file.
+
+    Exit codes: 0 fine, 1 failure or findings, 2 usage or configuration, 3 database unreachable, 4 a hang, or a drain
+    that came to no end.
+    """

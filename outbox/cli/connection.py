@@ -1,0 +1,110 @@
+"""Opening the database that the options name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sqlalchemy import URL, Engine, make_url
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+
+from outbox import create_engine
+from outbox.cli.failures import UNREACHABLE, USAGE
+from outbox.cli.output import keep_secret
+from outbox.errors import SchemaError
+from outbox.schema import VERSION
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.inspection import stored_identity
+
+if TYPE_CHECKING:
+    from outbox.cli.options import Target
+
+import click
+
+_CONNECT_SECONDS = 10
+_FORM = "write postgresql://user@host:5432/name or sqlite:////absolute/path"
+
+
+@contextmanager
+def opened(target: Target, *, create: bool = False) -> Iterator[tuple[Database, Channel]]:
+    """The outbox that the options name, with a connection. `create`: the tables need not be there yet."""
+    engine = engine_of(target, create=create)
+    try:
+        database = Database(engine, target.schema)
+        channel = database.open()
+        try:
+            with database.explained():
+                yield (database if create else _with_its_slots(database, channel)), channel
+        finally:
+            with suppress(Exception):
+                channel.close()
+    finally:
+        engine.dispose()
+
+
+def engine_of(target: Target, *, create: bool = False) -> Engine:
+    """An engine for the URL of the options."""
+    url = _parsed(target.url)
+    keep_secret(url.password)
+    if url.get_backend_name() == "sqlite":
+        _require_file(url, create=create)
+    # Parameters may be somebody's data: no error shows them.
+    options = {"hide_parameters": True, **_postgresql_options(url)}
+    try:
+        return create_engine(url, **options)  # type: ignore[arg-type]
+    except NoSuchModuleError:
+        raise _usage(f"no outbox lives in {url.drivername}; {_FORM}") from None
+    except ModuleNotFoundError as error:
+        raise _usage(f"the driver of {url.drivername} is not installed ({error.name}); write postgresql://…") from None
+
+
+def _parsed(text: str) -> URL:
+    # The hosts begin behind the only @: a second one would be taken for a part of a host, and be shown.
+    if text.partition("://")[2].partition("/")[0].count("@") > 1:
+        raise _usage("the database URL has two @; percent-encode the one in the password as %40")
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        # Neither the text nor the cause is shown: it may hold a password.
+        raise _usage(f"the database is not given as a URL; {_FORM}") from None
+    if url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername="postgresql+psycopg")
+    return url
+
+
+def _require_file(url: URL, *, create: bool) -> None:
+    """SQLite would make a file for every mistyped name."""
+    if url.database and not create and not url.database.startswith("file:") and not Path(url.database).exists():
+        raise _Failure(f"there is no file {url.database}; to make it, run: outbox db upgrade", UNREACHABLE)
+
+
+def _postgresql_options(url: URL) -> dict[str, object]:
+    if url.get_backend_name() != "postgresql":
+        return {}
+    defaults = {"connect_timeout": _CONNECT_SECONDS, "application_name": "outbox"}
+    return {"connect_args": {name: value for name, value in defaults.items() if name not in url.query}}
+
+
+def _with_its_slots(database: Database, channel: Channel) -> Database:
+    """How many slots there are is the database's to say."""
+    stored = stored_identity(database, channel)
+    if stored is None:
+        return database
+    if stored.version != VERSION:
+        raise SchemaError(f"the tables are of version {stored.version}, this is {VERSION}; run: outbox db upgrade")
+    return Database(database.engine, database.schema, slots=stored.slots)
+
+
+class _Failure(click.ClickException):
+    """One line, and the exit code that goes with it."""
+
+    def __init__(self, text: str, code: int) -> None:
+        super().__init__(text)
+        self.exit_code = code  # type: ignore[misc]  # click itself sets it where it has to
+
+
+def _usage(text: str) -> _Failure:
+    return _Failure(text, USAGE)

@@ -1,0 +1,74 @@
+"""`outbox db`: the tables."""
+
+from __future__ import annotations
+
+import click
+
+from outbox.cli.options import Target, about_a_database, as_json, option
+from outbox.cli.output import printable, say, show_json
+
+
+@click.group(no_args_is_help=True)
+def db() -> None:
+    """Make the tables, and check them."""
+
+
+_slots = option(
+    "--slots", type=click.IntRange(1, 32_767), help="Shares of the key space; fixed when the tables are made."
+)
+
+
+@db.command()
+@about_a_database
+@_slots
+def upgrade(*, target: Target, slots: int | None) -> None:
+    """Create the tables, or bring them up to date; does no harm when they are."""
+    from outbox import migrate
+    from outbox.cli.connection import engine_of
+    from outbox.schema import SLOTS
+
+    engine = engine_of(target, create=True)
+    try:
+        before = migrate.current_revision(engine, target.schema)
+        migrate.upgrade(engine, target.schema, slots or SLOTS)
+        after = migrate.current_revision(engine, target.schema)
+    finally:
+        engine.dispose()
+    say(
+        f"the tables are up to date ({after})" if before == after else f"upgraded from {before or 'nothing'} to {after}"
+    )
+
+
+@db.command()
+@about_a_database
+@option("--slots", type=int, help="What the application says, to be compared.")
+@as_json
+def check(*, target: Target, slots: int | None, json: bool) -> None:
+    """Compare the database with what this version needs; exit code 1 when something differs."""
+    from outbox import migrate
+    from outbox.store.inspection import Finding, findings
+
+    with target.opened(create=True) as (database, channel):
+        found = findings(database, channel, slots)
+        revision, head = migrate.current_revision(database.engine, target.schema), migrate.head_revision()
+    if revision not in (None, head):
+        found.insert(0, Finding("tables", f"are of revision {revision}, not {head}", "run: outbox db upgrade"))
+    if json:
+        show_json([{"where": each.where, "problem": each.problem, "fix": each.fix} for each in found])
+    else:
+        for each in found:
+            click.echo(printable(each))
+        say(f"{len(found)} findings" if found else "everything is as it should be")
+    click.get_current_context().exit(1 if found else 0)
+
+
+@db.command()
+@option("--dialect", type=click.Choice(["postgresql", "sqlite"]), default="postgresql", show_default=True)
+@option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL).")
+@_slots
+def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
+    """Print the SQL that makes the tables, for those who apply it by hand. Needs no database."""
+    from outbox import migrate
+    from outbox.schema import SLOTS
+
+    click.echo(migrate.sql(dialect, schema, slots or SLOTS), nl=False)

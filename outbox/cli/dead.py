@@ -1,0 +1,256 @@
+"""`outbox dead`: dead letters, and a person's decisions on them."""
+
+from __future__ import annotations
+
+import base64
+import getpass
+import socket
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outbox.cli.options import Target, about_a_database, as_json, confirmed, option
+from outbox.cli.output import printable, say, show_json, show_table
+
+if TYPE_CHECKING:
+    from outbox.message import Message
+    from outbox.store.database import Database
+    from outbox.store.dead import Chosen, DeadLetter, Verb
+    from outbox.store.dialect import Channel
+
+_HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE", "WISH", "ERROR")
+_SHOWN_ERROR = 80
+_SHOWN_BODY = 2_000
+
+_name = option("--name", help="The subscription; otherwise all.")
+_topic = option("--topic", help="Only of this topic.")
+_key = option("--key", help="Only with this key.")
+_all = option(
+    "--all", "all_", is_flag=True, help="All dead letters of the subscription, of --topic and --key if given."
+)
+_yes = option("--yes", is_flag=True, help="Do not ask.")
+_by = option("--by", help="Who decides; otherwise the user of this process.")
+_ids = click.argument("ids", nargs=-1, type=click.IntRange(1), metavar="[ID]…")
+
+
+@click.group(no_args_is_help=True)
+def dead() -> None:
+    """Look at dead letters, and decide on them."""
+
+
+@dead.command("list")
+@about_a_database
+@_name
+@_topic
+@_key
+@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many.")
+@as_json
+def list_(*, target: Target, name: str | None, topic: str | None, key: str | None, limit: int, json: bool) -> None:
+    """List dead letters, in the order of the log."""
+    from outbox.store.dead import Chosen
+
+    with target.opened() as (database, channel):
+        found = _listed(database, channel, name, Chosen(topic=topic, key=key), limit + 1)
+    if json:
+        show_json([asdict(letter) for letter in found[:limit]])
+        return
+    if found:
+        show_table(_HEADERS, [_row(letter) for letter in found[:limit]], numbers=("ID", "ATTEMPTS"))
+    else:
+        say("no dead letters")
+    if len(found) > limit:
+        say(f"there are more; choose by --name, --topic or --key, or raise --limit above {limit}")
+
+
+@dead.command()
+@about_a_database
+@click.argument("id", type=click.IntRange(1))
+@_name
+@as_json
+def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
+    """Show one message that was set aside, dead or not, with its headers and its body."""
+    with target.opened() as (database, channel):
+        letter, message = _found(database, channel, name, id)
+    if json:
+        show_json({**asdict(letter), **_contents(message)})
+    else:
+        _show_letter(letter, message)
+
+
+@dead.command()
+@about_a_database
+@_ids
+@_name
+@_all
+@_topic
+@_key
+@_by
+@option("--reason", help="Why, for the log.")
+@_yes
+def replay(*, target: Target, **wanted: Any) -> None:
+    """Send dead letters again, with all their attempts before them."""
+    _decide(target, "replay", **wanted)
+
+
+@dead.command()
+@about_a_database
+@_ids
+@_name
+@_all
+@_topic
+@_key
+@_by
+@option("--reason", required=True, help="Why, for the log.")
+@_yes
+def discard(*, target: Target, **wanted: Any) -> None:
+    """Give dead letters up for good; what waits behind them in their keys goes on."""
+    _decide(target, "discard", **wanted)
+
+
+def _decide(
+    target: Target,
+    verb: Verb,
+    *,
+    ids: tuple[int, ...],
+    name: str | None,
+    all_: bool,
+    topic: str | None,
+    key: str | None,
+    by: str | None,
+    reason: str | None,
+    yes: bool,
+) -> None:
+    """Write the wish, and have it carried out: by the worker, or here if there is none."""
+    from outbox.store.dead import Chosen, DeadLetters
+
+    if bool(ids) == all_:
+        raise click.UsageError("give ids, or --all (with --topic or --key for a part); not both")
+    with target.opened() as (database, channel):
+        subscription = _subscription(database, channel, name, ids)
+        chosen = Chosen(ids=ids or None, topic=topic, key=key)
+        letters = DeadLetters(database, subscription)
+        count = letters.count(channel, chosen)
+        if ids and count < len(set(ids)):
+            _refuse_missing(letters.list(channel, chosen, len(ids)), ids, subscription)
+        if count == 0:
+            say(f"no dead letters of {subscription} are meant")
+            return
+        if not ids:
+            confirmed(f"{verb} {count} dead letters of {subscription}?", yes=yes)
+        wished = letters.wish(channel, chosen, verb, by or _me(), reason)
+        say(_carried_out(database, channel, subscription, verb, wished))
+
+
+def _carried_out(database: Database, channel: Channel, subscription: str, verb: Verb, wished: int) -> str:
+    from outbox.store.subscription import Subscriptions
+    from outbox.worker.errand import WorkerAliveError, carry_out_wishes
+
+    try:
+        carry_out_wishes(database, channel, Subscriptions(database).get(channel, subscription))
+    except WorkerAliveError as error:
+        return f"{verb} of {wished} asked for; worker {error.holder.owner} carries it out"
+    done = "will be sent by the next worker" if verb == "replay" else "discarded"
+    return f"{wished} dead letters of {subscription}: {done}"
+
+
+def _listed(database: Database, channel: Channel, name: str | None, chosen: Chosen, limit: int) -> list[DeadLetter]:
+    from outbox.store.dead import DeadLetters
+
+    found: list[DeadLetter] = []
+    for each in _names(database, channel, name):
+        found += DeadLetters(database, each).list(channel, chosen, limit - len(found))
+        if len(found) >= limit:
+            break
+    return found
+
+
+def _found(database: Database, channel: Channel, name: str | None, id: int) -> tuple[DeadLetter, Message]:
+    from outbox.store.dead import DeadLetters
+
+    places = [DeadLetters(database, each).find(channel, id) for each in _names(database, channel, name)]
+    found = [place for place in places if place is not None]
+    if not found:
+        raise click.ClickException(f"message {id} is not set aside{'' if name is None else f' by {name}'}")
+    if len(found) > 1:
+        names = ", ".join(letter.subscription for letter, _ in found)
+        raise click.UsageError(f"message {id} is set aside by {names}; say which by --name")
+    return found[0]
+
+
+def _names(database: Database, channel: Channel, name: str | None) -> list[str]:
+    from outbox.store.subscription import Subscriptions
+
+    subscriptions = Subscriptions(database)
+    return (
+        [each.name for each in subscriptions.all(channel)] if name is None else [subscriptions.get(channel, name).name]
+    )
+
+
+def _subscription(database: Database, channel: Channel, name: str | None, ids: tuple[int, ...]) -> str:
+    """Whose dead letters are meant: the named one's, the only one's, or that of the ids."""
+    from outbox.store.dead import holders_of
+
+    names = _names(database, channel, name)
+    if len(names) > 1 and ids:
+        holders = holders_of(database, channel, ids)
+        names = sorted({each for holding in holders.values() for each in holding}) or names[:1]
+    if len(names) != 1:
+        known = ", ".join(names) or "none"
+        raise click.UsageError(f"say whose dead letters by --name; there are: {known}")
+    return names[0]
+
+
+def _refuse_missing(found: list[DeadLetter], ids: tuple[int, ...], subscription: str) -> None:
+    missing = ", ".join(str(id) for id in sorted(set(ids) - {letter.id for letter in found}))
+    raise click.ClickException(f"no dead letters of {subscription}: {missing}; nothing was done")
+
+
+def _me() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
+
+
+def _row(letter: DeadLetter) -> tuple[object, ...]:
+    error = letter.error or ""
+    return (
+        letter.subscription,
+        letter.id,
+        letter.topic,
+        letter.key,
+        letter.attempts,
+        None if letter.parked_at is None else f"{letter.parked_at:%Y-%m-%d %H:%M:%S}",
+        letter.wish,
+        error if len(error) <= _SHOWN_ERROR else f"{error[:_SHOWN_ERROR]}…",
+    )
+
+
+def _contents(message: Message) -> dict[str, object]:
+    contents: dict[str, object] = {
+        "tags": message.tags,
+        "headers": dict(message.headers),
+        "content_type": message.content_type,
+        "deliver_at": message.deliver_at,
+        "expires_at": message.expires_at,
+    }
+    try:
+        return {**contents, "body": message.body.decode()}
+    except UnicodeDecodeError:
+        return {**contents, "body_base64": base64.b64encode(message.body).decode()}
+
+
+def _show_letter(letter: DeadLetter, message: Message) -> None:
+    contents = _contents(message)
+    body = str(contents.pop("body", None) or contents.pop("body_base64", ""))
+    headers = contents.pop("headers")
+    for name, value in {**asdict(letter), **contents}.items():
+        if value is not None:
+            click.echo(f"{name.replace('_', ' '):12} {printable(value)}")
+    for name, value in dict(headers).items():  # type: ignore[call-overload]
+        click.echo(f"{'header':12} {printable(name)}: {printable(value)}")
+    cut = "" if len(body) <= _SHOWN_BODY else f" (the first {_SHOWN_BODY} characters; --json shows all)"
+    click.echo(f"{'body':12} {len(message.body)} bytes{cut}")
+    click.echo("\n".join(map(printable, body[:_SHOWN_BODY].split("\n"))))

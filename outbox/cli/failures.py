@@ -1,0 +1,51 @@
+"""Failures as a user meets them: one line that says what to do, and an exit code."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import psycopg
+from sqlalchemy.exc import DBAPIError
+
+from outbox.cli.output import say
+from outbox.errors import (
+    HungHandlerError,
+    MissingExtraError,
+    OutboxError,
+    SenderError,
+    SubscriptionError,
+)
+
+FAILURE, USAGE, UNREACHABLE, UNFINISHED = 1, 2, 3, 4
+
+#: Classes of SQLSTATE that say: no server, not now, or not for you.
+_NO_CONNECTION = ("08", "28", "3D", "53", "57P")
+
+
+def told(error: Exception) -> int | None:
+    """Say what happened in one line; the exit code, or None for an error that nobody foresaw."""
+    if isinstance(error, OutboxError):
+        say(f"Error: {error}")
+        return _code_of(error)
+    driver = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
+    if not isinstance(driver, psycopg.Error | sqlite3.Error):
+        return None
+    line = " ".join(str(driver).split()) or type(driver).__name__
+    if _unreachable(driver):
+        say(f"Error: the database cannot be reached: {line}")
+        return UNREACHABLE
+    say(f"Error: the database refused: {line}")
+    return FAILURE
+
+
+def _code_of(error: OutboxError) -> int:
+    if isinstance(error, HungHandlerError):
+        return UNFINISHED
+    return USAGE if isinstance(error, SenderError | MissingExtraError | SubscriptionError) else FAILURE
+
+
+def _unreachable(error: BaseException) -> bool:
+    if isinstance(error, psycopg.Error):
+        state = error.sqlstate
+        return state.startswith(_NO_CONNECTION) if state else isinstance(error, psycopg.OperationalError)
+    return isinstance(error, sqlite3.OperationalError) and "unable to open" in str(error)

@@ -1,0 +1,49 @@
+"""What a running command logs: to standard error, as text or as one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from datetime import UTC, datetime
+
+from outbox.cli.output import printable, scrubbed
+
+_LEVELS = (logging.WARNING, logging.INFO, logging.DEBUG)
+
+
+def set_up(verbosity: int, form: str) -> None:
+    """Log the library's own events; `verbosity` 0: warnings, 1: what it does, 2: everything."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Json() if form == "json" else _Text())
+    logger = logging.getLogger("outbox")
+    logger.handlers[:] = [handler]
+    logger.propagate = False
+    logger.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
+
+
+class _Text(logging.Formatter):
+    """Time, level, text; one line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_moment(record)} {record.levelname.lower():7} {printable(scrubbed(record.getMessage()))}"
+        return line if record.exc_info is None else f"{line}\n{scrubbed(self.formatException(record.exc_info))}"
+
+
+class _Json(logging.Formatter):
+    """The same as a JSON object, for programs that collect logs."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = {
+            "time": _moment(record),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": scrubbed(record.getMessage()),
+        }
+        if record.exc_info is not None:
+            fields["exception"] = scrubbed(self.formatException(record.exc_info))
+        return json.dumps(fields)
+
+
+def _moment(record: logging.LogRecord) -> str:
+    return datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")

@@ -1,0 +1,96 @@
+"""What people and programs read: plain text, tables, JSON. Nothing from a database reaches a terminal unescaped."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from urllib.parse import quote, quote_plus
+
+import click
+
+_secrets: set[str] = set()
+_SHORTEST_SECRET = 4
+_CREDENTIALS = re.compile(r"(?<=//)[^\s'\"]*@")
+_PASSWORD = re.compile(r"(?i)\b((?:ssl)?password|passwd|pwd|token|secret)=[^\s&'\"]*")
+
+
+def keep_secret(*secrets: str | None) -> None:
+    """Never show these, in whatever text they come along."""
+    for secret in secrets:
+        if secret and len(secret) >= _SHORTEST_SECRET:
+            _secrets.update({secret, quote(secret, safe=""), quote_plus(secret)})
+
+
+def scrubbed(text: str) -> str:
+    """A text without the secrets that are known, and without what looks like one."""
+    for secret in sorted(_secrets, key=len, reverse=True):
+        text = text.replace(secret, "…")
+    return _PASSWORD.sub(r"\1=…", _CREDENTIALS.sub("…@", text))
+
+
+def printable(value: object) -> str:
+    """A text without control characters: they are shown as escapes."""
+    text = "" if value is None else str(value)
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode("ascii") for each in text)
+
+
+def say(text: str) -> None:
+    """One line for the person at the terminal; standard output is for what was asked for."""
+    click.echo(printable(scrubbed(text)), err=True)
+
+
+def show_json(value: object) -> None:
+    """One line of JSON, ASCII only."""
+    click.echo(json.dumps(value, default=_plain, separators=(",", ":")))
+
+
+def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
+    """A table: drawn on a terminal, aligned columns elsewhere. `numbers`: the headers of columns aligned right."""
+    cells = [[printable(value) for value in row] for row in rows]
+    if sys.stdout.isatty():
+        _draw(headers, cells, numbers)
+        return
+    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
+    for row in [list(headers), *cells]:
+        aligned = [
+            cell.rjust(width) if header in numbers else cell.ljust(width)
+            for header, cell, width in zip(headers, row, widths, strict=True)
+        ]
+        click.echo("  ".join(aligned).rstrip())
+
+
+def age(seconds: float) -> str:
+    """A duration as people say it."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def _draw(headers: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[str]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for header in headers:
+        table.add_column(header, justify="right" if header in numbers else "left", overflow="fold")
+    for row in cells:
+        # As Text, so that nothing is taken for markup.
+        table.add_row(*map(Text, row))
+    Console().print(table)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, timedelta):
+        return value.total_seconds()
+    return str(value)

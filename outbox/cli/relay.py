@@ -1,0 +1,78 @@
+"""`outbox relay`: the worker that sends messages to a destination."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from outbox.cli.options import DURATION, NAMES, START, Target, about_a_database, option, to_a_destination
+
+
+@click.command()
+@about_a_database
+@to_a_destination
+@option("--topics", type=NAMES, help="Only these topics; otherwise all.")
+@option(
+    "--name", default="relay", show_default=True, help="The subscription: one name, one selection, one destination."
+)
+@option("--from", "start", type=START, default="earliest", show_default=True, help="Where a new subscription begins.")
+@option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key. [block]")
+@option("--once", is_flag=True, help="Send one batch, then end.")
+@option("--until-empty", is_flag=True, help="Send what is there, then end.")
+@option(
+    "--give-up-after",
+    type=DURATION,
+    default="60s",
+    show_default=True,
+    help="With --once and --until-empty: end with exit code 4 when for so long nothing could be sent.",
+)
+@option("--batch-size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages a batch.")
+@option("--batch-bytes", type=click.IntRange(1), default=8 * 1024 * 1024, show_default=True, help="Bytes a batch.")
+@option("--lease", type=DURATION, default="10s", show_default=True, help="After so long another worker takes over.")
+@option("--deadline", type=DURATION, default="5s", show_default=True, help="For one call of the destination.")
+@option("--attempts", type=click.IntRange(1), default=10, show_default=True, help="Failures until a message is dead.")
+def relay(
+    *,
+    target: Target,
+    to: str | None,
+    topics: tuple[str, ...] | None,
+    name: str,
+    start: str | datetime,
+    on_dead: str | None,
+    once: bool,
+    until_empty: bool,
+    give_up_after: timedelta,
+    **pace: Any,
+) -> None:
+    """Send the messages of the log to a destination.
+
+    Runs until SIGTERM or SIGINT, which let it finish what is under way; a second one ends it at once. Several
+    processes may run under one name: one works, the others stand by.
+    """
+    if to is None:
+        raise click.UsageError("no destination: give --to URL (nats://host:4222, stdout:) or --to-file PATH")
+    if once and until_empty:
+        raise click.UsageError("--once and --until-empty exclude each other")
+    _require_name(name)
+    _require_pace(pace["lease"], pace["deadline"])
+    from outbox.cli.relaying import Relaying
+
+    relaying = Relaying(target, to, name=name, topics=topics, start=start, on_dead=on_dead, **pace)
+    if once or until_empty:
+        relaying.end_by_itself(once=once, patience=give_up_after)
+    else:
+        relaying.run()
+
+
+def _require_name(name: str) -> None:
+    if not name or not name.isprintable():
+        raise click.UsageError("a --name has at least one character, and none that cannot be printed")
+
+
+def _require_pace(lease: timedelta, deadline: timedelta) -> None:
+    if lease < timedelta(seconds=1):
+        raise click.UsageError("a --lease under 1 s is lost before it is renewed")
+    if deadline <= timedelta(0):
+        raise click.UsageError("a --deadline is more than nothing")

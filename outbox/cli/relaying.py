@@ -1,0 +1,163 @@
+"""What `outbox relay` does: says where it begins, works, and knows when to give up."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timedelta
+from typing import Any
+
+import click
+
+from outbox.cli.connection import opened
+from outbox.cli.failures import UNFINISHED
+from outbox.cli.options import Target
+from outbox.cli.output import age, say
+from outbox.message import Message
+from outbox.outbox import Outbox
+from outbox.relay import Relay, stopping_on_signals
+from outbox.sender import Sender, destination_of, open_sender, redacted
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.lease import Leases, Partition
+from outbox.store.log import Limits
+from outbox.store.progress import ProgressLog
+from outbox.store.subscription import Subscriptions
+from outbox.verdict import Done, RetryPolicy, Unavailable, Verdict
+from outbox.worker import Settings
+
+
+class Counted:
+    """A sender that counts what was stored, and remembers when the destination last answered."""
+
+    def __init__(self, sender: Sender, destination: str) -> None:
+        self._sender = sender
+        self.destination = destination
+        self.sent = 0
+        self.answered_at = time.monotonic()
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Pass on."""
+        verdicts = self._sender.send(messages)
+        self.sent += sum(isinstance(verdict, Done) for verdict in verdicts)
+        if not all(isinstance(verdict, Unavailable) for verdict in verdicts):
+            self.answered_at = time.monotonic()
+        return verdicts
+
+    def close(self) -> None:
+        """Pass on."""
+        self._sender.close()
+
+
+class Relaying:
+    """A relay from the command line."""
+
+    def __init__(
+        self,
+        target: Target,
+        to: str,
+        *,
+        name: str,
+        topics: tuple[str, ...] | None,
+        start: str | datetime,
+        on_dead: Any,
+        batch_size: int,
+        batch_bytes: int,
+        lease: timedelta,
+        deadline: timedelta,
+        attempts: int,
+    ) -> None:
+        self._target = target
+        self._to = to
+        self._name = name
+        self._topics = topics
+        self._start: Any = start
+        self._sender = Counted(open_sender(to), destination_of(to))
+        self._options: dict[str, Any] = {
+            "name": name,
+            "topics": topics,
+            "start": start,
+            "on_dead": on_dead,
+            "retry": RetryPolicy(attempts=attempts),
+            "deadline": deadline,
+            "settings": Settings(
+                limits=Limits(rows=batch_size, bytes=batch_bytes), lease=lease, renew_every=lease * 0.3
+            ),
+        }
+
+    def run(self) -> None:
+        """Send until stopped."""
+        with opened(self._target) as (database, channel):
+            say(self._announcement(database, channel))
+            channel.close()
+            self._relay(database).run()
+        say(f"relay {self._name}: stopped; {self._sender.sent} sent")
+
+    def end_by_itself(self, *, once: bool, patience: timedelta) -> None:
+        """Send one batch, or all there is; give up when nothing moves."""
+        with opened(self._target) as (database, channel):
+            say(self._announcement(database, channel))
+            relay = self._relay(database)
+            try:
+                with stopping_on_signals(relay.stop):
+                    finished = self._patiently(relay.once if once else relay.until_empty, relay, patience)
+            finally:
+                self._sender.close()
+            if not finished:
+                say(f"Error: {self._why_nothing_moved(database, channel, patience)}")
+                click.get_current_context().exit(UNFINISHED)
+            say(f"relay {self._name}: {self._sender.sent} sent{self._left_aside(database, channel)}")
+
+    def _relay(self, database: Database) -> Relay:
+        outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
+        return Relay(outbox, self._sender, **self._options)
+
+    def _patiently(self, work: Callable[[], None], relay: Relay, patience: timedelta) -> bool:
+        """Do the work; stop it when the destination has not answered for too long, or the lease never came."""
+        finished, gave_up = threading.Event(), threading.Event()
+        self._sender.answered_at = time.monotonic()
+
+        def watch() -> None:
+            while not finished.wait(0.1):
+                if time.monotonic() - self._sender.answered_at > patience.total_seconds():
+                    gave_up.set()
+                    relay.stop()
+                    return
+
+        threading.Thread(target=watch, name="outbox-patience", daemon=True).start()
+        try:
+            work()
+        finally:
+            finished.set()
+        return not gave_up.is_set()
+
+    def _announcement(self, database: Database, channel: Channel) -> str:
+        topics = "all topics" if self._topics is None else ", ".join(self._topics)
+        return f"relay {self._name}: {topics} to {redacted(self._to)}, {self._beginning(database, channel)}"
+
+    def _beginning(self, database: Database, channel: Channel) -> str:
+        known = Subscriptions(database).find(channel, self._name)
+        if known is None:
+            return f"a new subscription that begins at {self._start}"
+        settled = ProgressLog(database).newest(channel, Partition(known.name, known.generation))
+        if known.destination is None:
+            ignored = "" if self._start == "earliest" else f"; --from {self._start} is for a name that is not there yet"
+            return f"from the earliest message on{ignored}"
+        since = "" if settled is None else f", {age(time.time() - settled.settled_at.timestamp())} ago"
+        return f"going on where it was{since}"
+
+    def _why_nothing_moved(self, database: Database, channel: Channel, patience: timedelta) -> str:
+        known = Subscriptions(database).find(channel, self._name)
+        holder = Leases(database).look(channel, Partition(known.name, known.generation)) if known else None
+        waited = f"gave up after {age(patience.total_seconds())}"
+        if holder is not None and holder.live:
+            return f"{waited}: worker {holder.owner} holds the lease of {self._name}"
+        return f"{waited} in which {redacted(self._to)} accepted nothing; {self._sender.sent} sent before"
+
+    def _left_aside(self, database: Database, channel: Channel) -> str:
+        """What was parked, so that nobody takes the end of a run for the end of the work."""
+        from outbox.store.status import parked
+
+        left = [f"{count} {state}" for state, count in parked(database, channel, self._name) if count.number]
+        return f"; set aside: {', '.join(left)}" if left else ""

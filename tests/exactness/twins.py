@@ -1,0 +1,145 @@
+"""Broken twins: the library with one small part replaced by what comes to mind first. The suite has to catch each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+from outbox import worker
+from outbox.errors import LeaseLostError
+from outbox.message import Message
+from outbox.position import EARLIEST, Position, Progress
+from outbox.store.cursor import Batch
+from outbox.store.database import Database
+from outbox.store.dialect import Channel, Dialect
+from outbox.store.log import Log, Reading
+from outbox.store.postgresql import POSTGRESQL
+from outbox.store.progress import ProgressLog
+from outbox.worker.settlement import Settlement
+from outbox.worker.tenure import Tenure
+
+
+def replaced(statement: str, **parts: tuple[str, str]) -> str:
+    """A statement with parts of it replaced. A part that is not there any more would leave the twin sound."""
+    for name, (old, new) in parts.items():
+        assert old in statement, f"the twin has to be brought up to date: no {name} in {statement}"
+        statement = statement.replace(old, new)
+    return statement
+
+
+#: The reader that remembers the last id it saw: whoever commits later with a lower one is passed over.
+_LAST = "concat(coalesce(max(id), 0) + 1, ':', coalesce(max(id), 0) + 1, ':') FROM {message}"
+ID_AFTER_LAST = replace(
+    POSTGRESQL,
+    read_on=replaced(
+        POSTGRESQL.read_on,
+        snapshot=("pg_current_snapshot()::text", f"(SELECT {_LAST})"),
+        fresh=("xact_id >= CAST(:head AS bigint)", "id >= CAST(:head AS bigint)"),
+        order=("ORDER BY xact_id, id LIMIT :limit)\n", "ORDER BY id LIMIT :limit)\n"),
+    ),
+    page=replaced(POSTGRESQL.page, number=("xact_id + 0", "id")),
+    page_late=replaced(POSTGRESQL.page, number=("xact_id + 0", "id")),
+    extent=replaced(POSTGRESQL.extent, number=("xact_id", "id")),
+)
+
+#: The reader that stays below the oldest transaction that runs: loses nothing, and delivers effects before causes.
+_FLOOR = "pg_snapshot_xmin(pg_current_snapshot())::text"
+BELOW_FLOOR = replace(
+    POSTGRESQL,
+    read_on=replaced(
+        POSTGRESQL.read_on,
+        snapshot=("pg_current_snapshot()::text", f"concat({_FLOOR}, ':', {_FLOOR}, ':')"),
+        fresh=(
+            "xact_id >= CAST(:head AS bigint)",
+            f"xact_id >= CAST(:head AS bigint) AND xact_id < {_FLOOR}::bigint",
+        ),
+    ),
+)
+
+
+class OrderedByXid(Log):
+    """Sorts by the number of the transaction, which may have been drawn long before the lock on the key."""
+
+    def read_on(self, channel: Channel, base: Position) -> Reading:
+        """As the log reads, in another order."""
+        reading = super().read_on(channel, base)
+        ids = [message.id for message in reading.messages]
+        rows = channel.rows(
+            "SELECT id, xact_id FROM outbox_message WHERE id = ANY(CAST(:ids AS bigint[]))", {"ids": ids}
+        )
+        numbers = dict(rows)
+
+        def transaction(message: Message) -> tuple[int, int]:
+            return numbers[message.id], message.id or 0
+
+        return replace(reading, messages=sorted(reading.messages, key=transaction))
+
+
+class MarksFirst(Tenure):
+    """Settles a batch, and hands it over then."""
+
+    def _handle(self, batch: Batch) -> None:
+        if batch.messages:
+            self._settle(batch.end, [])
+            self._hand_over.run(batch.messages, patient=True, room=0)
+
+
+class RemembersItsBase(Tenure):
+    """Goes on from the position in its memory, whatever server it finds."""
+
+    memory = Progress(EARLIEST)
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self._cursor.move_to(self.memory)
+
+    def _read(self) -> Batch:
+        batch = self._cursor.read(self._channel)
+        self._cursor.move_to(batch.end)
+        RemembersItsBase.memory = batch.end
+        return batch
+
+
+class SettlesWithoutEpoch(ProgressLog):
+    """Appends progress whoever holds the lease."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        newest = "FROM {progress} WHERE subscription = :subscription AND generation = :generation"
+        newest = database.sql(f"{newest} AND partition = :partition")
+        self._settle = replaced(
+            self._settle,
+            fence=("AND epoch = :epoch", "AND :epoch > 0"),
+            epoch=(
+                ":partition, :epoch, :n,",
+                f":partition, (SELECT max(epoch) {newest}), :n + (SELECT max(n) {newest}),",
+            ),
+        )
+
+
+class ParksWithoutEpoch(Settlement):
+    """Parks whoever holds the lease."""
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Asks nobody."""
+        with self._channel.transaction():
+            yield
+
+    def _append(self, end: Progress) -> None:
+        with suppress(LeaseLostError):
+            super()._append(end)
+
+
+DIALECTS = {"id_after_last": ID_AFTER_LAST, "below_floor": BELOW_FLOOR}
+TENURES = {"marks_first": MarksFirst, "remembers_its_base": RemembersItsBase}
+
+
+def install(name: str | None) -> Dialect | None:
+    """Make this process one of the twins; returns the dialect to use, if it is another."""
+    if name in TENURES:
+        worker.Tenure = TENURES[name]  # type: ignore[attr-defined, misc]
+    elif name is not None and name not in DIALECTS:
+        raise ValueError(f"no twin {name!r}")
+    return DIALECTS.get(name or "")
