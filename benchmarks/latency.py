@@ -156,7 +156,7 @@ def _listener(url: str, pipe: Pipe) -> None:
     arrived: Arrivals = {}
     (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM bare").fetchone() or (0,)
     while not pipe.poll():
-        for _ in connection.notifies(timeout=1, stop_after=1):
+        if list(connection.notifies(timeout=1, stop_after=1)):
             rows = cursor.execute("SELECT id, body FROM bare WHERE id > %s ORDER BY id", (last,)).fetchall()
             now = time.monotonic_ns()
             if rows and not arrived:

@@ -6,10 +6,12 @@ import logging
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING
+
+from tenacity.wait import wait_exponential
 
 from outbox.errors import HungHandlerError
 from outbox.faults import crash_point
@@ -17,7 +19,7 @@ from outbox.message import Message
 from outbox.sender import Sender, destination_of, open_sender
 from outbox.senders.function import FunctionSender
 from outbox.store.subscription import Declaration, OnDead, Start
-from outbox.verdict import RetryPolicy, Verdict
+from outbox.verdict import RetryPolicy, Verdict, seconds_to_wait
 from outbox.worker import Settings, Worker
 from outbox.worker.handover import HandlerPolicy
 
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox")
 
+#: How long an embedded relay pauses before it begins again beside a call that hangs, in seconds.
+_BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
 #: Where messages go: a sender, a function of one message, or a URL.
 Destination = Sender | Callable[[Message], Verdict | None] | str
 
@@ -78,13 +82,18 @@ class Relay:
 
     def run(self, *, signals: bool = True) -> None:
         """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once."""
+        try:
+            with stopping_on_signals(self.stop) if signals else nullcontext():
+                self._run()
+        finally:
+            self._sender.close()
+
+    def _run(self) -> None:
         listener = self._outbox.hints.listen(self._worker.wake.set)
         try:
-            with stopping_on_signals(self.stop) if signals else _no_signals():
-                self._worker.run()
+            self._worker.run()
         finally:
             del listener
-            self._sender.close()
 
     def until_empty(self) -> None:
         """Send everything that was committed before now, and what is parked and due; then return."""
@@ -110,12 +119,22 @@ class Relay:
             self._thread.join(timeout)
 
     def _run_in_background(self) -> None:
+        """Where no supervisor restarts a process whose sender hangs, begin again, and leave the hung threads behind."""
+        failures = 0
         try:
-            self.run(signals=False)
-        except HungHandlerError:
-            logger.exception("the relay stopped: its sender hangs")
+            while True:
+                try:
+                    self._run()
+                    return
+                except HungHandlerError as error:
+                    failures += 1
+                    logger.error("the sender hangs, beginning again: %s", error)
+                if not self._worker.rest(seconds_to_wait(_BEGIN_AGAIN, failures)):
+                    return
         except Exception:
             logger.exception("the relay stopped")
+        finally:
+            self._sender.close()
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")
@@ -151,8 +170,3 @@ def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
     finally:
         for each, former in before.items():
             signal.signal(each, former)
-
-
-@contextmanager
-def _no_signals() -> Iterator[None]:
-    yield

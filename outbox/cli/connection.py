@@ -29,15 +29,21 @@ _FORM = "write postgresql://user@host:5432/name or sqlite:////absolute/path"
 
 
 @contextmanager
-def opened(target: Target, *, create: bool = False) -> Iterator[tuple[Database, Channel]]:
-    """The outbox that the options name, with a connection. `create`: the tables need not be there yet."""
-    engine = engine_of(target, create=create)
+def opened(target: Target) -> Iterator[tuple[Database, Channel]]:
+    """The outbox that the options name, with a connection."""
+    with connected(target) as (database, channel), database.explained():
+        yield _with_its_slots(database, channel), channel
+
+
+@contextmanager
+def connected(target: Target) -> Iterator[tuple[Database, Channel]]:
+    """A connection to the database that the options name, whatever it holds."""
+    engine = engine_of(target)
     try:
         database = Database(engine, target.schema)
         channel = database.open()
         try:
-            with database.explained():
-                yield (database if create else _with_its_slots(database, channel)), channel
+            yield database, channel
         finally:
             with suppress(Exception):
                 channel.close()

@@ -46,9 +46,10 @@ def upgrade(*, target: Target, slots: int | None) -> None:
 def check(*, target: Target, slots: int | None, json: bool) -> None:
     """Compare the database with what this version needs; exit code 1 when something differs."""
     from outbox import migrate
+    from outbox.cli.connection import connected
     from outbox.store.inspection import Finding, findings
 
-    with target.opened(create=True) as (database, channel):
+    with connected(target) as (database, channel):
         found = findings(database, channel, slots)
         revision, head = migrate.current_revision(database.engine, target.schema), migrate.head_revision()
     if revision not in (None, head):

@@ -26,9 +26,7 @@ _SHOWN_BODY = 2_000
 _name = option("--name", help="The subscription; otherwise all.")
 _topic = option("--topic", help="Only of this topic.")
 _key = option("--key", help="Only with this key.")
-_all = option(
-    "--all", "all_", is_flag=True, help="All dead letters of the subscription, of --topic and --key if given."
-)
+_all = option("--all", is_flag=True, help="All dead letters of the subscription, of --topic and --key if given.")
 _yes = option("--yes", is_flag=True, help="Do not ask.")
 _by = option("--by", help="Who decides; otherwise the user of this process.")
 _ids = click.argument("ids", nargs=-1, type=click.IntRange(1), metavar="[ID]…")
@@ -114,7 +112,7 @@ def _decide(
     *,
     ids: tuple[int, ...],
     name: str | None,
-    all_: bool,
+    all: bool,
     topic: str | None,
     key: str | None,
     by: str | None,
@@ -124,7 +122,7 @@ def _decide(
     """Write the wish, and have it carried out: by the worker, or here if there is none."""
     from outbox.store.dead import Chosen, DeadLetters
 
-    if bool(ids) == all_:
+    if bool(ids) == all:
         raise click.UsageError("give ids, or --all (with --topic or --key for a part); not both")
     with target.opened() as (database, channel):
         subscription = _subscription(database, channel, name, ids)

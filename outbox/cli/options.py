@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,11 +93,11 @@ class Target:
     schema: str | None = None
 
     @contextmanager
-    def opened(self, *, create: bool = False) -> Iterator[tuple[Database, Channel]]:
-        """The outbox there, with a connection. `create`: it need not be there yet."""
+    def opened(self) -> Iterator[tuple[Database, Channel]]:
+        """The outbox there, with a connection."""
         from outbox.cli.connection import opened
 
-        with opened(self, create=create) as found:
+        with opened(self) as found:
             yield found
 
 
@@ -145,7 +146,7 @@ def confirmed(question: str, *, yes: bool) -> None:
     """Go on when the person agrees: by `--yes`, or at a terminal by an answer."""
     if yes:
         return
-    if not click.get_text_stream("stdin").isatty():
+    if not sys.stdin.isatty():
         raise click.UsageError(f"{question} Say --yes.")
     click.confirm(question, abort=True, err=True)
 
@@ -158,12 +159,9 @@ def _no_password(ctx: click.Context, param: click.Parameter, value: str | None) 
     secrets = _secrets_of(value, userinfo_is_secret=name == "to")
     keep_secret(*secrets)
     if secrets and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-        variables = (
-            param.resolve_envvar_names(ctx) if hasattr(param, "resolve_envvar_names") else _variables(param, ctx)
-        )
         raise click.UsageError(
-            f"--{name} holds a password, which everybody on this machine could read; set {variables}, or write it to"
-            f" a file and give --{name}-file PATH"
+            f"--{name} holds a password, which everybody on this machine could read; set {_variable(param, ctx)}"
+            f" instead, or write the URL to a file and give --{name}-file PATH"
         )
     return value
 

@@ -17,7 +17,15 @@ from outbox.cli.options import DURATION, NAMES, START, Target, about_a_database,
 @option(
     "--name", default="relay", show_default=True, help="The subscription: one name, one selection, one destination."
 )
-@option("--from", "start", type=START, default="earliest", show_default=True, help="Where a new subscription begins.")
+@option(
+    "--from",
+    "start",
+    type=START,
+    default="earliest",
+    show_default=True,
+    envvar="OUTBOX_RELAY_FROM",
+    help="Where a new subscription begins.",
+)
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key. [block]")
 @option("--once", is_flag=True, help="Send one batch, then end.")
 @option("--until-empty", is_flag=True, help="Send what is there, then end.")

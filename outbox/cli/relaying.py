@@ -17,7 +17,7 @@ from outbox.cli.output import age, say
 from outbox.message import Message
 from outbox.outbox import Outbox
 from outbox.relay import Relay, stopping_on_signals
-from outbox.sender import Sender, destination_of, open_sender, redacted
+from outbox.sender import Sender, destination_of, open_sender
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.lease import Leases, Partition
@@ -69,7 +69,6 @@ class Relaying:
         attempts: int,
     ) -> None:
         self._target = target
-        self._to = to
         self._name = name
         self._topics = topics
         self._start: Any = start
@@ -92,7 +91,7 @@ class Relaying:
             say(self._announcement(database, channel))
             channel.close()
             self._relay(database).run()
-        say(f"relay {self._name}: stopped; {self._sender.sent} sent")
+        say(f"{self._name}: stopped; {self._sender.sent} sent")
 
     def end_by_itself(self, *, once: bool, patience: timedelta) -> None:
         """Send one batch, or all there is; give up when nothing moves."""
@@ -107,7 +106,7 @@ class Relaying:
             if not finished:
                 say(f"Error: {self._why_nothing_moved(database, channel, patience)}")
                 click.get_current_context().exit(UNFINISHED)
-            say(f"relay {self._name}: {self._sender.sent} sent{self._left_aside(database, channel)}")
+            say(f"{self._name}: {self._sender.sent} sent{self._left_aside(database, channel)}")
 
     def _relay(self, database: Database) -> Relay:
         outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
@@ -134,7 +133,7 @@ class Relaying:
 
     def _announcement(self, database: Database, channel: Channel) -> str:
         topics = "all topics" if self._topics is None else ", ".join(self._topics)
-        return f"relay {self._name}: {topics} to {redacted(self._to)}, {self._beginning(database, channel)}"
+        return f"{self._name}: {topics} to {self._sender.destination}, {self._beginning(database, channel)}"
 
     def _beginning(self, database: Database, channel: Channel) -> str:
         known = Subscriptions(database).find(channel, self._name)
@@ -144,7 +143,7 @@ class Relaying:
         if known.destination is None:
             ignored = "" if self._start == "earliest" else f"; --from {self._start} is for a name that is not there yet"
             return f"from the earliest message on{ignored}"
-        since = "" if settled is None else f", {age(time.time() - settled.settled_at.timestamp())} ago"
+        since = "" if settled is None else f" {age(max(0.0, time.time() - settled.settled_at.timestamp()))} ago"
         return f"going on where it was{since}"
 
     def _why_nothing_moved(self, database: Database, channel: Channel, patience: timedelta) -> str:
@@ -153,7 +152,7 @@ class Relaying:
         waited = f"gave up after {age(patience.total_seconds())}"
         if holder is not None and holder.live:
             return f"{waited}: worker {holder.owner} holds the lease of {self._name}"
-        return f"{waited} in which {redacted(self._to)} accepted nothing; {self._sender.sent} sent before"
+        return f"{waited} in which {self._sender.destination} accepted nothing; {self._sender.sent} sent before"
 
     def _left_aside(self, database: Database, channel: Channel) -> str:
         """What was parked, so that nobody takes the end of a run for the end of the work."""

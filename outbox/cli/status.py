@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -52,7 +53,7 @@ def _watch(target: Target, show: Callable[[datetime, list[Standing]], None], int
                 while True:
                     found = standings(database, channel)
                     reached = True
-                    if show is _show_table and click.get_text_stream("stdout").isatty():
+                    if show is _show_table and sys.stdout.isatty():
                         click.clear()
                     show(*found)
                     time.sleep(interval.total_seconds())

@@ -79,8 +79,10 @@ class PostgresChannel:
 
     def hinted(self) -> bool:
         """Drain the notifications, also those that came along with another answer; they say nothing but "look"."""
-        came = any([True for _ in self._driver.notifies(timeout=0)]) or self._noticed  # noqa: C419  # drain them all
-        self._noticed = False
+        self._driver.pgconn.consume_input()
+        while self._driver.pgconn.notifies():
+            self._noticed = True
+        came, self._noticed = self._noticed, False
         return came
 
     def _notice(self, _notify: psycopg.Notify) -> None:

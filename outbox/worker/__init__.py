@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from outbox.errors import LeaseLostError, SubscriptionError
+from outbox.errors import HungHandlerError, LeaseLostError, SubscriptionError
 from outbox.store import identity
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
@@ -28,6 +28,7 @@ from outbox.worker.wake import Wake
 logger = logging.getLogger("outbox")
 
 _LOG_EVERY_SECONDS = 5.0
+_GROW_CAUTIOUS = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ class Worker:
         self.wake = Wake()
         self._stopping = threading.Event()
         self._logged_at = float("-inf")
+        #: By how much smaller calls are: the fewer messages hang together, the sooner is known which one does it.
+        self._cautious = 1
 
     def run(self) -> None:
         """Work until `stop` is called."""
@@ -109,6 +112,9 @@ class Worker:
                         while tenure is not None and not self._stopping.is_set():
                             if not go_on(tenure):
                                 return
+            except HungHandlerError:
+                self._cautious *= _GROW_CAUTIOUS
+                raise
             except LeaseLostError as error:
                 self._log_sometimes("%s", error)
             except Exception as error:
@@ -116,7 +122,7 @@ class Worker:
                     raise
                 failures += 1
                 self._log_sometimes("the database is away, trying again: %s", type(error).__name__)
-            self._rest(random.uniform(0.05, min(2.0, 0.1 * 2 ** min(failures, 10))))
+            self.rest(random.uniform(0.05, min(2.0, 0.1 * 2 ** min(failures, 10))))
 
     @contextmanager
     def _connected(self) -> Iterator[Channel]:
@@ -175,8 +181,9 @@ class Worker:
             caller,
             policy,
             before_call=lambda: keeper.require(enough),
-            rest=self._rest,
+            rest=self.rest,
             most=self._settings.limits.rows,
+            cautious=self._cautious,
         )
         log = Log(self._database, self._settings.limits, subscription.topics)
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, lease.epoch)
@@ -200,7 +207,7 @@ class Worker:
                 raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
             if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
                 seen, seen_at = holder, clock()
-            self._rest(random.uniform(0.2, 0.4))
+            self.rest(random.uniform(0.2, 0.4))
         return None
 
     def _step_or_wait(self, tenure: Tenure) -> bool:
@@ -217,7 +224,7 @@ class Worker:
 
     # Helpers
 
-    def _rest(self, seconds: float) -> bool:
+    def rest(self, seconds: float) -> bool:
         """Sleep; False when a stop is asked."""
         return not (self._stopping.wait(seconds) if seconds > 0 else self._stopping.is_set())
 

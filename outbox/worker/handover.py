@@ -26,8 +26,8 @@ BLOCKED = Aside(state="blocked", blocks=True)
 #: A call should take no more than this share of its deadline; the number of messages a call adapts to it.
 _SHARE_OF_DEADLINE = 0.25
 _GROWTH = 8
-#: A call that has not come back after so many deadlines never will.
-_HOPELESS = 12
+#: A call that has not come back after so many deadlines never will. Its keys are held meanwhile, so not too many.
+_HOPELESS = 3
 _MAX_ERROR = 2000
 
 
@@ -82,13 +82,19 @@ class HandOver:
         before_call: Callable[[], None],
         rest: Callable[[float], bool],
         most: int,
+        cautious: int = 1,
     ) -> None:
-        """`before_call` raises when the lease is not good for a call; `rest` sleeps, False when a stop is asked."""
+        """`before_call` raises when the lease is not good for a call; `rest` sleeps, False when a stop is asked.
+
+        A call holds at most `most` messages; after calls that hung `cautious` times fewer, until all goes well again.
+        """
         self._caller = caller
         self._policy = policy
         self._before_call = before_call
         self._rest = rest
-        self._most = most
+        self._limit = most
+        self._most = max(1, most // cautious)
+        self._careful_until = most
         self._size = 1
         self._accepts = 0
         self._failed_alone: dict[int | None, int] = {}
@@ -261,6 +267,8 @@ class HandOver:
     def _adapt(self, call: Call) -> None:
         """As many messages a call as a share of the deadline allows, growing step by step."""
         count = len(call.messages)
+        if self._accepts >= self._careful_until:
+            self._most, self._careful_until = min(2 * self._most, self._limit), self._accepts + self._limit
         fitting = self._policy.deadline.total_seconds() * _SHARE_OF_DEADLINE * count / max(call.seconds, 1e-6)
         self._size = max(1, min(self._most, int(fitting), max(self._size, count * _GROWTH)))
 

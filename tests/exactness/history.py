@@ -1,8 +1,8 @@
 """The judge of a run: the business table says what had to come, the history of the deliveries says what came.
 
 Stricter than a subsequence: per key the first copies come in the order of their commits, none before its forerunner
-(1, 3, 2, 3 fails). A message may come again only after a fault, from at most one batch back, and a fault excuses no more
-copies than a batch holds.
+(1, 3, 2, 3 fails). A message may come again only after a fault, from at most one batch back, and a fault excuses no
+more copies than a batch holds.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ class Plan:
     seconds: float = 2.0
     trouble: tuple[Literal["kill", "stop"], ...] = ("kill", "stop")
     least_trouble: int = 3
+    #: How long nothing may come before what is missing counts as lost.
+    patience: float = 20.0
     twin: str | None = None
 
 
@@ -64,7 +66,7 @@ class Child:
             self._process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
         self.pid = self._process.pid
 
-    def signal(self, number: signal.Signals) -> None:
+    def send(self, number: signal.Signals) -> None:
         """Send a signal; to one that has ended it does nothing."""
         self._process.send_signal(number)
 
@@ -75,7 +77,7 @@ class Child:
 
     def end(self, number: signal.Signals, patience: float = 20.0) -> int:
         """Send a signal and wait for the end, which comes in any case."""
-        self.signal(number)
+        self.send(number)
         try:
             return self._process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -180,9 +182,9 @@ class Run:
     def _stop(self, relay: Child) -> None:
         """Stop a relay until another has taken its place, then let it go on where it was."""
         self._history.append(Fault("stop", relay.pid))
-        relay.signal(signal.SIGSTOP)
+        relay.send(signal.SIGSTOP)
         self._wait_for_another(relay)
-        relay.signal(signal.SIGCONT)
+        relay.send(signal.SIGCONT)
 
     def _active(self) -> Child | None:
         """The relay that delivered last, if it is one that runs."""
@@ -202,7 +204,7 @@ class Run:
     def _wait_until_all_came(self) -> None:
         """Until everything came, or nothing more has come for a long while."""
         length, since = -1, time.monotonic()
-        while self._missing() and time.monotonic() - since < 5 * self._plan.lease + 5:
+        while self._missing() and time.monotonic() - since < self._plan.patience:
             now = len(self._history.read())
             if now != length:
                 length, since = now, time.monotonic()

@@ -73,10 +73,11 @@ class Owner:
         self._channel = database.open()
         Subscriptions(database).declare(self._channel, declared())
         log = Log(database, Limits(rows=ROWS))
-        leases, partition = Leases(database), Partition("relay")
-        former = leases.look(self._channel, partition)  # known to be dead: its lease need not have expired
-        lease = leases.acquire(self._channel, partition, str(number), timedelta(minutes=1), former)
+        self._leases, partition = Leases(database), Partition("relay")
+        former = self._leases.look(self._channel, partition)  # known to be dead: its lease need not have expired
+        lease = self._leases.acquire(self._channel, partition, str(number), timedelta(minutes=1), former)
         assert lease is not None
+        self._lease = lease
         newest = ProgressLog(database).newest(self._channel, partition)
         assert newest is not None
         self._settlement = settlement(database, self._channel, lease, log.now(self._channel).incarnation)
@@ -107,7 +108,8 @@ class Owner:
         self.settle([(message, _AGAIN) for message in self._batch.messages])
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Give the lease back, if it still has it, and the connection."""
+        self._leases.release(self._channel, self._lease)
         self._channel.close()
 
 
@@ -128,7 +130,5 @@ def woken_again(script: Script, act: Callable[[Owner], None], settlement: type[S
 def waits_for_lock(engine: Engine) -> bool:
     """Whether somebody waits for somebody else."""
     with engine.connect() as connection:
-        waiting = (
-            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
-        )
-        return bool(connection.execute(text(waiting)).scalar_one())
+        waiting = text("SELECT count(*) FROM pg_locks WHERE NOT granted AND locktype = 'transactionid'")
+        return bool(connection.execute(waiting).scalar_one())

@@ -28,7 +28,7 @@ def performed(engine: Engine, folder: Path, plan: Plan) -> Report:
 
 @pytest.mark.timeout(900)
 def test_eight_writers_and_two_relays_in_trouble_on_postgresql(pg_engine: Engine, tmp_path: Path, full: bool) -> None:
-    """Early transaction ids, savepoints, rollbacks, transactions of seconds; relays killed, and stopped over a lease."""
+    """Early ids, savepoints, rollbacks, transactions of seconds; relays killed, and stopped beyond their lease."""
     report = performed(pg_engine, tmp_path, ON_POSTGRESQL_FULL if full else ON_POSTGRESQL)
 
     assert report.findings.wrong == {}

@@ -68,7 +68,7 @@ class OrderedByXid(Log):
         rows = channel.rows(
             "SELECT id, xact_id FROM outbox_message WHERE id = ANY(CAST(:ids AS bigint[]))", {"ids": ids}
         )
-        numbers = dict(rows)
+        numbers: dict[int | None, int] = dict(rows)
 
         def transaction(message: Message) -> tuple[int, int]:
             return numbers[message.id], message.id or 0
@@ -106,15 +106,13 @@ class SettlesWithoutEpoch(ProgressLog):
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
-        newest = "FROM {progress} WHERE subscription = :subscription AND generation = :generation"
-        newest = database.sql(f"{newest} AND partition = :partition")
+        rows = "FROM {progress} WHERE subscription = :subscription AND generation = :generation"
+        rows = database.sql(f"{rows} AND partition = :partition")
+        last = f"(SELECT max(epoch) {rows}), :n + (SELECT max(n) {rows})"
         self._settle = replaced(
             self._settle,
             fence=("AND epoch = :epoch", "AND :epoch > 0"),
-            epoch=(
-                ":partition, :epoch, :n,",
-                f":partition, (SELECT max(epoch) {newest}), :n + (SELECT max(n) {newest}),",
-            ),
+            epoch=(":partition, :epoch, :n,", f":partition, {last},"),
         )
 
 
@@ -133,13 +131,13 @@ class ParksWithoutEpoch(Settlement):
 
 
 DIALECTS = {"id_after_last": ID_AFTER_LAST, "below_floor": BELOW_FLOOR}
-TENURES = {"marks_first": MarksFirst, "remembers_its_base": RemembersItsBase}
+TENURES: dict[str | None, type[Tenure]] = {"marks_first": MarksFirst, "remembers_its_base": RemembersItsBase}
 
 
 def install(name: str | None) -> Dialect | None:
     """Make this process one of the twins; returns the dialect to use, if it is another."""
     if name in TENURES:
-        worker.Tenure = TENURES[name]  # type: ignore[attr-defined, misc]
+        setattr(worker, "Tenure", TENURES[name])  # noqa: B010  # type checkers take a class for a constant
     elif name is not None and name not in DIALECTS:
         raise ValueError(f"no twin {name!r}")
     return DIALECTS.get(name or "")

@@ -24,7 +24,7 @@ from tests.exactness.business import Aggregate, FactRow, Scratch, change
 _TOPICS = ("orders", "mails", "stock")
 
 
-class RolledBack(Exception):
+class ChangedMindError(Exception):
     """The business changed its mind."""
 
 
@@ -67,8 +67,8 @@ class Writer:
             with Session(self._engine) if in_session else self._engine.connect() as handle, handle.begin():
                 sent = self._business(handle, seconds)
                 if self._random.random() < 0.2:
-                    raise RolledBack
-        except RolledBack:
+                    raise ChangedMindError
+        except ChangedMindError:
             return
         except DBAPIError as error:
             # Writers that wait for each other in a circle: the server picks one to give up.
@@ -96,7 +96,7 @@ class Writer:
     def _keys(self) -> list[str | None]:
         """Of one transaction, in an order that cannot deadlock; None: a message without a key."""
         count = self._random.choice((1, 1, 1, 2, 3))
-        keys: list[str | None] = sorted(f"k{self._random.randrange(self._task.keys)}" for _ in range(count))
+        keys = sorted(f"k{self._random.randrange(self._task.keys)}" for _ in range(count))
         return [None if self._random.random() < 0.15 else key for key in keys]
 
     def _in_savepoints(self, handle: Session | Connection, key: str | None) -> int:

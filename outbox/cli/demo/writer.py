@@ -1,0 +1,87 @@
+"""One process of the demo's order service: `python -m outbox.cli.demo.writer SHOP ORDERS PAUSE`.
+
+It places the orders that its shop has not placed yet, and moves on orders of all shops until every one is shipped.
+Some of its transactions are rolled back after their message was written; one stays open for `PAUSE` seconds.
+Killed and started again it goes on from what it had committed. Each rollback is one line of output.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from sqlalchemy import func, select
+
+from outbox.cli.demo.service import order_service
+
+#: What it says of each transaction that it rolled back.
+ROLLED_BACK = "rolled back"
+
+_ROLLED_BACK_SHARE = 0.1
+#: All writers take from the oldest open orders, so that they meet at them.
+_AT_HAND = 20
+
+
+class Declined(Exception):  # noqa: N818 - nothing went wrong
+    """The business thinks better of it."""
+
+
+class Writer:
+    """Places and moves on orders, until there is nothing left to do."""
+
+    def __init__(self, service: Any, shop: str, orders: int, pause: float) -> None:
+        self._service = service
+        self._shop = shop
+        self._orders = orders
+        self._pause = pause
+        self._random = random.Random(shop)
+
+    def run(self) -> None:
+        """Place, and move two on, and so forth."""
+        placed = self._placed()
+        at_hand: list[int] = []
+        while True:
+            if placed < self._orders:
+                pause = self._pause if placed == self._orders // 4 else 0.0
+                placed += self._decide(
+                    lambda: self._service.place_order(self._shop, self._random.randint(1, 999)), pause
+                )
+            for _ in range(2):
+                at_hand = at_hand or self._open_orders()
+                if at_hand:
+                    order = at_hand.pop(self._random.randrange(len(at_hand)))
+                    self._decide(lambda order=order: self._service.advance_order(order))
+            if placed == self._orders and not at_hand and not self._open_orders():
+                return
+
+    def _decide(self, change: Callable[[], object], pause: float = 0.0) -> bool:
+        """Make a change, then commit it, or not; whether it was committed."""
+        try:
+            with self._service.outbox.begin():
+                change()
+                time.sleep(pause)
+                if self._random.random() < _ROLLED_BACK_SHARE:
+                    raise Declined
+        except Declined:
+            print(ROLLED_BACK, flush=True)
+            return False
+        return True
+
+    def _placed(self) -> int:
+        order = self._service.Order
+        with self._service.outbox.begin() as session:
+            return int(session.scalar(select(func.count()).where(order.customer == self._shop)))
+
+    def _open_orders(self) -> list[int]:
+        order = self._service.Order
+        with self._service.outbox.begin() as session:
+            found = select(order.id).where(order.status != "shipped").order_by(order.id).limit(_AT_HAND)
+            return list(session.scalars(found))
+
+
+if __name__ == "__main__":
+    shop, orders, pause = sys.argv[1:]
+    Writer(order_service(), shop, int(orders), float(pause)).run()

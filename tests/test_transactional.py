@@ -1,0 +1,144 @@
+"""`begin()` and `@transactional`: a transaction that commits at the end, and joins the one that is running."""
+
+import threading
+from typing import assert_type
+
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from outbox import Outbox
+from tests.orders import Base, Order, customers
+from tests.readers import bodies
+
+
+@pytest.fixture
+def shop(engine: Engine) -> Outbox:
+    """An outbox beside a business table."""
+    Base.metadata.create_all(engine)
+    return Outbox(engine)
+
+
+def test_a_block_commits_at_its_end_and_rolls_back_when_it_raises(shop, engine):
+    with shop.begin() as session:
+        session.add(Order(customer="ann"))
+        shop.send(session, "orders", b"1")
+    with pytest.raises(ZeroDivisionError), shop.begin() as session:
+        session.add(Order(customer="ben"))
+        shop.send(session, "orders", b"2")
+        _ = 1 / 0
+
+    assert (bodies(engine), customers(engine)) == ([b"1"], ["ann"])
+
+
+def test_a_function_runs_in_a_transaction_and_returns_what_it_returns(shop, engine):
+    @shop.transactional
+    def place_order(session: Session, customer: str, total: int, *, express: bool = False) -> tuple[str, int, bool]:
+        """Place an order."""
+        session.add(Order(customer=customer))
+        shop.send(session, "orders", {"total": total}, key=customer)
+        shop.send(session, "mail", b"...")
+        return customer, total, express
+
+    placed = place_order("ann", 42, express=True)
+
+    assert_type(placed, tuple[str, int, bool])
+    assert placed == ("ann", 42, True)
+    assert (bodies(engine), customers(engine)) == ([b'{"total":42}', b"..."], ["ann"])
+    assert (place_order.__name__, place_order.__doc__) == ("place_order", "Place an order.")
+    with pytest.raises(TypeError):
+        place_order(42)  # type: ignore[call-arg, arg-type]  # the types are those of the function without its session
+
+
+def test_a_function_that_raises_leaves_nothing(shop, engine):
+    @shop.transactional
+    def place_order(session: Session, customer: str) -> None:
+        session.add(Order(customer=customer))
+        shop.send(session, "orders", b"1")
+        raise LookupError(customer)
+
+    with pytest.raises(LookupError, match="ann"):
+        place_order("ann")
+
+    assert (bodies(engine), customers(engine)) == ([], [])
+
+
+def test_a_function_joins_the_transaction_of_its_caller(shop, engine):
+    sessions: list[Session] = []
+
+    @shop.transactional
+    def inner(session: Session, body: str) -> None:
+        sessions.append(session)
+        shop.send(session, "orders", body)
+
+    @shop.transactional
+    def outer(session: Session, *, fail: bool) -> None:
+        sessions.append(session)
+        inner("1")
+        with shop.begin() as joined:
+            sessions.append(joined)
+            shop.send(joined, "orders", "2")
+        assert bodies(engine) == []
+        if fail:
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        outer(fail=True)
+    assert bodies(engine) == []
+    outer(fail=False)
+
+    assert bodies(engine) == [b"1", b"2"]
+    assert [session is sessions[0] for session in sessions] == [True] * 3 + [False] * 3
+
+
+def test_after_a_transaction_the_next_one_is_another(shop, engine):
+    with shop.begin() as first:
+        shop.send(first, "orders", b"1")
+    with pytest.raises(ZeroDivisionError), shop.begin():
+        _ = 1 / 0
+    with shop.begin() as second:
+        shop.send(second, "orders", b"2")
+
+    assert second is not first
+    assert bodies(engine) == [b"1", b"2"]
+
+
+def test_another_thread_has_a_transaction_of_its_own(pg_engine):
+    outbox = Outbox(pg_engine)
+    with pytest.raises(ZeroDivisionError), outbox.begin() as session:
+        outbox.send(session, "orders", b"1")
+        other = threading.Thread(target=send_one_body, args=(outbox, b"2"))
+        other.start()
+        other.join()
+        _ = 1 / 0
+
+    assert bodies(pg_engine) == [b"2"]
+
+
+def send_one_body(outbox: Outbox, body: bytes) -> None:
+    """Send in a transaction of its own."""
+    with outbox.begin() as session:
+        outbox.send(session, "orders", body)
+
+
+def test_two_outboxes_have_transactions_of_their_own(pg_engine, sqlite_engine):
+    one, other = Outbox(pg_engine), Outbox(sqlite_engine)
+    with one.begin() as session, other.begin() as another:
+        one.send(session, "orders", b"1")
+        other.send(another, "orders", b"2")
+
+    assert (bodies(pg_engine), bodies(sqlite_engine)) == ([b"1"], [b"2"])
+
+
+def test_an_explicit_session_wins(shop, engine):
+    @shop.transactional
+    def place_order(session: Session, body: str) -> None:
+        shop.send(session, "orders", body)
+
+    with Session(engine) as session:
+        place_order.__wrapped__(session, "1")
+        session.rollback()
+        place_order.__wrapped__(session, "2")
+        session.commit()
+
+    assert bodies(engine) == [b"2"]
