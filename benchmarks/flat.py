@@ -25,7 +25,9 @@ def flat_backlog(site: Site) -> list[Measurement]:
         for _ in range(site.scale.rounds):
             with site.place() as small:
                 _pass(small, few)
-                turns.add(_append_and_drain(large, site.scale.flat_drained), _append_and_drain(small, site.scale.flat_drained))
+                turns.add(
+                    _append_and_drain(large, site.scale.flat_drained), _append_and_drain(small, site.scale.flat_drained)
+                )
     return [Measurement(name="flat_backlog", goal=at_least(0.9), unit="msg/s", ours=turns.ours, other=turns.other)]
 
 

@@ -140,7 +140,12 @@ def _relay(url: str, pipe: Pipe) -> None:
     """A process with a relay."""
     arrival = Arrival(pipe)
     relay = Relay(Outbox(create_engine(url)), arrival)
-    threading.Thread(target=lambda: (pipe.recv(), relay.stop()), daemon=True).start()
+
+    def stop_when_told() -> None:
+        pipe.recv()
+        relay.stop()
+
+    threading.Thread(target=stop_when_told, daemon=True).start()
     relay.run()
     pipe.send(arrival.at)
 

@@ -49,10 +49,10 @@ def _picture(measurements: Sequence[Measurement], path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot as plt
 
     height = -(-len(measurements) // 4)
-    figure, grid = pyplot.subplots(height, 4, figsize=(13, 3.2 * height), squeeze=False, layout="constrained")
+    figure, grid = plt.subplots(height, 4, figsize=(13, 3.2 * height), squeeze=False, layout="constrained")
     for panel in grid.flat[len(measurements) :]:
         panel.set_axis_off()
     for panel, each in zip(grid.flat, measurements, strict=False):
@@ -65,4 +65,4 @@ def _picture(measurements: Sequence[Measurement], path: Path) -> None:
         panel.plot([0.4] * len(each.rounds), each.rounds, "o", color="black", markersize=3)
         panel.set(title=f"{each.name}\n{each.value:.2f}, goal {each.goal}", xlim=(-0.7, 0.9), ylim=(0, top), xticks=[])
     figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    plt.close(figure)

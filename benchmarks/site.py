@@ -1,4 +1,4 @@
-"""Where it is measured: a PostgreSQL of the benchmarks' own with its defaults, and a fresh database for each of them."""
+"""Where it is measured: a PostgreSQL of the benchmarks' own with its defaults, a fresh database for each of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ from outbox.testing.servers import PostgresServer
 
 #: Messages of a filled table come in transactions of this size.
 _TRANSACTION = 100
-
-_COLUMNS = "message_id, topic, key, slot, body, content_type"
 
 #: Bodies of 300 bytes, and a key for every ten messages.
 _FILL = """
@@ -54,11 +52,11 @@ class Place:
         """A statement outside of any transaction."""
         with self.connect() as connection:
             connection.autocommit = True
-            connection.execute(statement)  # type: ignore[call-overload]  # built from constants
+            connection.execute(statement)
 
     def fill(self, count: int, table: str = "outbox_message") -> None:
         """Append messages, and leave nothing of that to be done while something is measured."""
-        fill = sql.SQL(_FILL).format(  # type: ignore[arg-type]
+        fill = sql.SQL(_FILL).format(
             count=sql.Literal(count), table=sql.Identifier(table), transaction=sql.Literal(_TRANSACTION)
         )
         with self.connect() as connection:

@@ -1,9 +1,9 @@
 """An order service: each change of an order is one transaction, and the message about it is part of it.
 
-    export OUTBOX_DATABASE=sqlite:///shop.db
-    outbox db upgrade
-    python orders.py ann 42
-    outbox relay --to stdout: --until-empty
+export OUTBOX_DATABASE=sqlite:///shop.db
+outbox db upgrade
+python orders.py ann 42
+outbox relay --to stdout: --until-empty
 """
 
 import os

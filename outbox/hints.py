@@ -16,7 +16,7 @@ from outbox.store.dialect import Channel
 logger = logging.getLogger("outbox")
 
 #: NOTIFYs of one process come no faster than this; what falls between is one hint.
-_COALESCE_SECONDS = 0.002
+_COALESCE_SECONDS = 0.01
 #: When an expected commit has surely come.
 _SURELY_COMMITTED_SECONDS = 0.02
 _RECONNECT_SECONDS = 5.0
@@ -40,17 +40,19 @@ class Hints:
 
     def hint(self) -> None:
         """Something was committed."""
-        self._awake()
         self._wake_listeners()
-        self._hinted = True
-        self._event.set()
+        with suppress(Exception):
+            self._awake()
+            self._hinted = True
+            self._event.set()
 
     def expect(self) -> None:
         """Something is about to be committed, and nobody may tell when it was: hint in a moment."""
-        self._awake()
-        if self._expected_at is None:
-            self._expected_at = time.monotonic() + _SURELY_COMMITTED_SECONDS
-            self._event.set()
+        with suppress(Exception):
+            self._awake()
+            if self._expected_at is None:
+                self._expected_at = time.monotonic() + _SURELY_COMMITTED_SECONDS
+                self._event.set()
 
     def _awake(self) -> None:
         if self._pid != os.getpid():
@@ -70,12 +72,15 @@ class Hints:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._notify_for_ever, name="outbox-hints", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._notify_for_ever, name="outbox-hints", daemon=True)
+                # May fail for want of memory, or because the interpreter is about to end: then the next hint tries.
+                thread.start()
+                self._thread = thread
 
     def _wake_listeners(self) -> None:
         for listener in list(self._listeners):
-            listener.wake()
+            with suppress(Exception):
+                listener.wake()
 
     def _notify_for_ever(self) -> None:
         channel: Channel | None = None

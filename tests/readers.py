@@ -9,9 +9,10 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
+from outbox import Outbox
 from outbox.message import Message
 from outbox.store.database import Database
-from outbox.store.subscription import Declaration
+from outbox.store.subscription import Declaration, Start
 from outbox.verdict import DONE, Verdict
 from outbox.worker import Settings, Worker
 
@@ -27,6 +28,18 @@ def bodies(engine: Engine) -> list[bytes]:
             return [body for (body,) in file.execute(question)]
     with engine.connect() as connection:
         return [bytes(row[0]) for row in connection.execute(text(question))]
+
+
+def send(outbox: Outbox, *bodies: str) -> None:
+    """One transaction."""
+    with outbox.begin() as session:
+        for body in bodies:
+            outbox.send(session, "orders", body)
+
+
+def texts(messages: list[Message]) -> list[str]:
+    """What the messages say."""
+    return [message.body.decode() for message in messages]
 
 
 class Collector:
@@ -56,9 +69,16 @@ def declared(name: str = "relay", **differing: Any) -> Declaration:
     return Declaration(**{"name": name, "destination": "callable:tests", **differing})
 
 
-def worker(database: Database, handler: Collector, *, settings: Settings | None = None, **differing: Any) -> Worker:
+def worker(
+    database: Database,
+    handler: Collector,
+    *,
+    settings: Settings | None = None,
+    start: Start = "earliest",
+    **differing: Any,
+) -> Worker:
     """A worker that hands over to `handler`."""
-    return Worker(database, declared(**differing), handler, settings=settings)
+    return Worker(database, declared(**differing), handler, settings=settings, start=start)
 
 
 def delivered(database: Database, **differing: Any) -> list[Message]:

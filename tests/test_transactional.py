@@ -31,7 +31,7 @@ def test_a_block_commits_at_its_end_and_rolls_back_when_it_raises(shop, engine):
     assert (bodies(engine), customers(engine)) == ([b"1"], ["ann"])
 
 
-def test_a_function_runs_in_a_transaction_and_returns_what_it_returns(shop, engine):
+def test_a_function_runs_in_a_transaction_and_returns_what_it_returns(shop: Outbox, engine):
     @shop.transactional
     def place_order(session: Session, customer: str, total: int, *, express: bool = False) -> tuple[str, int, bool]:
         """Place an order."""

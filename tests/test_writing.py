@@ -139,7 +139,7 @@ def test_send_all_mixes_messages_of_every_kind(engine):
         Message("soon", {"a": None}, delay=timedelta(hours=1)),
     ]
     with engine.begin() as connection:
-        outbox.send_all(connection, iter(messages))
+        outbox.send_all(connection, tuple(messages))
     with engine.connect() as connection:
         rows = connection.execute(log_of(outbox).select().order_by(log_of(outbox).c.id)).all()
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 import click
 
 _CONNECT_SECONDS = 10
-_FORM = "write postgresql://user@host:5432/name or sqlite:////absolute/path"
+_FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 
 
 @contextmanager
@@ -55,16 +55,16 @@ def engine_of(target: Target, *, create: bool = False) -> Engine:
     """An engine for the URL of the options."""
     url = _parsed(target.url)
     keep_secret(url.password)
+    if url.get_backend_name() not in ("postgresql", "sqlite"):
+        raise _usage(f"no outbox lives in {url.get_backend_name()}; {_FORM}")
     if url.get_backend_name() == "sqlite":
         _require_file(url, create=create)
     # Parameters may be somebody's data: no error shows them.
     options = {"hide_parameters": True, **_postgresql_options(url)}
     try:
         return create_engine(url, **options)  # type: ignore[arg-type]
-    except NoSuchModuleError:
-        raise _usage(f"no outbox lives in {url.drivername}; {_FORM}") from None
-    except ModuleNotFoundError as error:
-        raise _usage(f"the driver of {url.drivername} is not installed ({error.name}); write postgresql://…") from None
+    except (NoSuchModuleError, ModuleNotFoundError):
+        raise _usage(f"the driver of {url.drivername} is not there; {_FORM}") from None
 
 
 def _parsed(text: str) -> URL:

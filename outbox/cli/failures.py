@@ -9,6 +9,7 @@ from sqlalchemy.exc import DBAPIError
 
 from outbox.cli.output import say
 from outbox.errors import (
+    DatabaseError,
     HungHandlerError,
     MissingExtraError,
     OutboxError,
@@ -41,7 +42,8 @@ def told(error: Exception) -> int | None:
 def _code_of(error: OutboxError) -> int:
     if isinstance(error, HungHandlerError):
         return UNFINISHED
-    return USAGE if isinstance(error, SenderError | MissingExtraError | SubscriptionError) else FAILURE
+    configuration = SenderError | MissingExtraError | SubscriptionError | DatabaseError
+    return USAGE if isinstance(error, configuration) else FAILURE
 
 
 def _unreachable(error: BaseException) -> bool:

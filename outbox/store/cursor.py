@@ -9,7 +9,7 @@ from outbox.errors import PositionError
 from outbox.message import Message
 from outbox.position import Progress, Window
 from outbox.store.dialect import Channel
-from outbox.store.log import Extent, Log
+from outbox.store.log import Extent, Log, Reading
 
 _SMALLEST_SPAN = 1_000
 _WIDEST_SPAN = 64_000
@@ -22,12 +22,25 @@ class Batch:
     `seen` counts the rows that were read, also those that fell to the selection; 0: the log held nothing new.
     """
 
-    messages: list[Message]
+    reading: Reading
     window: Window
     end: Progress
     seen: int
-    now: datetime
-    incarnation: str | None = None
+
+    @property
+    def messages(self) -> list[Message]:
+        """What the subscription selects; made when first asked for."""
+        return self.reading.messages
+
+    @property
+    def now(self) -> datetime:
+        """The database's clock at the read."""
+        return self.reading.now
+
+    @property
+    def incarnation(self) -> str | None:
+        """Of the server, when the read captured a position."""
+        return None if self.reading.capture is None else self.reading.capture.incarnation
 
     def upto(self, id: int) -> Progress:
         """The progress of a partition that has settled only the messages up to `id`."""
@@ -74,14 +87,7 @@ class Cursor:
             if reading.reached is None:
                 self._progress = end
                 return None
-        return Batch(
-            messages=reading.messages,
-            window=Window(base, capture.position),
-            end=end,
-            seen=reading.seen,
-            now=reading.now,
-            incarnation=capture.incarnation,
-        )
+        return Batch(reading=reading, window=Window(base, capture.position), end=end, seen=reading.seen)
 
     def _page(self, channel: Channel) -> Batch:
         """The next page of the open window; empty where a span of ids held nothing for us."""
@@ -102,7 +108,7 @@ class Cursor:
             self._span = min(self._span, max(_SMALLEST_SPAN, 2 * (reading.reached - after)))
         reached = upto if reading.complete or reading.reached is None else reading.reached
         end = Progress(target) if reached >= self._extent.last else Progress(base, target, reached)
-        return Batch(messages=reading.messages, window=window, end=end, seen=max(1, reading.seen), now=reading.now)
+        return Batch(reading=reading, window=window, end=end, seen=max(1, reading.seen))
 
     @staticmethod
     def _skip_to_rows(extent: Extent, after: int) -> int:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Connection
@@ -16,6 +18,7 @@ from outbox.store.database import Database
 from outbox.store.dialect import Channel, Row
 
 _BODY = 6
+_ID = itemgetter(0)
 _FORBIDDEN = {
     "standby": "this server is a standby: its snapshots miss open transactions; connect to the primary",
     "written": "a position cannot be captured in a transaction that has written; use a connection of its own",
@@ -44,20 +47,30 @@ class Capture:
     now: datetime
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Reading:
-    """What a read brought, in the order of the log.
+    """What a read brought, in the order of the log: rows, of which `messages` are made by whoever handles them.
 
     `complete`: there was nothing else to read; if not, everything up to the id `reached` is here. (A whole reading of
     too many rows reaches nothing: the window has to be paged.) `seen` counts also what the selection left out.
     """
 
-    messages: list[Message]
+    rows: list[Row]
+    make: Callable[[list[Row]], list[Message]]
     now: datetime
     complete: bool
     seen: int
-    reached: int | None = None
     capture: Capture | None = None
+
+    @property
+    def reached(self) -> int | None:
+        """The last id that is here."""
+        return self.rows[-1][0] if self.rows else None
+
+    @cached_property
+    def messages(self) -> list[Message]:
+        """The messages that the subscription selects."""
+        return self.make(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +137,11 @@ class Log:
         capture = self._captured(head[2], head[3], head[4], head[8])
         seen = len(rows) if head[0] is None else head[0]
         if seen >= limit:
-            return Reading(messages=[], now=capture.now, complete=False, capture=capture, seen=seen)
-        messages, complete, reached = self._messages(channel, rows)
+            return Reading(rows=[], make=self._messages, now=capture.now, complete=False, seen=seen, capture=capture)
+        fitting = self._with_bodies(channel, rows)
+        complete = len(fitting) == len(rows)
         return Reading(
-            messages=messages, now=capture.now, complete=complete, seen=seen, reached=reached, capture=capture
+            rows=fitting, make=self._messages, now=capture.now, complete=complete, seen=seen, capture=capture
         )
 
     def extent(self, channel: Channel, window: Window) -> Extent:
@@ -144,26 +158,20 @@ class Log:
         span = {"after": after, "upto": upto, "first": first, "limit": limit}
         statement = self._page_late if late else self._page
         clock, rows = _split(channel.rows(statement, {**self._common, **_bounds(window), **span}))
-        messages, complete, reached = self._messages(channel, rows)
-        complete = complete and len(rows) < limit
-        return Reading(
-            messages=messages, now=self._moment(clock[8]), complete=complete, seen=len(rows), reached=reached
-        )
-
-    def _messages(self, channel: Channel, rows: list[Row]) -> tuple[list[Message], bool, int | None]:
-        """Messages in the order of the log, with the bodies that were too large to come along.
-
-        Cut where the limit of bytes is reached; tells whether all are there, and the last id that is.
-        """
-        rows.sort(key=_id)
         fitting = self._with_bodies(channel, rows)
-        messages = self._database.dialect.messages(fitting)
+        complete = len(fitting) == len(rows) < limit
+        now = self._moment(clock[8])
+        return Reading(rows=fitting, make=self._messages, now=now, complete=complete, seen=len(rows))
+
+    def _messages(self, rows: list[Row]) -> list[Message]:
+        messages = self._database.dialect.messages(rows)
         if self._topics is None:
             messages = [message for message in messages if message.topic != HALF_TOPIC]
-        return messages, len(fitting) == len(rows), fitting[-1][0] if fitting else None
+        return messages
 
     def _with_bodies(self, channel: Channel, rows: list[Row]) -> list[Row]:
-        """Fetch the bodies that were too large to come along, as many as fit; one always does."""
+        """In the order of the log; with the bodies that were too large to come along, as many as fit, one at least."""
+        rows.sort(key=_ID)
         missing = [row[0] for row in rows if row[_BODY] is None]
         if not missing:
             return rows
@@ -183,10 +191,6 @@ class Log:
         moment = self._database.dialect.moment(value)
         assert moment is not None
         return moment
-
-
-def _id(row: Row) -> int:
-    return int(row[0])
 
 
 def _split(rows: list[Row]) -> tuple[Row, list[Row]]:

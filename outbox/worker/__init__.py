@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -165,7 +165,9 @@ class Worker:
         caller = Caller(self._handler)
         try:
             channel.listen()
-            yield self._begin(channel, lease, subscription, keeper, caller)
+            tenure = self._begin(channel, lease, subscription, keeper, caller)
+            with closing(tenure):
+                yield tenure
         finally:
             keeper.stop()
             caller.close()

@@ -109,22 +109,18 @@ class HandOver:
             not call.finished and call.seconds > hopeless for call in self._hung
         )
 
-    def run(
-        self, messages: list[Message], *, patient: bool, room: int, meanwhile: Callable[[], None] = lambda: None
-    ) -> Outcome:
+    def run(self, messages: list[Message], *, patient: bool, room: int) -> Outcome:
         """Call the handler until every message has an outcome, or a stop is asked.
 
         `patient`: an unavailable destination is waited for, with growing pauses; otherwise the topic is called sick and
-        its messages stay open. `room`: how many messages may be set aside as waiting. `meanwhile` runs once, while
-        the handler works on the first call.
+        its messages stay open. `room`: how many messages may be set aside as waiting.
         """
         batch = _Batch(messages, room)
         while batch.pending and not self.gave_up and self._rest(0):
             self._late_answers(batch)
             chunk = self._choose(batch)
             if chunk:
-                moved = self._judge(batch, self._call(chunk, meanwhile))
-                meanwhile = _nothing
+                moved = self._judge(batch, self._call(chunk))
             else:
                 # All that is left hangs, or was tried since the destination accepted something: start over.
                 moved = False
@@ -140,11 +136,10 @@ class HandOver:
         self._forget(batch.outcome)
         return batch.outcome
 
-    def _call(self, chunk: list[Message], meanwhile: Callable[[], None]) -> Call:
+    def _call(self, chunk: list[Message]) -> Call:
         self._before_call()
         call = self._caller.start(chunk)
-        meanwhile()
-        call.wait(self._policy.deadline.total_seconds() - call.seconds)
+        call.wait(self._policy.deadline.total_seconds())
         return call
 
     def _choose(self, batch: _Batch) -> list[Message]:
@@ -310,7 +305,3 @@ class _Batch:
         self.outcome.open.extend(left)
         self.outcome.open.extend(m for m in self.pending if m.topic not in self.outcome.sick and m.key in keys)
         self.pending = [m for m in self.pending if m.topic not in self.outcome.sick and m.key not in keys]
-
-
-def _nothing() -> None:
-    """What is done meanwhile from the second call on."""

@@ -7,7 +7,6 @@ import time
 from datetime import datetime
 
 from outbox.errors import HungHandlerError, LeaseLostError
-from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.position import Progress
 from outbox.store.cursor import Batch, Cursor
@@ -19,6 +18,7 @@ from outbox.store.parked import Aside, Parked
 from outbox.store.progress import ProgressLog
 from outbox.worker.aside import EXPIRED, SetAside
 from outbox.worker.handover import BLOCKED, HandlerPolicy, HandOver, Outcome
+from outbox.worker.reader import Reader
 from outbox.worker.settlement import Fates, Settlement
 
 logger = logging.getLogger("outbox")
@@ -53,11 +53,14 @@ class Tenure:
         self._settlement = Settlement(database, channel, lease, self._incarnation)
         parked = Parked(database, lease.partition.subscription)
         self._aside = SetAside(parked, channel, self._settlement, hand_over, limits)
-        self._cursor = Cursor(log, newest.progress)
+        self._reader = Reader(database, channel, Cursor(log, newest.progress))
         self._stored = newest.progress
-        self._ahead: Batch | None = None
         self._passed = False
         self._stored_at = self._pruned_at = time.monotonic()
+
+    def close(self) -> None:
+        """Let go of the thread that reads ahead."""
+        self._reader.close()
 
     @property
     def due_in(self) -> float:
@@ -69,7 +72,12 @@ class Tenure:
         if self._hand_over.gave_up:
             raise HungHandlerError("calls of the handler never came back; the process has to be restarted")
         worked = self._aside.step()
-        batch, self._ahead = self._ahead or self._read(), None
+        batch = self._reader.read()
+        if batch.incarnation not in (None, self._incarnation):
+            raise LeaseLostError("the server was restarted: positions in memory are void")
+        if batch.end.target is not None:
+            # A window is open, so there is more: let the server work while we do.
+            self._reader.read_ahead()
         if batch.messages:
             self._handle(batch)
         else:
@@ -77,29 +85,12 @@ class Tenure:
         self._prune()
         return worked or batch.seen > 0
 
-    def _read(self) -> Batch:
-        crash_point("worker.before_fetch")
-        batch = self._cursor.read(self._channel)
-        crash_point("worker.after_fetch")
-        if batch.incarnation is not None and batch.incarnation != self._incarnation:
-            raise LeaseLostError("the server was restarted: positions in memory are void")
-        return batch
-
-    def _read_ahead(self) -> None:
-        """While the handler works. A failure will show again at the settle, after the handler's verdicts."""
-        try:
-            batch = self._read()
-        except Exception as error:
-            logger.debug("reading ahead failed: %s", type(error).__name__)
-        else:
-            self._ahead = batch if batch.seen else None
-
     def _handle(self, batch: Batch) -> None:
         to_send, fates = self._sort_out(batch.messages, batch.now)
         outcome = Outcome()
         if to_send:
             room = self._aside.room(self._policy.max_waiting)
-            outcome = self._hand_over.run(to_send, patient=True, room=room, meanwhile=self._read_ahead)
+            outcome = self._hand_over.run(to_send, patient=True, room=room)
         fates += outcome.aside
         if outcome.open:
             self._settle_partly(batch, outcome, fates)
@@ -143,9 +134,8 @@ class Tenure:
                 if (message.id or 0) < last
             ]
             self._settle(batch.upto(last), kept)
-        self._ahead = None
         # Whatever is open will be read again from the stored progress.
-        self._cursor.move_to(self._stored)
+        self._reader.forget().move_to(self._stored)
 
     def _store_in_passing(self, batch: Batch) -> None:
         """Remember that nothing came, or only what others read, without a write each time."""
@@ -154,7 +144,7 @@ class Tenure:
         if batch.end != self._stored and idle >= (_STORE_PASSED_SECONDS if self._passed else _STORE_IDLE_SECONDS):
             self._settle(batch.end, [])
             if not batch.seen:
-                self._cursor.move_to(batch.end)
+                self._reader.forget().move_to(batch.end)
 
     def _prune(self) -> None:
         if time.monotonic() - self._pruned_at >= _PRUNE_SECONDS:

@@ -178,7 +178,7 @@ def test_parking_without_epoch_lets_a_zombie_bring_back_what_is_done(
 @pytest.mark.timeout(300)
 def test_the_run_with_real_processes_catches_the_reader_behind_the_last_id(pg_engine: Engine, tmp_path: Path) -> None:
     """The same writers as in the good run, a tenth of its length and no trouble at all."""
-    plan = Plan(quota=40, relays=1, trouble=(), seconds=1.0, patience=4.0, twin="id_after_last")
+    plan = Plan(quota=40, relays=1, trouble=(), long=2, seconds=0.5, patience=3.0, twin="id_after_last")
 
     report = Run(pg_engine, tmp_path, plan, seed=1).perform()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,6 @@ def order_service() -> Any:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     # Its classes are looked up by the name of their module.
-    import sys
-
     sys.modules["orders"] = module
     spec.loader.exec_module(module)
     return module

@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sqlalchemy import func, select
@@ -21,8 +22,9 @@ from outbox.cli.demo.service import order_service
 ROLLED_BACK = "rolled back"
 
 _ROLLED_BACK_SHARE = 0.1
-#: All writers take from the oldest open orders, so that they meet at them.
-_AT_HAND = 20
+#: All writers take some of the oldest open orders, so that they often meet at one.
+_OLDEST = 60
+_AT_HAND = 6
 
 
 class Declined(Exception):  # noqa: N818 - nothing went wrong
@@ -46,14 +48,12 @@ class Writer:
         while True:
             if placed < self._orders:
                 pause = self._pause if placed == self._orders // 4 else 0.0
-                placed += self._decide(
-                    lambda: self._service.place_order(self._shop, self._random.randint(1, 999)), pause
-                )
+                place = partial(self._service.place_order, self._shop, self._random.randint(1, 999))
+                placed += self._decide(place, pause)
             for _ in range(2):
                 at_hand = at_hand or self._open_orders()
                 if at_hand:
-                    order = at_hand.pop(self._random.randrange(len(at_hand)))
-                    self._decide(lambda order=order: self._service.advance_order(order))
+                    self._decide(partial(self._service.advance_order, at_hand.pop()))
             if placed == self._orders and not at_hand and not self._open_orders():
                 return
 
@@ -66,7 +66,8 @@ class Writer:
                 if self._random.random() < _ROLLED_BACK_SHARE:
                     raise Declined
         except Declined:
-            print(ROLLED_BACK, flush=True)
+            sys.stdout.write(f"{ROLLED_BACK}\n")
+            sys.stdout.flush()
             return False
         return True
 
@@ -78,8 +79,9 @@ class Writer:
     def _open_orders(self) -> list[int]:
         order = self._service.Order
         with self._service.outbox.begin() as session:
-            found = select(order.id).where(order.status != "shipped").order_by(order.id).limit(_AT_HAND)
-            return list(session.scalars(found))
+            found = select(order.id).where(order.status != "shipped").order_by(order.id).limit(_OLDEST)
+            oldest = list(session.scalars(found))
+        return self._random.sample(oldest, min(_AT_HAND, len(oldest)))
 
 
 if __name__ == "__main__":

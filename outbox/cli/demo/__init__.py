@@ -1,0 +1,111 @@
+"""`outbox demo`: real transactions become real messages, with crashes in the middle, and the books are compared."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from outbox.cli.options import option
+
+if TYPE_CHECKING:
+    from outbox.cli.demo.judge import Judgement
+    from outbox.cli.demo.play import Play
+    from outbox.cli.demo.show import Show
+    from outbox.cli.demo.site import Site
+
+
+@click.command()
+@option("--orders", type=click.IntRange(4, 100_000), default=2000, show_default=True, help="Orders to place.")
+@option("--light", is_flag=True, help="No servers: SQLite and a file.")
+@option("--keep", is_flag=True, help="Leave it running afterwards, to play with.")
+def demo(*, orders: int, light: bool, keep: bool) -> int:
+    """See transactions become messages, with crashes in the middle.
+
+    Starts a private PostgreSQL and a private NATS JetStream (where they are not installed: SQLite and a file). Four
+    processes place and move on orders, each change in a transaction with its message; some are rolled back. A relay and
+    one of the four are killed with SIGKILL. At the end the table of the orders is compared with what a consumer of
+    the stream received. Everything is removed again.
+
+    Exits with 1 if a message was lost, came of a rolled-back transaction, or came out of order.
+    """
+    from outbox.cli.demo.play import Play
+    from outbox.cli.demo.show import new_show, result
+    from outbox.cli.demo.site import opened_site
+    from outbox.cli.demo.staff import Staff
+
+    show = new_show()
+    with (
+        _ending_on_sigterm(),
+        opened_site(show.tell, light=light) as site,
+        closing(Staff(site.folder, site.environment)) as staff,
+    ):
+        play = Play(site, staff, show, orders)
+        judgement = play.perform(keep=keep)
+        result(_rows(orders, play, judgement))
+        click.echo(_conclusion(judgement))
+        if keep:
+            _wait_for_ctrl_c(site, play, show)
+    return 0 if judgement.is_sound else 1
+
+
+def _rows(orders: int, play: Play, judgement: Judgement) -> list[tuple[str, str, str]]:
+    return [
+        ("orders committed", f"{orders:,}", f"and {play.rollbacks:,} transactions rolled back"),
+        ("messages committed", f"{judgement.committed:,}", "as the table of the orders says"),
+        ("messages received", f"{judgement.received:,}", "by a consumer of the destination"),
+        ("lost", f"{judgement.lost:,}", "committed, never received"),
+        ("phantom", f"{judgement.phantom:,}", "received, never committed"),
+        (
+            "duplicates",
+            f"{judgement.duplicates:,}",
+            "sent again after the kill; a consumer knows them by their id",
+        ),
+        ("order violations", f"{judgement.violations:,}", "changes of one order, received out of turn"),
+        ("messages per second", f"{play.rate:,.0f}", "from the first to the last, the takeover included"),
+    ]
+
+
+def _conclusion(judgement: Judgement) -> str:
+    if judgement.is_sound:
+        return "Nothing lost, nothing made up, every order's changes in order."
+    return "THE PROMISE IS BROKEN: see the table."
+
+
+def _wait_for_ctrl_c(site: Site, play: Play, show: Show) -> None:
+    from outbox.cli.demo.service import path_of
+
+    click.echo(
+        f"""
+It is still running. In another terminal:
+
+    export OUTBOX_DATABASE={site.database_url}
+    outbox status
+    python {path_of("orders.py")} ann 42
+
+The relay sends to {site.destination.url}. What arrives is shown here, until Ctrl-C.
+"""
+    )
+    while True:
+        time.sleep(0.2)
+        for receipt in play.arrived():
+            show.tell(f"{receipt.key}: change {receipt.version} arrived, message {receipt.message_id}")
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does: in good order."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,144 @@
+"""The play: shops place orders, a relay and a shop are killed in the middle, and the books are compared at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outbox.cli.demo.judge import Judgement, Receipt, judge
+from outbox.cli.demo.show import Show
+from outbox.cli.demo.site import Site
+from outbox.cli.demo.staff import Child, ProcessFailedError, Staff
+from outbox.cli.demo.writer import ROLLED_BACK
+
+SHOPS = 4
+CHANGES = 3  # of each order: placed, paid, shipped
+LEASE = "5s"
+
+_TICK_SECONDS = 0.2
+#: After so long without a receipt what has not come is lost. A takeover takes a lease, a busy machine more.
+_PATIENCE_SECONDS = 30.0
+_PAUSE_SECONDS = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What happens as soon as something is so."""
+
+    when: Callable[[], bool]
+    then: Callable[[], None]
+
+
+class Play:
+    """One performance on a site."""
+
+    def __init__(self, site: Site, staff: Staff, show: Show, orders: int) -> None:
+        self._site = site
+        self._staff = staff
+        self._show = show
+        self._orders = orders
+        self._expected = orders * CHANGES
+        self._committed = 0
+        self._receipts: list[Receipt] = []
+        self._first_receipt = self._last_receipt = self._moved_at = time.monotonic()
+        self._seen_at_kill = 0
+        self._scenes: list[Scene] = []
+        self._shops: list[Child] = []
+        self._relays: list[Child] = []
+
+    @property
+    def rate(self) -> float:
+        """Messages per second from the first receipt to the last, whatever happened in between."""
+        seconds = self._last_receipt - self._first_receipt
+        return len(self._receipts) / seconds if seconds > 0 else 0.0
+
+    @property
+    def rollbacks(self) -> int:
+        """How many transactions the shops say they rolled back."""
+        return sum(shop.said().count(f"{ROLLED_BACK}\n") for shop in self._shops)
+
+    def perform(self, *, keep: bool) -> Judgement:
+        """All scenes; what the books and the receipts say at the end. `keep`: the last relay goes on."""
+        self._scenes = [
+            Scene(lambda: bool(self._receipts), self._call_understudy),
+            Scene(lambda: self._committed > self._expected // 4, self._kill_relay),
+            Scene(lambda: self._committed > self._expected // 2, self._kill_shop),
+        ]
+        self._shops = [self._shop(number) for number in range(SHOPS)]
+        self._relays = [self._relay("relay 1")]
+        with self._show.running(self._expected):
+            while self._shops_work() or (self._scenes and not self._is_stuck()):
+                self._tick()
+            self._show.tell("every order is placed, paid and shipped")
+            books = self._site.books.committed()
+            while judge(books, self._receipts).lost and not self._is_stuck():
+                self._tick()
+            if not keep:
+                for relay in self._relays:
+                    relay.stop()
+                self._relays = []
+            self._tick()
+        return judge(books, self._receipts)
+
+    def arrived(self) -> list[Receipt]:
+        """What came since the last look."""
+        found = self._site.destination.receive()
+        if found:
+            self._moved_at = self._last_receipt = time.monotonic()
+            self._first_receipt = self._first_receipt if self._receipts else self._last_receipt
+            self._receipts += found
+        return found
+
+    # Scenes
+
+    def _call_understudy(self) -> None:
+        self._relays.append(self._relay("relay 2"))
+        self._show.tell("relay 1 sends, relay 2 stands by")
+
+    def _kill_relay(self) -> None:
+        self._relays.pop(0).kill()
+        self.arrived()
+        self._seen_at_kill = len(self._receipts)
+        self._show.tell(f"relay 1 is killed with SIGKILL; its lease of {LEASE} has to run out")
+        self._scenes.append(Scene(lambda: len(self._receipts) > self._seen_at_kill, self._greet_successor))
+
+    def _greet_successor(self) -> None:
+        self._show.tell("relay 2 has taken over")
+
+    def _kill_shop(self) -> None:
+        self._shops[0].kill()
+        self._show.tell("shop 1 is killed with SIGKILL, whatever it was at, and started again")
+        self._shops[0] = self._shop(0)
+
+    # Between the scenes
+
+    def _tick(self) -> None:
+        time.sleep(_TICK_SECONDS)
+        self.arrived()
+        committed = self._site.books.changes()
+        if committed > self._committed:
+            self._committed, self._moved_at = committed, time.monotonic()
+        self._show.progress(self._committed, len(self._receipts))
+        for relay in self._relays:
+            if not relay.is_running():
+                raise ProcessFailedError(f"{relay.name} ended by itself: {relay.said()[-2000:]}")
+        for scene in [scene for scene in self._scenes if scene.when()]:
+            self._scenes.remove(scene)
+            scene.then()
+
+    def _is_stuck(self) -> bool:
+        return time.monotonic() - self._moved_at > _PATIENCE_SECONDS
+
+    def _shops_work(self) -> bool:
+        # All are asked: one that failed must not hide behind one that works.
+        return True in [shop.is_running() for shop in self._shops]
+
+    def _shop(self, number: int) -> Child:
+        share = self._orders * (number + 1) // SHOPS - self._orders * number // SHOPS
+        # One transaction stays open for a while: what others commit meanwhile has higher ids, and goes first.
+        pause = _PAUSE_SECONDS if number == 1 and self._site.is_postgresql else 0.0
+        return self._staff.writer(f"shop {number + 1}", share, pause)
+
+    def _relay(self, name: str) -> Child:
+        return self._staff.relay(name, self._site.destination.url, LEASE)

@@ -1,0 +1,92 @@
+"""What the audience sees: bars that move on a terminal, lines of text elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Protocol
+
+import click
+
+from outbox.cli.output import show_table
+
+_SECONDS_BETWEEN_LINES = 1.0
+
+
+class Show(Protocol):
+    """The stage."""
+
+    def tell(self, text: str) -> None:
+        """Something happened."""
+
+    def progress(self, committed: int, received: int) -> None:
+        """How far it is."""
+
+    def running(self, expected: int) -> AbstractContextManager[object]:
+        """Progress is to be shown from now on, up to so many messages."""
+
+
+def new_show() -> Show:
+    """Bars on a terminal, else lines."""
+    return Bars() if sys.stdout.isatty() else Lines()
+
+
+def result(rows: Sequence[tuple[str, str, str]]) -> None:
+    """The table at the end."""
+    click.echo()
+    show_table(("", "", ""), rows, numbers=())
+
+
+class Lines:
+    """Plain text, a line of progress a second."""
+
+    def __init__(self) -> None:
+        self._began = self._last = time.monotonic()
+        self._expected = 0
+
+    def tell(self, text: str) -> None:
+        """A line with the time since the beginning."""
+        click.echo(f"{time.monotonic() - self._began:5.1f} s  {text}")
+
+    def progress(self, committed: int, received: int) -> None:
+        """A line now and then."""
+        now = time.monotonic()
+        if now - self._last >= _SECONDS_BETWEEN_LINES:
+            self._last = now
+            self.tell(f"  {committed:,} of {self._expected:,} committed, {received:,} received")
+
+    def running(self, expected: int) -> AbstractContextManager[object]:
+        """Nothing to draw."""
+        self._expected = expected
+        return nullcontext()
+
+
+class Bars:
+    """Two bars below the lines that tell what happens."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._console = Console(highlight=False)
+        columns = TextColumn("{task.description:>10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
+        self._progress = Progress(*columns, console=self._console)
+        self._began = time.monotonic()
+
+    def tell(self, text: str) -> None:
+        """A line above the bars."""
+        self._console.print(f"[dim]{time.monotonic() - self._began:5.1f} s[/dim]  ", end="")
+        self._console.print(text, markup=False)
+
+    def progress(self, committed: int, received: int) -> None:
+        """Move the bars."""
+        self._progress.update(self._committed, completed=committed)
+        self._progress.update(self._received, completed=received)
+
+    def running(self, expected: int) -> AbstractContextManager[object]:
+        """Draw the bars."""
+        self._committed = self._progress.add_task("committed", total=expected)
+        self._received = self._progress.add_task("received", total=expected)
+        return self._progress

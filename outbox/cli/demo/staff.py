@@ -1,0 +1,110 @@
+"""The processes of the demo: none outlives it, even if it is killed itself."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from outbox.errors import OutboxError
+from outbox.testing.process import Guard
+
+
+class ProcessFailedError(OutboxError):
+    """A process of the demo ended when it should not; the text ends with what it said."""
+
+
+class Child:
+    """A Python process in a session of its own, so that Ctrl-C reaches the demo and not its processes."""
+
+    def __init__(self, name: str, arguments: Sequence[str], *, folder: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self._log = folder / f"{name.replace(' ', '-')}.log"
+        with self._log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        self._guard: Guard | None = Guard(None)
+        self._guard.watch(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def is_running(self) -> bool:
+        """Whether it is still at work.
+
+        Raises:
+            ProcessFailedError: it ended with an error of its own.
+        """
+        code = self._process.poll()
+        if code is not None:
+            self._let_go()
+        if code:
+            raise ProcessFailedError(f"{self.name} ended with {code}: {self.said()[-2000:]}")
+        return code is None
+
+    def kill(self) -> None:
+        """SIGKILL: it has no time for a last word."""
+        self._end(signal.SIGKILL)
+
+    def stop(self) -> None:
+        """Ask it to finish what is under way; after a while insist."""
+        self._end(signal.SIGTERM, signal.SIGKILL)
+
+    def said(self) -> str:
+        """Its output so far."""
+        return self._log.read_text(errors="replace")
+
+    def _end(self, *signals: signal.Signals) -> None:
+        for number in signals:
+            self._process.send_signal(number)
+            try:
+                self._process.wait(15)
+            except subprocess.TimeoutExpired:
+                continue
+            break
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._guard is not None:
+            self._guard.watch(None)
+            self._guard.release()
+            self._guard = None
+
+
+class Staff:
+    """All processes of a demo."""
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self._folder = folder
+        self._environment = environment
+        self._children: list[Child] = []
+
+    def writer(self, shop: str, orders: int, pause: float) -> Child:
+        """A process of the order service."""
+        return self._start(shop, ["-m", "outbox.cli.demo.writer", shop, str(orders), str(pause)])
+
+    def relay(self, name: str, to: str, lease: str) -> Child:
+        """`outbox relay`."""
+        command = "import sys; from outbox.cli import main; sys.argv[0] = 'outbox'; main()"
+        return self._start(name, ["-c", command, "relay", "--to", to, "--lease", lease])
+
+    def close(self) -> None:
+        """Let nobody go on."""
+        for child in self._children:
+            child.kill()
+
+    def _start(self, name: str, arguments: Sequence[str]) -> Child:
+        child = Child(name, arguments, folder=self._folder, environment=self._environment)
+        self._children.append(child)
+        return child

@@ -1,0 +1,78 @@
+"""Reading ahead: while a batch is handled and settled, the next is fetched, on a thread and connection of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from contextlib import suppress
+from queue import SimpleQueue
+
+from outbox.faults import crash_point
+from outbox.store.cursor import Batch, Cursor
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+
+logger = logging.getLogger("outbox")
+
+
+class Reader:
+    """Reads batch by batch. At most one read is under way; the cursor belongs to whoever does it."""
+
+    def __init__(self, database: Database, channel: Channel, cursor: Cursor) -> None:
+        self._database = database
+        self._channel = channel
+        self._cursor = cursor
+        self._ahead = False
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._answers: SimpleQueue[Batch | Exception] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def read(self) -> Batch:
+        """The next batch: the one that was read ahead, or what there is now."""
+        if not self._ahead:
+            return _read(self._cursor, self._channel)
+        self._ahead = False
+        answer = self._answers.get()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def read_ahead(self) -> None:
+        """Begin to read the batch after the last one; `read` will return it."""
+        if self._ahead:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read_for_ever, name="outbox-reader", daemon=True)
+            self._thread.start()
+        self._ahead = True
+        self._requests.put(True)
+
+    def forget(self) -> Cursor:
+        """Drop what was read ahead, and hand the cursor out."""
+        if self._ahead:
+            self._ahead = False
+            self._answers.get()
+        return self._cursor
+
+    def close(self) -> None:
+        """End the thread, after the read that is under way."""
+        self._requests.put(False)
+
+    def _read_for_ever(self) -> None:
+        channel: Channel | None = None
+        while self._requests.get():
+            try:
+                channel = channel or self._database.open()
+                self._answers.put(_read(self._cursor, channel))
+            except Exception as error:
+                self._answers.put(error)
+        if channel is not None:
+            with suppress(Exception):
+                channel.close()
+
+
+def _read(cursor: Cursor, channel: Channel) -> Batch:
+    crash_point("worker.before_fetch")
+    batch = cursor.read(channel)
+    crash_point("worker.after_fetch")
+    return batch

@@ -1,0 +1,34 @@
+"""Runs `outbox …` inside the test's process."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from click.testing import CliRunner
+from sqlalchemy import Engine
+
+from outbox.cli import main
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command wrote, and how it ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one line of JSON that was asked for."""
+        return json.loads(self.out)
+
+
+def outbox(engine: Engine | str | None, *arguments: str, **environment: str) -> Ended:
+    """Run a command on a database, given as the environment gives it."""
+    url = engine.url.render_as_string(hide_password=False) if isinstance(engine, Engine) else engine
+    where = {} if url is None else {"OUTBOX_DATABASE": url}
+    result = CliRunner(env={"OUTBOX_DATABASE": None}).invoke(main, list(arguments), env={**where, **environment})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return Ended(result.exit_code, result.stdout, result.stderr)

@@ -1,0 +1,124 @@
+"""Who acts in the state machine: transactions under way, and workers with what they remember."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any, cast
+
+from sqlalchemy import Connection
+
+from outbox.message import Message
+from outbox.position import Progress
+from outbox.store.cursor import Batch, Cursor
+from outbox.store.dialect import Channel
+from outbox.store.lease import Lease, Partition
+from outbox.store.log import Limits, Log
+from outbox.store.parked import Aside, Parked
+from outbox.store.progress import ProgressLog
+from outbox.worker.aside import SetAside
+from outbox.worker.handover import BLOCKED, HandOver, Outcome
+from outbox.worker.settlement import Fates, Settlement
+from tests.exactness.history import Event, delivery_of
+from tests.exactness.model import RETRY, ROWS, Model, Place, Sent
+from tests.exactness.worlds import World
+
+PARTITION = Partition("relay")
+LIMITS = Limits(rows=ROWS)
+FATES = {
+    "retry": Aside(state="retry", blocks=True, attempts=1, error="failed", delay=RETRY),
+    "waiting": Aside(state="waiting", blocks=True, error="sick", delay=timedelta(0)),
+    "dead": Aside(state="dead", blocks=True, attempts=1, error="failed"),
+}
+
+
+class CrashError(Exception):
+    """A process is gone."""
+
+
+@dataclass
+class Open:
+    """A transaction under way: a list of messages for itself and for each savepoint."""
+
+    connection: Connection
+    frames: list[list[Sent]] = field(default_factory=lambda: [[]])
+    savepoints: list[Any] = field(default_factory=list)
+
+    #: What it has locked, also for what it took back.
+    keys: set[str] = field(default_factory=set)
+
+
+@dataclass
+class Fetched:
+    """A batch in flight: where its reader stands before and behind it."""
+
+    batch: Batch
+    opened: Place
+    end: Place
+
+
+@dataclass
+class Handed:
+    """A batch that was handed over and is not settled."""
+
+    end: Progress
+    place: Place
+    fates: Fates
+    cut: bool
+    sent: int = 0
+
+
+class ScriptedHandOver:
+    """A destination that fails for the message in place `failing`, and a process that may die when it has sent."""
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+        self.history: list[Event] = []
+        self.failing: int | None = None
+        self.fate = FATES["retry"]
+        self.die = False
+        self.given: list[int] = []
+
+    def run(self, messages: list[Message], **_: Any) -> Outcome:
+        """Done, until one fails; what stands behind it in its key is blocked."""
+        outcome, behind = Outcome(), set[str | None]()
+        self.given = [message.id or 0 for message in messages]
+        for place, message in enumerate(messages):
+            if message.key is not None and message.key in behind:
+                outcome.aside.append((message, BLOCKED))
+            elif place == self.failing:
+                outcome.aside.append((message, replace(self.fate, attempts=message.attempt)))
+                behind.add(message.key)
+            else:
+                self.history.append(delivery_of(message, self._epoch))
+                outcome.done.append(message)
+        if self.die:
+            raise CrashError
+        return outcome
+
+
+class Holder:
+    """A worker's memory."""
+
+    def __init__(self, world: World, model: Model, lease: Lease, channel: Channel) -> None:
+        database = world.database
+        self.lease, self.channel, self.hand_over = lease, channel, ScriptedHandOver(lease.epoch)
+        log = Log(database, LIMITS, model.topics)
+        newest = ProgressLog(database).newest(channel, PARTITION)
+        assert newest is not None
+        self.settlement = Settlement(database, channel, lease, log.now(channel).incarnation)
+        hand_over = cast("HandOver", self.hand_over)
+        self.aside = SetAside(Parked(database, "relay"), channel, self.settlement, hand_over, LIMITS)
+        self.cursor, self.place = Cursor(log, newest.progress), model.stored
+        self.ahead: list[Fetched] = []
+        self.handed: Handed | None = None
+
+    @property
+    def may_fetch(self) -> bool:
+        """One batch ahead of the one that is on its way."""
+        return len(self.ahead) + (self.handed is not None) < 2
+
+    @property
+    def may_hand_over(self) -> bool:
+        """Never a second batch before the first is settled."""
+        return bool(self.ahead) and self.handed is None

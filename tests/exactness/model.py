@@ -1,0 +1,177 @@
+"""What an outbox is, in plain dicts: the model that the state machine compares the real one with."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+
+from outbox.position import EARLIEST, Progress
+from outbox.store.cursor import Batch
+from outbox.store.lease import Lease
+from outbox.worker.settlement import Fates
+from tests.exactness.history import Fact
+
+ROWS = 3
+LEASE = timedelta(seconds=10)
+RETRY = timedelta(seconds=7)
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A message of a transaction."""
+
+    id: int
+    name: str
+    key: str | None
+    topic: str
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a reader is: the ids that it has passed, and in a window those that are left before it stands at
+    `target`.
+    """
+
+    passed: frozenset[int] = frozenset()
+    left: tuple[int, ...] | None = None
+    target: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class Set:
+    """A message set aside."""
+
+    key: str | None
+    state: str
+    attempts: int
+    due: datetime | None
+    blocks: bool
+    wish: bool = False
+
+    @property
+    def stored(self) -> tuple[str | None, str, int, bool]:
+        """As the table shows it."""
+        return self.key, self.state, self.attempts, self.blocks
+
+
+@dataclass
+class Model:
+    """Everything that is committed."""
+
+    topics: list[str] | None
+    messages: dict[int, Sent] = field(default_factory=dict)
+    facts: list[Fact] = field(default_factory=list)
+    progress: Progress = Progress(EARLIEST)
+    stored: Place = Place()
+    aside: dict[int, Set] = field(default_factory=dict)
+    epoch: int = 0
+    lease_until: datetime | None = None
+
+    def commit(self, sent: Iterable[Sent]) -> None:
+        """A transaction's messages are there, as the next changes of their keys."""
+        for message in sent:
+            self.messages[message.id] = message
+            if self.chosen(message.id):
+                self.facts.append(Fact(message.name, message.key, len(self.facts)))
+
+    def chosen(self, id: int) -> bool:
+        """Whether the selection takes it."""
+        return self.topics is None or self.messages[id].topic in self.topics
+
+    def read(self, place: Place, batch: Batch) -> tuple[Place, Place]:
+        """Check what a reader was given; returns where it stands with the batch unsettled, and settled."""
+        opened = place
+        if place.left is None:
+            todo = sorted(self.messages.keys() - place.passed)
+            opened = Place(place.passed, tuple(filter(self.chosen, todo)), frozenset(self.messages) | place.passed)
+            assert len(todo) > ROWS or batch.end.target is None, "what fits is read at once"
+        assert opened.left is not None
+        ids = [message.id or 0 for message in batch.messages]
+        assert tuple(ids) == opened.left[: len(ids)]
+        assert len(ids) <= ROWS
+        if batch.end.target is not None:
+            return opened, upto(opened, ids[-1] if ids else 0)
+        assert tuple(ids) == opened.left
+        return opened, Place(opened.target)
+
+    def may_take_lease(self, now: datetime) -> bool:
+        """Whether nobody holds it, or too long."""
+        return self.lease_until is None or self.lease_until <= now
+
+    def take_lease(self, now: datetime) -> None:
+        """Under the next epoch."""
+        self.epoch += 1
+        self.lease_until = now + LEASE
+
+    def holds(self, lease: Lease) -> bool:
+        """Whether nobody has taken it since."""
+        return lease.epoch == self.epoch
+
+    def settle(self, progress: Progress, place: Place, fates: Fates, now: datetime) -> None:
+        """A lease holder stored its progress, and what it set aside."""
+        self.progress, self.stored = progress, place
+        for message, fate in fates:
+            due = message.deliver_at if fate.state == "delayed" else None if fate.delay is None else now + fate.delay
+            blocks = fate.blocks and message.key is not None
+            self.aside[message.id or 0] = Set(message.key, fate.state, fate.attempts, due, blocks)
+
+    def grant(self, now: datetime) -> None:
+        """What people wished for comes true, and what was delayed falls due."""
+        for id, message in self.aside.items():
+            if message.wish:
+                self.aside[id] = Set(message.key, "retry", 0, now, message.key is not None)
+        delayed = [(m.due, id) for id, m in self.aside.items() if m.state == "delayed" and m.due and m.due <= now]
+        for _, id in sorted(delayed)[:ROWS]:
+            self.aside[id] = replace(self.aside[id], state="blocked", due=None)
+
+    def wish(self, id: int) -> None:
+        """Somebody wants a dead letter to be tried again."""
+        self.aside[id] = replace(self.aside[id], wish=True)
+
+    def tried(self, ids: Sequence[int], failing: int | None, now: datetime) -> None:
+        """These were handed over again; all are done but the one in place `failing` and what stands behind it."""
+        behind = set[str | None]()
+        for place, id in enumerate(ids):
+            message = self.aside[id]
+            if message.key is not None and message.key in behind:
+                continue
+            if place == failing:
+                due, blocks = now + RETRY, message.key is not None
+                self.aside[id] = replace(message, state="retry", attempts=message.attempts + 1, due=due, blocks=blocks)
+                behind.add(message.key)
+            else:
+                del self.aside[id]
+
+    def ready(self, released: Collection[str], now: datetime) -> list[int]:
+        """What is set aside and may be tried now."""
+
+        def due(message: Set) -> bool:
+            if message.state == "blocked":
+                return message.key is None or message.key in released
+            return message.state in ("waiting", "retry") and message.due is not None and message.due <= now
+
+        def holds_back(message: Set) -> bool:
+            return message.blocks and message.state != "blocked" and not due(message)
+
+        def free(id: int) -> bool:
+            key = self.aside[id].key
+            return key is None or not any(
+                holds_back(other) for before, other in self.aside.items() if before < id and other.key == key
+            )
+
+        return [id for id, message in sorted(self.aside.items()) if due(message) and free(id)][:ROWS]
+
+    def heads(self) -> set[str]:
+        """Keys whose oldest message aside waits for nothing but its turn."""
+        first: dict[str, Set] = {}
+        for _, message in sorted(self.aside.items()):
+            if message.key is not None and message.blocks:
+                first.setdefault(message.key, message)
+        return {key for key, message in first.items() if message.state == "blocked"}
+
+
+def upto(place: Place, id: int) -> Place:
+    """In the window of `place`, behind `id`."""
+    assert place.left is not None
+    return replace(place, left=tuple(each for each in place.left if each > id))

@@ -1,0 +1,37 @@
+"""The benchmarks run, and say what they found in the form that programs read."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+GOALS = {
+    "write": "<= 1.10",
+    "drain_vs_claim": ">= 1.50",
+    "drain_vs_fetch": ">= 0.60",
+    "drain_pinned_vs_claim": ">= 3.00",
+    "latency_p50": "<= 1.50",
+    "latency_p99": "<= 2.00",
+    "flat_backlog": ">= 0.90",
+    "flat_pinned": ">= 0.90",
+}
+
+
+@pytest.mark.usefixtures("postgres")
+def test_every_benchmark_runs_and_reports_its_ratio_and_its_goal(tmp_path: Path) -> None:
+    """At a size that says nothing about speed."""
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--out", str(tmp_path)]
+
+    run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=180)
+
+    assert run.returncode == 0, run.stderr
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert {name: result["goal"] for name, result in found.items()} == GOALS
+    assert {tuple(result) for result in found.values()} == {("value", "goal", "met", "rounds")}
+    assert all(result["rounds"] == [result["value"]] for result in found.values() if len(result["rounds"]) == 1)
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert [line.split()[0] for line in run.stdout.splitlines()[1:]] == list(GOALS)

@@ -1,0 +1,157 @@
+"""`outbox db`, `status`, `purge` and `restore` as a user types them."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import sqlalchemy
+from sqlalchemy import text
+
+from outbox import Outbox, create_engine
+from tests.command_line import outbox
+from tests.test_cli_relay import PROGRAM, bodies, send
+
+
+@pytest.fixture
+def empty(tmp_path) -> str:
+    return f"sqlite:///{tmp_path / 'shop.db'}"
+
+
+def test_upgrade_makes_the_tables_and_does_no_harm_again(empty):
+    said = [outbox(empty, "db", "upgrade") for _ in range(2)]
+
+    assert [(each.code, each.err) for each in said] == [
+        (0, "upgraded from nothing to 0001\n"),
+        (0, "the tables are up to date (0001)\n"),
+    ]
+    assert outbox(empty, "db", "check").code == 0
+
+
+def test_a_schema_is_made_with_its_tables(pg_engine):
+    outbox(pg_engine, "db", "upgrade", "--schema", "shop")
+
+    assert [outbox(pg_engine, *verb, "--schema", "shop").code for verb in (["db", "check"], ["status"])] == [0, 0]
+
+
+def test_findings_are_told_and_end_with_1(engine):
+    with engine.begin() as connection:
+        connection.execute(text("DROP INDEX outbox_parked_wish"))
+
+    plain, machine = outbox(engine, "db", "check"), outbox(engine, "db", "check", "--json")
+
+    assert (plain.code, plain.out.startswith("index outbox_parked_wish: is missing; CREATE INDEX")) == (1, True)
+    assert (machine.code, [each["where"] for each in machine.json]) == (1, ["index outbox_parked_wish"])
+
+
+def test_what_a_finding_advises_mends_it(engine):
+    with engine.begin() as connection:
+        connection.execute(text("DROP INDEX outbox_parked_wish"))
+    (finding,) = outbox(engine, "db", "check", "--json").json
+
+    with engine.begin() as connection:
+        connection.execute(text(finding["fix"]))
+
+    assert outbox(engine, "db", "check").code == 0
+
+
+def test_a_check_makes_no_file(empty, tmp_path):
+    assert (outbox(empty, "db", "check").code, list(tmp_path.iterdir())) == (3, [])
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
+def test_the_sql_needs_no_database(dialect):
+    ended = outbox(None, "db", "sql", "--dialect", dialect)
+
+    assert (ended.code, "CREATE TABLE outbox_message" in ended.out) == (0, True)
+
+
+def test_another_number_of_slots_is_the_databases_own_matter(empty, tmp_path):
+    """Whoever made the tables chose it; commands do not have to be told."""
+    outbox(empty, "db", "upgrade", "--slots", "16")
+    engine = create_engine(empty)
+    with (sender := Outbox(engine, slots=16)).begin() as session:
+        sender.send(session, "orders", b"1", key="k")
+
+    ended = outbox(empty, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty")
+
+    assert (ended.code, bodies(tmp_path / "out"), outbox(empty, "db", "check").code) == (0, ["1"], 0)
+
+
+def test_status_is_a_table(sqlite_engine):
+    send(sqlite_engine, "1", "2", "3")
+
+    ended = outbox(sqlite_engine, "status")
+
+    header, row = (line.split() for line in ended.out.splitlines())
+    assert (header[:2], row[:2], row[-1]) == (["SUBSCRIPTION", "BACKLOG"], ["relay", "3"], "nobody")
+    assert ended.err == "warning: nobody has run relay yet; it keeps every message from being purged\n"
+
+
+def test_status_is_watched_until_interrupted(engine):
+    """Also over the loss of nothing at all: one line of JSON a look."""
+    environment = {**os.environ, "OUTBOX_DATABASE": engine.url.render_as_string(hide_password=False)}
+    arguments = [*PROGRAM, "status", "--watch", "--interval", "50ms", "--json"]
+    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    looks = [process.stdout.readline() for _ in range(3)]
+
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+
+    assert (process.wait(20), [look.startswith('{"at":') for look in looks]) == (0, [True] * 3)
+
+
+def test_purge_tells_what_it_did(engine, tmp_path):
+    send(engine, "1", "2")
+    outbox(engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty")
+    time.sleep(0.01)
+
+    rehearsed = outbox(engine, "purge", "--older-than", "0s", "--dry-run", "--json").json
+    purged = outbox(engine, "purge", "--older-than", "0s", "--json").json
+
+    assert [(each["rows"], each["held_by"], each["dry_run"]) for each in (rehearsed, purged)] == [
+        (2, [], True),
+        (2, [], False),
+    ]
+
+
+def test_purge_names_who_holds_messages_back(sqlite_engine):
+    send(sqlite_engine, "1")
+    time.sleep(0.01)
+
+    ended = outbox(sqlite_engine, "purge", "--older-than", "0s")
+
+    assert (ended.code, "older ones stay for relay" in ended.err) == (0, True)
+
+
+def test_a_copied_log_is_restored(pg_engine, tmp_path):
+    send(pg_engine, "1")
+    with pg_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_meta SET system_identifier = '42'"))
+    relay = ["relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty"]
+
+    refused, asked = outbox(pg_engine, *relay), outbox(pg_engine, "restore")
+    restored, sent = outbox(pg_engine, "restore", "--yes"), outbox(pg_engine, *relay)
+
+    assert [each.code for each in (refused, asked, restored, sent)] == [2, 2, 0, 0]
+    assert bodies(tmp_path / "out") == ["1"]
+
+
+def test_a_role_that_may_not_is_told_so(pg_engine):
+    with pg_engine.begin() as connection:
+        connection.execute(text("DROP ROLE IF EXISTS visitor"))
+        connection.execute(text("CREATE ROLE visitor LOGIN"))
+    url = sqlalchemy.make_url(str(pg_engine.url)).set(username="visitor")
+
+    ended = outbox(url.render_as_string(hide_password=False), "status")
+
+    assert (ended.code, ended.err) == (1, "Error: the database refused: permission denied for table outbox_meta\n")
+
+
+def test_it_runs_as_a_program():
+    ended = subprocess.run([*PROGRAM, "--version"], capture_output=True, text=True, check=True)
+
+    assert (ended.stdout.startswith("outbox, version "), sys.version_info >= (3, 11)) == (True, True)

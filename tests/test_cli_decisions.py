@@ -1,0 +1,272 @@
+"""Dead letters and subscriptions from the command line: looked at, decided on, and never changed under a worker."""
+
+import json
+import time
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import text
+
+from outbox import Done, Outbox, Reject, Relay
+from outbox.store.lease import Leases, Partition
+from tests.command_line import outbox
+
+#: For what does not depend on the database: one kind is enough.
+ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+ESCAPE = "\x1b[2J\x07 \u202e no"
+
+
+class Destination:
+    """Rejects everything until it is well."""
+
+    destination = "callable:test"
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.well = False
+
+    def send(self, messages):
+        """Keep the bodies, or reject."""
+        if self.well:
+            self.bodies += [message.body for message in messages]
+        return [Done() if self.well else Reject(ESCAPE)] * len(messages)
+
+    def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def destination() -> Destination:
+    return Destination()
+
+
+@pytest.fixture
+def dead(engine, destination) -> list[int]:
+    """Four dead letters of `relay`, of two topics and with three keys; the first has one blocked behind it."""
+    sender = Outbox(engine)
+    with sender.begin() as session:
+        for topic, key in (("orders", "a"), ("orders", "b"), ("mail", "c"), ("mail", None), ("orders", "a")):
+            sender.send(session, topic, f"{topic} {key}".encode(), key=key, headers={"X-Trace": "7"})
+    Relay(sender, destination).until_empty()
+    return [each["id"] for each in outbox(engine, "dead", "list", "--json").json]
+
+
+def resume(engine, destination) -> list[bytes]:
+    """What the destination gets once it is well."""
+    destination.well = True
+    Relay(Outbox(engine), destination).until_empty()
+    return destination.bodies
+
+
+def hold(engine, name="relay"):
+    database = Outbox(engine).database
+    with closing(database.open()) as channel:
+        assert Leases(database).acquire(channel, Partition(name), "w0rker", timedelta(minutes=5))
+
+
+def wishes(engine):
+    with engine.connect() as connection:
+        statement = "SELECT id, wish, wish_by, wish_reason FROM outbox_parked WHERE wish IS NOT NULL ORDER BY id"
+        return [tuple(row) for row in connection.execute(text(statement))]
+
+
+@ONE_DATABASE
+def test_they_are_listed_with_what_happened(engine, dead):
+    listed = outbox(engine, "dead", "list", "--json").json
+
+    shown = [(each["subscription"], each["topic"], each["key"], each["attempts"], each["error"]) for each in listed]
+    assert shown == [
+        ("relay", "orders", "a", 1, ESCAPE),
+        ("relay", "orders", "b", 1, ESCAPE),
+        ("relay", "mail", "c", 1, ESCAPE),
+        ("relay", "mail", None, 1, ESCAPE),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [
+        (["--topic", "mail"], [2, 3]),
+        (["--key", "b"], [1]),
+        (["--limit", "2"], [0, 1]),
+        (["--name", "relay"], [0, 1, 2, 3]),
+    ],
+)
+@ONE_DATABASE
+def test_a_part_of_them_is_listed(engine, dead, options, places):
+    listed = outbox(engine, "dead", "list", "--json", *options).json
+
+    assert [each["id"] for each in listed] == [dead[place] for place in places]
+
+
+@ONE_DATABASE
+def test_nothing_of_a_message_reaches_the_terminal_unescaped(engine, dead):
+    told = [outbox(engine, "dead", "list"), outbox(engine, "dead", "show", str(dead[0]))]
+
+    assert [("\\x1b[2J\\x07 \\u202e no" in each.out, each.out.replace("\n", "").isprintable()) for each in told] == [
+        (True, True)
+    ] * 2
+
+
+def test_one_is_shown_with_all_that_it_carries(engine, dead):
+    shown = outbox(engine, "dead", "show", str(dead[0]), "--json").json
+
+    assert (shown["body"], shown["headers"], shown["state"]) == ("orders a", {"X-Trace": "7"}, "dead")
+
+
+@ONE_DATABASE
+def test_one_that_is_not_there_is_told(engine, dead):
+    assert (outbox(engine, "dead", "show", "999").code, outbox(engine, "dead", "list", "--name", "no").code) == (1, 2)
+
+
+def test_a_replay_delivers_it_and_what_waits_behind_it(engine, dead, destination):
+    ended = outbox(engine, "dead", "replay", str(dead[0]))
+
+    assert (ended.code, resume(engine, destination)) == (0, [b"orders a", b"orders a"])
+
+
+def test_a_discard_lets_go_on_what_waits_behind_it(engine, dead, destination):
+    ended = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "test order")
+
+    left = [each["id"] for each in outbox(engine, "dead", "list", "--json").json]
+    assert (ended.code, left, resume(engine, destination)) == (0, dead[1:], [b"orders a"])
+
+
+@ONE_DATABASE
+def test_all_of_them_need_a_yes_and_their_number_is_told(engine, dead, destination):
+    asked = outbox(engine, "dead", "replay", "--all", "--topic", "mail")
+    done = outbox(engine, "dead", "replay", "--all", "--topic", "mail", "--yes")
+
+    assert (asked.code, "replay 2 dead letters of relay?" in asked.err) == (2, True)
+    assert (done.code, resume(engine, destination)) == (0, [b"mail c", b"mail None"])
+
+
+@ONE_DATABASE
+def test_ids_that_are_no_dead_letters_stop_everything(engine, dead):
+    """A mistyped id is not half a decision."""
+    ended = outbox(engine, "dead", "discard", str(dead[0]), "999", "--reason", "x")
+
+    assert (ended.code, "999" in ended.err, len(outbox(engine, "dead", "list", "--json").json)) == (1, True, 4)
+
+
+def test_a_worker_carries_the_wish_out_itself(engine, dead, destination):
+    """Its lease is live: the command writes the wish on the row, and touches nothing else of it."""
+    hold(engine)
+
+    ended = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "why not", "--by", "ann")
+
+    assert (ended.code, "worker w0rker carries it out" in ended.err) == (0, True)
+    assert wishes(engine) == [(dead[0], "discard", "ann", "why not")]
+
+
+def test_a_running_worker_sees_the_wish(engine, dead, destination):
+    """It knows at once that the key is free: nothing of it waits for a restart."""
+    destination.well = True
+    sender = Outbox(engine)
+    with sender.running(destination):
+        deadline = time.monotonic() + 20
+        while not outbox(engine, "status", "--json").json["subscriptions"][0]["live"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+        outbox(engine, "dead", "replay", str(dead[0]))
+        while len(destination.bodies) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    assert destination.bodies == [b"orders a", b"orders a"]
+
+
+@ONE_DATABASE
+def test_a_name_is_asked_for_when_several_have_the_message(engine, dead, destination):
+    Relay(Outbox(engine), Destination(), name="other").until_empty()
+
+    unclear = outbox(engine, "dead", "replay", str(dead[0]))
+    clear = outbox(engine, "dead", "replay", str(dead[0]), "--name", "relay")
+
+    assert (unclear.code, "other, relay" in unclear.err, clear.code) == (2, True, 0)
+    assert len(outbox(engine, "dead", "list", "--name", "other", "--json").json) == 4
+
+
+# Subscriptions
+
+
+@ONE_DATABASE
+def test_subscriptions_are_listed(engine, dead):
+    (listed,) = outbox(engine, "subscriptions", "list", "--json").json
+
+    assert {key: listed[key] for key in ("name", "topics", "destination", "on_dead", "live")} == {
+        "name": "relay", "topics": None, "destination": "callable:test", "on_dead": "block", "live": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        (["--topics", "b,a"], {"topics": ["a", "b"]}),
+        (["--all-topics"], {"topics": None}),
+        (["--to", "nats://h:4222/x"], {"destination": "nats://h:4222/x"}),
+        (["--on-dead", "continue"], {"on_dead": "continue"}),
+    ],
+)
+@ONE_DATABASE
+def test_what_belongs_to_a_subscription_is_altered(engine, dead, options, changed):
+    (before,) = outbox(engine, "subscriptions", "list", "--json").json
+
+    ended = outbox(engine, "subscriptions", "alter", "relay", *options)
+
+    assert (ended.code, outbox(engine, "subscriptions", "list", "--json").json) == (0, [{**before, **changed}])
+
+
+@pytest.mark.parametrize("command", [["alter", "relay", "--all-topics"], ["drop", "relay", "--yes"]])
+@ONE_DATABASE
+def test_a_subscription_is_not_changed_under_its_worker(engine, dead, command):
+    hold(engine)
+
+    ended = outbox(engine, "subscriptions", *command)
+
+    assert (ended.code, "worker w0rker holds the lease of relay" in ended.err) == (2, True)
+    assert len(outbox(engine, "subscriptions", "list", "--json").json) == 1
+
+
+@ONE_DATABASE
+def test_one_that_no_worker_has_declared_is_not_altered_in_part(engine):
+    """Its first worker would declare the rest, and overwrite this."""
+    ended = outbox(engine, "subscriptions", "alter", "relay", "--topics", "a")
+
+    assert (ended.code, "--to" in ended.err) == (2, True)
+
+
+def test_dropping_needs_a_yes_and_tells_what_goes(engine, dead):
+    asked = outbox(engine, "subscriptions", "drop", "relay")
+    done = outbox(engine, "subscriptions", "drop", "relay", "--yes")
+
+    assert (asked.code, "1 blocked, 4 dead" in asked.err) == (2, True)
+    assert (done.code, outbox(engine, "subscriptions", "list", "--json").json) == (0, [])
+    with engine.connect() as connection:
+        tables = ("parked", "progress", "lease")
+        left = [connection.execute(text(f"SELECT count(*) FROM outbox_{table}")).scalar_one() for table in tables]
+    assert left == [0, 0, 0]
+
+
+@ONE_DATABASE
+def test_an_unknown_one_is_told_with_those_that_there_are(engine):
+    ended = outbox(engine, "subscriptions", "alter", "nope", "--all-topics")
+
+    assert (ended.code, "there are: relay" in ended.err) == (2, True)
+
+
+@ONE_DATABASE
+def test_a_name_from_the_database_is_escaped(engine):
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_subscription SET name = :name"), {"name": "a\x1b[2Jb"})
+
+    told = [outbox(engine, "subscriptions", "list"), outbox(engine, "status")]
+
+    assert [("a\\x1b[2Jb" in each.out, "\x1b" in each.out + each.err) for each in told] == [(True, False)] * 2
+
+
+@ONE_DATABASE
+def test_json_is_one_line_of_ascii(engine, dead):
+    told = outbox(engine, "dead", "list", "--json").out
+
+    assert (told.isascii(), told.count("\n"), len(json.loads(told))) == (True, 1, 4)

@@ -1,0 +1,169 @@
+"""The check finds what is not as this version needs it, and nothing else."""
+
+from contextlib import closing
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Outbox, create_engine, migrate
+from outbox.schema import metadata
+from outbox.store.database import Database
+from outbox.store.inspection import findings
+from outbox.testing.servers import PostgresServer
+
+
+def found(engine: Engine, schema: str | None = None, slots: int | None = None) -> list[str]:
+    """Where something is wrong, and what."""
+    database = Database(engine, schema)
+    with closing(database.open()) as channel:
+        return [f"{each.where} {each.problem}" for each in findings(database, channel, slots)]
+
+
+def do(engine: Engine, *statements: str) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def test_migrated_tables_are_as_they_should_be(engine):
+    with (outbox := Outbox(engine)).begin() as session:
+        outbox.send(session, "orders", b"1", key="k")
+
+    assert found(engine) == []
+
+
+def test_tables_made_by_an_application_are_as_they_should_be(pg_engine):
+    """With `metadata`, in a schema of its own; only the row about them is missing until a worker writes it."""
+    do(pg_engine, "CREATE SCHEMA shop")
+    metadata("shop").create_all(pg_engine)
+
+    assert found(pg_engine, "shop") == ["outbox_meta is empty"]
+
+
+def test_missing_tables_are_one_finding(tmp_path):
+    engine = create_engine(f"sqlite:///{tmp_path / 'empty.sqlite3'}")
+
+    assert found(engine) == ["tables are not there"]
+
+
+INDEX = "CREATE INDEX outbox_parked_due ON outbox_parked"
+EVERYWHERE = {
+    "a table": ("DROP TABLE outbox_parked", "outbox_parked is missing"),
+    "an index": ("DROP INDEX outbox_parked_wish", "index outbox_parked_wish is missing"),
+    "the columns of an index": (
+        f"DROP INDEX outbox_parked_due; {INDEX} (due_at) WHERE state IN ('delayed', 'waiting', 'retry')",
+        "index outbox_parked_due is on (due_at), not on (subscription, due_at)",
+    ),
+    "the predicate of an index": (
+        f"DROP INDEX outbox_parked_due; {INDEX} (subscription, due_at) WHERE state IN ('delayed', 'retry')",
+        "index outbox_parked_due selects state IN 'delayed', 'retry', not state IN 'delayed', 'waiting', 'retry'",
+    ),
+    "an index without its predicate": (
+        f"DROP INDEX outbox_parked_due; {INDEX} (subscription, due_at)",
+        "index outbox_parked_due selects all rows, not state IN 'delayed', 'waiting', 'retry'",
+    ),
+    "a column": ("ALTER TABLE outbox_subscription DROP COLUMN topics", "outbox_subscription.topics is missing"),
+    "a column of somebody else": (
+        "ALTER TABLE outbox_subscription ADD COLUMN colour text NOT NULL DEFAULT 'red'",
+        None,
+    ),
+    "the version": ("UPDATE outbox_meta SET version = 7", "outbox_meta says version 7, this is 1"),
+    "the row about it all": ("DELETE FROM outbox_meta", "outbox_meta is empty"),
+}
+ON_POSTGRESQL = {
+    "the cache of the ids": (
+        "ALTER TABLE outbox_message ALTER id SET CACHE 20",
+        "outbox_message.id draws ids with a cache of 20, so that their order is not that of writing",
+    ),
+    "the default of the transaction id": (
+        "ALTER TABLE outbox_message ALTER xact_id DROP DEFAULT",
+        "outbox_message.xact_id has the default none",
+    ),
+    "the clock": (
+        "ALTER TABLE outbox_message ALTER created_at SET DEFAULT clock_timestamp()",
+        "outbox_message.created_at has the default clock_timestamp()",
+    ),
+    "a type": (
+        "ALTER TABLE outbox_message ALTER slot TYPE integer",
+        "outbox_message.slot is INTEGER, not SMALLINT",
+    ),
+    "what may be null": ("ALTER TABLE outbox_message ALTER topic DROP NOT NULL", "outbox_message.topic may be null"),
+    "a column that writers do not fill": (
+        "ALTER TABLE outbox_message ADD COLUMN colour text NOT NULL",
+        "outbox_message.colour is not ours and must not be null",
+    ),
+    "a collation": (
+        'ALTER TABLE outbox_parked ALTER key TYPE text COLLATE "default"',
+        "outbox_parked.key is ordered by the collation of the database",
+    ),
+    "the order of the log's index": (
+        "DROP INDEX outbox_message_xact_id; CREATE INDEX outbox_message_xact_id ON outbox_message (id, xact_id)",
+        "index outbox_message_xact_id is on (id, xact_id), not on (xact_id, id)",
+    ),
+    "an index that was never finished": (
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox_parked_wish'::regclass",
+        "index outbox_parked_wish is not valid",
+    ),
+    "the server": (
+        "UPDATE outbox_meta SET system_identifier = '42'",
+        "database its log was written on another server, or under another database oid: this is a copy",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EVERYWHERE)
+def test_what_is_not_as_it_should_be_is_found(engine, what):
+    change, finding = EVERYWHERE[what]
+
+    do(engine, *change.split("; "))
+
+    assert found(engine) == ([] if finding is None else [finding])
+
+
+@pytest.mark.parametrize("what", ON_POSTGRESQL)
+def test_what_postgresql_may_have_otherwise_is_found(pg_engine, what):
+    change, finding = ON_POSTGRESQL[what]
+
+    do(pg_engine, *change.split("; "))
+
+    assert found(pg_engine) == [finding]
+
+
+def test_sqlite_without_autoincrement_would_give_ids_out_twice(sqlite_engine):
+    with sqlite_engine.begin() as connection:
+        made = connection.execute(text("SELECT sql FROM sqlite_master WHERE name = 'outbox_message'")).scalar_one()
+        connection.execute(text("DROP TABLE outbox_message"))
+        connection.execute(text(made.replace("AUTOINCREMENT", "")))
+
+    assert found(sqlite_engine) == ["outbox_message.id is without AUTOINCREMENT, so ids would be given out twice"]
+
+
+def test_another_number_of_slots_is_found(engine):
+    """By what the application says, or by the messages that it wrote."""
+    with (outbox := Outbox(engine, slots=16)).begin() as session:
+        outbox.send(session, "orders", b"1", key="k2")
+
+    assert found(engine, slots=16) == ["outbox_meta says 256 slots, not 16"]
+    assert found(engine) == [
+        "outbox_message.slot 1 of the newest 1 messages with a key are not in the slot of their key"
+    ]
+
+
+def test_a_standby_is_found(tmp_path):
+    server = PostgresServer()
+    try:
+        server.start()
+        url = server.create_database("shop")
+        engine = create_engine(url)
+        migrate.upgrade(engine)
+        engine.dispose()
+        server.stop()
+        (signal,) = [folder for folder in server.folder.rglob("PG_VERSION") if folder.parent.name != "base"][:1]
+        (signal.parent / "standby.signal").touch()
+        server.start()
+
+        wrong = found(create_engine(url))
+    finally:
+        server.close()
+
+    assert wrong == ["server this server is a standby: its snapshots miss open transactions"]

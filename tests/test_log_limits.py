@@ -1,0 +1,54 @@
+"""What one read brings: whole windows in order, never more than the limits of rows and bytes."""
+
+from contextlib import closing
+
+import pytest
+
+from outbox import Outbox
+from outbox.position import Position, Progress
+from outbox.store.cursor import Cursor
+from outbox.store.log import Limits, Log
+from outbox.worker import Settings
+from tests.readers import Collector, send, texts, worker
+
+SMALL = Limits(rows=10, bytes=100_000)
+
+
+@pytest.mark.parametrize("backlog", [True, False], ids=["backlog", "steady"])
+def test_a_batch_keeps_to_the_limits_of_rows_and_bytes(engine, full, backlog):
+    """Small bodies come with their rows, large ones one after the other; one always does."""
+    outbox = Outbox(engine)
+    limits = Limits() if full else SMALL
+    size = 4 * 1024 * 1024 if full else 60_000
+    sizes = [size if n % 3 else 10 for n in range(200 if full else 60)] + [0, 1, limits.inline, limits.inline + 1]
+    handler = Collector()
+    reader = worker(outbox.database, handler, settings=Settings(limits=limits))
+    for n, length in enumerate(sizes):
+        with outbox.begin() as session:
+            outbox.send(session, "orders", bytes([n % 256]) * length)
+        if not backlog and n % 5 == 0:
+            reader.until_empty()
+    reader.until_empty()
+
+    assert [(len(m.body), m.body[:1]) for m in handler.messages] == [
+        (length, bytes([n % 256])[:length]) for n, length in enumerate(sizes)
+    ]
+    assert max(len(batch) for batch in handler.batches) <= limits.rows
+    assert max(sum(len(m.body) for m in batch) for batch in handler.batches) <= max(limits.bytes, *sizes)
+
+
+@pytest.mark.parametrize("rows", [9, 10, 11, 12, 25])
+def test_a_window_of_any_size_around_the_limit_comes_whole_and_once(engine, rows):
+    outbox = Outbox(engine)
+    send(outbox, *map(str, range(rows)))
+    with closing(outbox.database.open()) as channel:
+        cursor = Cursor(Log(outbox.database, SMALL), Progress(Position(0)))
+        found: list[str] = []
+        for _ in range(20):
+            batch = cursor.read(channel)
+            assert len(batch.messages) <= SMALL.rows
+            found += texts(batch.messages)
+            if not batch.seen:
+                break
+
+    assert found == [str(n) for n in range(rows)]
