@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import nullcontext
-from statistics import median
 
 from benchmarks.drain import drain
 from benchmarks.measure import Measurement, Turns, at_least, say
@@ -60,12 +59,12 @@ class Stamps:
 
 def flat_pinned(site: Site) -> list[Measurement]:
     """Settles a second, the last of many against the first, while a transaction holds its snapshot."""
-    turns, free = Turns("flat_pinned"), Turns("flat_pinned, nothing held")
+    last, first = _settles(site, held=False)
+    without = last / first
+    say(f"flat_pinned: {last:,.0f} against {first:,.0f}, {without:.2f} without the held transaction")
+    turns = Turns("flat_pinned")
     for _ in range(site.scale.long_rounds):
         turns.add(*_settles(site, held=True))
-        free.add(*_settles(site, held=False))
-    without = median(last / first for last, first in zip(free.ours, free.other, strict=True))
-    say(f"flat_pinned: without the held transaction {without:.2f}")
     return [
         Measurement(
             name="flat_pinned",

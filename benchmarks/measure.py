@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -67,7 +66,7 @@ class Scale:
     rounds: int = 5
     #: Of those that take a minute or more for each.
     long_rounds: int = 3
-    transactions: int = 2_000
+    transactions: int = 2_500
     drained: int = 200_000
     passed: int = 300_000
     latency_messages: int = 1_000
@@ -96,17 +95,11 @@ QUICK = Scale(
 
 @dataclass(slots=True)
 class Turns:
-    """Takes the figures of two sides in turn: ours, the other's, ours, the other's."""
+    """Keeps the figures of two sides, which are taken in turn: ours, the other's, ours, the other's."""
 
     name: str
     ours: list[float] = field(default_factory=list)
     other: list[float] = field(default_factory=list)
-
-    def take(self, rounds: int, ours: Callable[[], float], other: Callable[[], float]) -> Turns:
-        """Measure both sides `rounds` times."""
-        for _ in range(rounds):
-            self.add(ours(), other())
-        return self
 
     def add(self, ours: float, other: float) -> None:
         """Note a round."""

@@ -1,9 +1,11 @@
 """An order service: each change of an order is one transaction, and the message about it is part of it.
 
-export OUTBOX_DATABASE=sqlite:///shop.db
-outbox db upgrade
-python orders.py ann 42
-outbox relay --to stdout: --until-empty
+    export OUTBOX_DATABASE=sqlite:///shop.db
+    outbox db upgrade
+    python orders.py ann 42
+    outbox relay --to stdout: --until-empty
+
+Without the last line nothing is lost: the message waits in the database, beside its order.
 """
 
 import os

@@ -1,7 +1,9 @@
 """A destination of one's own: messages are posted to a URL, and the answer says what becomes of them.
 
-export OUTBOX_DATABASE=sqlite:///shop.db
-python webhook.py http://localhost:8000/orders
+    export OUTBOX_DATABASE=sqlite:///shop.db
+    python webhook.py http://localhost:8000/orders
+
+It runs until SIGTERM or Ctrl-C.
 """
 
 import os

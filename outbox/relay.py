@@ -103,6 +103,10 @@ class Relay:
         """Send one batch, if there is one."""
         self._worker.once()
 
+    def close(self) -> None:
+        """Close the sender, after `until_empty` or `once`; `run` does it by itself."""
+        self._sender.close()
+
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
         self._worker.stop()

@@ -125,7 +125,10 @@ TAKES: dict[str, Callable[[str], bool]] = {
     "tags": lambda text: 1 <= len(text) <= 255 and plain(text) and "|" not in text,
     "content_type": lambda text: 1 <= len(text) <= 255 and text.isascii() and plain(text) and text == text.strip(),
     "header name": lambda text: (
-        text != "" and set(text) <= WORD | set("!#$%&'*+.^_`|~-") and not text.lower().startswith(("outbox-", "nats-"))
+        text != ""
+        and set(text) <= WORD | set("!#$%&'*+.^_`|~-")
+        and not text.lower().startswith(("outbox-", "nats-"))
+        and text.lower() != "content-type"
     ),
     "header value": lambda text: plain(text) and text == text.strip(),
     "body": lambda text: True,

@@ -52,7 +52,7 @@ def dead(engine, destination) -> list[int]:
     return [each["id"] for each in outbox(engine, "dead", "list", "--json").json]
 
 
-def resume(engine, destination) -> list[bytes]:
+def resume(engine, destination):
     """What the destination gets once it is well."""
     destination.well = True
     Relay(Outbox(engine), destination).until_empty()

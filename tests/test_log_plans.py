@@ -19,7 +19,7 @@ from outbox.position import Position, Progress, Window
 from outbox.store.cursor import Cursor
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
-from outbox.store.log import Limits, Log
+from outbox.store.log import _BODIES, Limits, Log
 from outbox.store.postgresql import _PARAMETER, POSTGRESQL
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
@@ -196,7 +196,7 @@ def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def touched(scan: dict[str, Any]) -> int:
     """The rows that a scan looked at, also those that it threw away."""
     thrown_away = scan.get("Rows Removed by Filter", 0) + scan.get("Rows Removed by Index Recheck", 0)
-    return round((scan["Actual Rows"] + thrown_away) * scan["Actual Loops"])
+    return int((scan["Actual Rows"] + thrown_away) * scan["Actual Loops"])
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -208,6 +208,20 @@ def test_a_read_touches_what_it_brings(logs, rows, name, state):
     done = work(logs[log], case.ours, case.parameters, mode)
 
     assert done.bounded, done
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_large_bodies_are_fetched_by_the_primary_key(logs, rows, state):
+    log, mode = STATES[state]
+    chosen = Database(logs[log]).among("id", numbers="ids")
+    parameters = {"ids": list(range(1, rows, rows // 100)), "bytes": 10_000_000}
+
+    done = work(logs[log], _BODIES.replace("{chosen}", chosen), parameters, mode)
+
+    # A hundred ids far apart, each looked up twice: three pages of the index and one of the table.
+    assert done.pages <= 2 * 100 * 5, done
+    assert done.rows <= MOST_ROWS, done
+    assert "Seq Scan" not in done.scans, done
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -27,7 +27,7 @@ class Destination:
 
     def __init__(self) -> None:
         self.bodies: list[bytes] = []
-        self.verdict = Done()
+        self.verdict: Done | Reject = Done()
 
     def send(self, messages):
         """Keep the bodies of what is done."""

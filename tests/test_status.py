@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any, cast
 
 import pytest
 from sqlalchemy import Engine, text
@@ -38,7 +39,7 @@ def fill(engine: Engine, rows: int, rare: int = 1_000) -> None:
 
 
 @contextmanager
-def looking(engine: Engine) -> Iterator[tuple[Database, object]]:
+def looking(engine: Engine) -> Iterator[tuple[Database, Any]]:
     database = Database(engine)
     channel = database.open()
     try:
@@ -138,17 +139,17 @@ def test_a_transaction_that_was_open_at_the_position_counts_when_it_commits(pg_e
 
 
 def test_a_large_backlog_is_estimated(engine):
-    """Of 120 000 messages half are settled; one in a hundred is rare."""
+    """Of 120 000 messages half are settled; one in 200 is rare."""
     subscribe(engine, "picky", "rare")
-    fill(engine, 60_000, rare=100)
+    fill(engine, 60_000, rare=200)
     settled = now(engine)
-    fill(engine, 60_000, rare=100)
+    fill(engine, 60_000, rare=200)
 
     settle(engine, Progress(settled))
     half, picky = standing(engine), standing(engine, "picky")
 
     assert half.backlog.about and half.backlog.number == pytest.approx(60_000, rel=0.1)
-    assert picky.backlog.about and picky.backlog.number == pytest.approx(1_200, rel=0.5)
+    assert picky.backlog.about and picky.backlog.number == pytest.approx(600, rel=0.4)
 
 
 def test_the_lag_of_a_topic_that_is_nowhere_near_is_an_upper_bound(engine):
@@ -233,7 +234,7 @@ def test_no_statement_reads_more_than_its_bound(pg_engine, plans, analysed):
         channel.run(f"SET plan_cache_mode = {plans}")
         explained = Explained(channel)
 
-        _, found = standings(database, explained)
+        _, found = standings(database, cast("Any", explained))
 
     most = max(
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]

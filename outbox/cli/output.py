@@ -79,9 +79,17 @@ def _draw(headers: Sequence[str], cells: Sequence[Sequence[str]], numbers: Seque
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for header in headers:
-        table.add_column(header, justify="right" if header in numbers else "left", overflow="fold")
+        # What is long stands last, and only that is folded.
+        last = header == headers[-1]
+        table.add_column(
+            header,
+            justify="right" if header in numbers else "left",
+            overflow="fold",
+            no_wrap=not last,
+            min_width=None if last else len(header),
+        )
     for row in cells:
         # As Text, so that nothing is taken for markup.
         table.add_row(*map(Text, row))

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _NUMBERS = _HEADERS[1:-1]
+#: So much of a worker's random name tells it from the others.
+_OWNER = 8
 
 
 @click.command()
@@ -77,9 +79,9 @@ def _show_table(_now: datetime, found: list[Standing]) -> None:
 
 def _row(standing: Standing) -> tuple[str, ...]:
     lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.backlog.number else "-"
-    worker = standing.holder.owner if standing.is_run and standing.holder is not None else "nobody"
+    worker = str(standing.holder.owner)[:_OWNER] if standing.is_run and standing.holder is not None else "nobody"
     parked = (str(count) for count in standing.parked.values())
-    return (standing.subscription.name, str(standing.backlog), lag, *parked, str(worker))
+    return (standing.subscription.name, str(standing.backlog), lag, *parked, worker)
 
 
 def _warnings(standing: Standing) -> list[str]:

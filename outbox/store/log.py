@@ -176,7 +176,7 @@ class Log:
         if not missing:
             return rows
         parameters = {"ids": self._database.bind(missing), "bytes": self._limits.bytes}
-        bodies = {id: body for id, body in channel.rows(self._bodies, parameters) if body is not None}
+        bodies = {id: body for id, body in channel.rows(self._bodies, parameters)}  # noqa: C416 - rows are tuples of any length
         cut = next((i for i, row in enumerate(rows) if row[_BODY] is None and row[0] not in bodies), len(rows))
         return [
             row if row[_BODY] is not None else (*row[:_BODY], bodies[row[0]], *row[_BODY + 1 :]) for row in rows[:cut]
@@ -205,9 +205,13 @@ def _bounds(window: Window) -> dict[str, Any]:
     return {"head": head, "target": target, "open": list(window.fresh_open), "late": list(window.late)}
 
 
-#: Large bodies, as many as the limit of bytes allows; by primary key.
+#: Large bodies, as many as the limit of bytes allows; by primary key. Bodies stay out of the window function, because
+#: SQLite copies whatever goes through one.
 _BODIES = """
-    SELECT id, CASE WHEN sum(length(body)) OVER (ORDER BY id) <= :bytes OR row_number() OVER (ORDER BY id) = 1
-                    THEN body END
-    FROM {message} WHERE {chosen} ORDER BY id
+    SELECT id, body FROM {message} WHERE {chosen} AND id IN (
+        SELECT id FROM (
+            SELECT id, sum(length(body)) OVER (ORDER BY id) AS cut, row_number() OVER (ORDER BY id) AS nth
+            FROM {message} WHERE {chosen}) AS c
+        WHERE cut <= :bytes OR nth = 1)
+    ORDER BY id
 """

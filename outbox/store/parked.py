@@ -56,6 +56,10 @@ _CHANGE = """
     WHERE subscription = :subscription AND {chosen}
 """
 _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen}"
+#: Asked again inside the transaction: the last wish counts.
+_DISCARD = (
+    "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND state = 'dead' AND wish = 'discard'"
+)
 _KEYS = "SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks LIMIT :limit"
 _BLOCKED_AMONG = """
     SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks AND {chosen}
@@ -112,7 +116,7 @@ _WISHES = """
 _REPLAY = """
     UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = key IS NOT NULL, expires_at = NULL,
            wish = NULL, wish_by = NULL, wish_reason = NULL, wish_at = NULL
-    WHERE subscription = :subscription AND {chosen} AND state = 'dead'
+    WHERE subscription = :subscription AND {chosen} AND state = 'dead' AND wish = 'replay'
 """
 
 
@@ -143,7 +147,7 @@ class Parked:
             self._place(channel, _CHANGE, aside, ids)
 
     def remove(self, channel: Channel, ids: Collection[int]) -> None:
-        """Forget messages that are done, or discarded."""
+        """Forget messages that are done."""
         if ids:
             self._run(channel, _REMOVE, ids=ids)
 
@@ -199,6 +203,11 @@ class Parked:
     def wishes(self, channel: Channel, limit: int) -> list[Wish]:
         """What people have asked for."""
         return [Wish(*row) for row in channel.rows(self._database.sql(_WISHES), {**self._common, "limit": limit})]
+
+    def discard(self, channel: Channel, ids: Collection[int]) -> None:
+        """Forget dead letters, as somebody wishes."""
+        if ids:
+            self._run(channel, _DISCARD, ids=ids)
 
     def replay(self, channel: Channel, ids: Collection[int]) -> None:
         """Make dead letters due now, with all their attempts before them."""

@@ -43,6 +43,7 @@ def restore(database: Database, channel: Channel) -> int:
     """
     with channel.transaction():
         _require_no_worker(database, channel)
+        channel.run("SET LOCAL statement_timeout = 0")
         channel.run(database.sql(_LOCK))
         channel.run(database.sql(_RESTAMP))
         channel.run(database.sql(_BEGIN_ANEW))

@@ -21,7 +21,7 @@ STATES = ("delayed", "waiting", "retry", "blocked", "dead")
 
 #: An estimate looks at so many places of the log, so many rows each.
 _PLACES = 32
-_ROWS_A_PLACE = 64
+_ROWS_A_PLACE = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,11 @@ _LEFT = "(number < :target AND NOT {in_target} AND (number >= :head OR {in_base}
 #: The ends of the log, each one probe of the primary key.
 _LAST_ID = "SELECT max(id) FROM {message}"
 _SAMPLE = """
-    SELECT id, {number}, CASE WHEN {selected} THEN 1 ELSE 0 END FROM {message}
-    WHERE id >= :first AND id < :end ORDER BY id LIMIT :limit
+    SELECT count(*), count(CASE WHEN {selected} AND {unsettled} THEN 1 END), max(id)
+    FROM (SELECT id, topic, {number} AS number FROM {message} WHERE id >= :first AND id < :end
+          ORDER BY id LIMIT :limit) AS r
 """
+_UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND number < :target AND NOT {in_target})"
 #: The ORDER BY keeps each count on (subscription, state, id).
 _PARKED = """
     SELECT count(*) FROM (SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = :state
@@ -174,16 +176,26 @@ class _Unsettled:
 
     def _look(self) -> list[_Part]:
         """Bounded looks: beyond the newer end of the progress, and at what is left of its window."""
-        base, target, after = self._progress.base, self._progress.target, self._progress.after
-        end = base if target is None else target
+        end = self._progress.target or self._progress.base
         parts = [self._part(_FRESH, {"head": end.head})]
         if end.open:
             parts.append(self._part(_LATE, {"open": list(end.open)}))
-        if target is not None:
-            bind = self._database.bind
-            bounds = {"after": after, "head": base.head, "target": target.head}
-            parts.append(self._part(_REST, {**bounds, "opened": bind(base.open), "still": bind(target.open)}))
+        if self._progress.target is not None:
+            parts.append(self._part(_REST, self._bounds))
         return parts
+
+    @property
+    def _bounds(self) -> dict[str, Any]:
+        """The progress as parameters; without a window, one that holds nothing."""
+        base, target, after = self._progress.base, self._progress.target or EARLIEST, self._progress.after
+        bind = self._database.bind
+        return {
+            "head": base.head,
+            "opened": bind(base.open),
+            "target": target.head,
+            "still": bind(target.open),
+            "after": -1 if after is None else after,
+        }
 
     def _part(self, statement: str, parameters: dict[str, Any]) -> _Part:
         rows, selected, oldest, youngest, first = self._rows(statement, parameters)[0]
@@ -200,16 +212,18 @@ class _Unsettled:
         return round(sum(self._sampled(start, min(start + width, end)) for start in range(first, end, width)))
 
     def _sampled(self, first: int, end: int) -> float:
-        rows = self._rows(_SAMPLE, {"first": first, "end": end, "limit": _ROWS_A_PLACE})
-        ours = sum(1 for id, number, selected in rows if selected and not self._settled(id, number))
-        return ours if len(rows) < _ROWS_A_PLACE else ours * (end - first) / (rows[-1][0] - first + 1)
-
-    def _settled(self, id: int, number: int) -> bool:
-        base, target, after = self._progress.base, self._progress.target, self._progress.after
-        return base.sees(number) or (target is not None and after is not None and id <= after and target.sees(number))
+        span = {"first": first, "end": end, "limit": _ROWS_A_PLACE}
+        rows, ours, last = self._rows(_SAMPLE, {**self._bounds, **span})[0]
+        return float(ours if rows < _ROWS_A_PLACE else ours * (end - first) / (last - first + 1))
 
     def _rows(self, statement: str, parameters: dict[str, Any]) -> Sequence[Row]:
         among = self._database.among
-        left = _LEFT.format(in_target=among("number", numbers="still"), in_base=among("number", numbers="opened"))
-        text = self._database.sql(statement, number=self._number, selected=self._selected, left=left)
+        seen = {"in_base": among("number", numbers="opened"), "in_target": among("number", numbers="still")}
+        text = self._database.sql(
+            statement,
+            number=self._number,
+            selected=self._selected,
+            left=_LEFT.format(**seen),
+            unsettled=_UNSETTLED.format(**seen),
+        )
         return self._channel.rows(text, {**self._common, **parameters})

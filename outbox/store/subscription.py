@@ -154,7 +154,9 @@ class Subscriptions:
         low, high = lowest or 0, (highest or -1) + 1
         while low < high:
             middle = (low + high) // 2
-            id, created_at = channel.rows(self._database.sql(_CREATED_AT), {"id": middle})[0]
+            found = channel.rows(self._database.sql(_CREATED_AT), {"id": middle})
+            # Nothing there any more: purged while we search.
+            id, created_at = found[0] if found else (high - 1, None)
             if (self._database.dialect.moment(created_at) or moment) < moment:
                 low = id + 1
             else:

@@ -72,6 +72,7 @@ class Worker:
         self.wake = Wake()
         self._stopping = threading.Event()
         self._logged_at = float("-inf")
+        self._known = False
         #: By how much smaller calls are: the fewer messages hang together, the sooner is known which one does it.
         self._cautious = 1
 
@@ -140,7 +141,11 @@ class Worker:
             identity.establish(self._database, channel)
         identity.verify(self._database, channel)
         known = Subscriptions(self._database).find(channel, self._declared.name)
+        if known is None and self._known:
+            # Declared anew it would begin at its start, and send everything again.
+            raise SubscriptionError(f"subscription {self._declared.name!r} was dropped under this worker")
         subscription = Subscriptions(self._database).declare(channel, self._declared, self._start)
+        self._known = True
         if known is None or known.destination is None:
             logger.info("subscription %s begins at %s", subscription.name, self._start if known is None else "earliest")
         if subscription.partitions != 1:
@@ -165,7 +170,8 @@ class Worker:
         caller = Caller(self._handler)
         try:
             channel.listen()
-            tenure = self._begin(channel, lease, subscription, keeper, caller)
+            # Declared again: while this worker waited, somebody may have altered what is sent where.
+            tenure = self._begin(channel, lease, self._declare(channel), keeper, caller)
             with closing(tenure):
                 yield tenure
         finally:

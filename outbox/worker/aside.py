@@ -87,7 +87,7 @@ def grant_wishes(parked: Parked, channel: Channel, settlement: Settlement) -> li
     wishes = parked.wishes(channel, _MOST_WISHES)
     if wishes:
         with settlement.held():
-            parked.remove(channel, [wish.id for wish in wishes if wish.verb == "discard"])
+            parked.discard(channel, [wish.id for wish in wishes if wish.verb == "discard"])
             parked.replay(channel, [wish.id for wish in wishes if wish.verb == "replay"])
         for wish in wishes:
             logger.info("dead letter %d: %s by %s (%s)", wish.id, wish.verb, wish.by, wish.reason)
@@ -116,7 +116,8 @@ class SetAside:
 
     def parked(self, fates: Fates) -> None:
         """Messages of the log were set aside just now."""
-        self.keys.hold(message.key for message, fate in fates if fate.blocks)
+        # What is blocked stands behind what holds its key already; if that is only its turn, it must not lose it.
+        self.keys.hold(message.key for message, fate in fates if fate.blocks and fate is not BLOCKED)
         delays = [fate.delay.total_seconds() for _, fate in fates if fate.delay is not None]
         self._look_at = min(self._look_at, time.monotonic() + min(delays, default=_LOOK_SECONDS))
         if any(fate.state == "delayed" for _, fate in fates):

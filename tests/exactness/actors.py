@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, cast
 
+from hypothesis import strategies as st
 from sqlalchemy import Connection
 
 from outbox.message import Message
@@ -34,6 +35,49 @@ FATES = {
 
 class CrashError(Exception):
     """A process is gone."""
+
+
+@dataclass(frozen=True)
+class Write:
+    """Messages in a transaction that is open or begins here, and what becomes of it `then`."""
+
+    which: int
+    early: bool
+    keys: list[str | None]
+    topic: str
+    delay: int | None
+    then: str
+
+
+@dataclass(frozen=True)
+class Work:
+    """Steps of a worker. One message of a batch may fail with a `fate`; the batch may be left after place `stop`."""
+
+    which: int
+    acts: list[str]
+    failing: int | None
+    fate: str
+    stop: int | None
+
+
+WRITES = st.builds(
+    Write,
+    which=st.integers(0, 4),
+    early=st.booleans(),
+    keys=st.lists(st.sampled_from([None, "a", "a", "b", "c"]), max_size=5),
+    topic=st.sampled_from(["orders", "orders", "mails"]),
+    delay=st.none() | st.integers(1, 30),
+    then=st.sampled_from(["commit", "commit", "commit", "stay", "stay", "save", "roll back"]),
+)
+_ROUND = ["fetch", "hand over", "settle"]
+WORK = st.builds(
+    Work,
+    which=st.integers(0, 1),
+    acts=st.sampled_from([_ROUND, 3 * _ROUND, ["fetch", *_ROUND], _ROUND[:2], ["settle"], ["settle", *_ROUND[:2]]]),
+    failing=st.none() | st.integers(0, 3),
+    fate=st.sampled_from(sorted(FATES)),
+    stop=st.none() | st.none() | st.integers(0, 1),
+)
 
 
 @dataclass

@@ -62,7 +62,7 @@ class Model:
     topics: list[str] | None
     messages: dict[int, Sent] = field(default_factory=dict)
     facts: list[Fact] = field(default_factory=list)
-    progress: Progress = Progress(EARLIEST)
+    progress: Progress = field(default_factory=lambda: Progress(EARLIEST))
     stored: Place = Place()
     aside: dict[int, Set] = field(default_factory=dict)
     epoch: int = 0

@@ -7,9 +7,10 @@ import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Outbox, create_engine, migrate, worker
+from outbox import Outbox, create_engine, migrate
 from outbox.testing.servers import PostgresServer
-from outbox.worker import Settings, Worker
+from outbox.worker import Settings, Worker, tenure
+from outbox.worker.reader import Reader
 from outbox.worker.tenure import Tenure
 from tests.conftest import started
 from tests.exactness import twins
@@ -50,14 +51,14 @@ class Crash:
         #: Crashes after which the new message drew an id that had been drawn before.
         self.given_out_again = 0
 
-    def step(self, tenure: Tenure) -> bool:
+    def step(self, held: Tenure) -> bool:
         """What a worker does between two looks at the log, and what happens around it."""
-        if tenure.step():
+        if held.step():
             return True
         if self.given_out_again or len(self.sent) == TRIES:
             return False
         highest = self._burn()
-        tenure.step()
+        held.step()
         self._server.kill()
         self._engine.dispose()
         self._server.start()
@@ -88,12 +89,12 @@ class Crash:
             return int(connection.execute(text("SELECT max(xact_id) FROM outbox_message")).scalar_one())
 
 
-@pytest.mark.parametrize(("kind", "loses"), [(Tenure, False), (twins.RemembersItsBase, True)])
+@pytest.mark.parametrize(("kind", "loses"), [(Reader, False), (twins.RemembersItsBase, True)])
 def test_a_message_with_an_id_from_before_the_crash_is_delivered(
-    server: PostgresServer, engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: type[Tenure], loses: bool
+    server: PostgresServer, engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: type[Reader], loses: bool
 ) -> None:
     """The worker had seen a position above that id; a twin that keeps it in its memory takes the message for old."""
-    monkeypatch.setattr(worker, "Tenure", kind)
+    monkeypatch.setattr(tenure, "Reader", kind)
     handler, crash = Collector(), Crash(server, engine)
     relay = Worker(Outbox(engine).database, declared(), handler, settings=SLOW_RENEWALS)
 

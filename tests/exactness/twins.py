@@ -8,14 +8,14 @@ from dataclasses import replace
 
 from outbox import worker
 from outbox.errors import LeaseLostError
-from outbox.message import Message
-from outbox.position import EARLIEST, Position, Progress
-from outbox.store.cursor import Batch
+from outbox.position import Position, Progress
+from outbox.store.cursor import Batch, Cursor
 from outbox.store.database import Database
 from outbox.store.dialect import Channel, Dialect
 from outbox.store.log import Log, Reading
 from outbox.store.postgresql import POSTGRESQL
 from outbox.store.progress import ProgressLog
+from outbox.worker.reader import Reader
 from outbox.worker.settlement import Settlement
 from outbox.worker.tenure import Tenure
 
@@ -64,16 +64,12 @@ class OrderedByXid(Log):
     def read_on(self, channel: Channel, base: Position) -> Reading:
         """As the log reads, in another order."""
         reading = super().read_on(channel, base)
-        ids = [message.id for message in reading.messages]
+        ids = [row[0] for row in reading.rows]
         rows = channel.rows(
             "SELECT id, xact_id FROM outbox_message WHERE id = ANY(CAST(:ids AS bigint[]))", {"ids": ids}
         )
-        numbers: dict[int | None, int] = dict(rows)
-
-        def transaction(message: Message) -> tuple[int, int]:
-            return numbers[message.id], message.id or 0
-
-        return replace(reading, messages=sorted(reading.messages, key=transaction))
+        numbers: dict[int, int] = dict(rows)
+        return replace(reading, rows=sorted(reading.rows, key=lambda row: (numbers[row[0]], row[0])))
 
 
 class MarksFirst(Tenure):
@@ -85,20 +81,22 @@ class MarksFirst(Tenure):
             self._hand_over.run(batch.messages, patient=True, room=0)
 
 
-class RemembersItsBase(Tenure):
+class RemembersItsBase(Reader):
     """Goes on from the position in its memory, whatever server it finds."""
 
-    memory = Progress(EARLIEST)
+    memory: Progress | None = None
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)  # type: ignore[arg-type]
-        self._cursor.move_to(self.memory)
+    def __init__(self, database: Database, channel: Channel, cursor: Cursor) -> None:
+        super().__init__(database, channel, cursor)
+        if self.memory is not None:
+            cursor.move_to(self.memory)
 
-    def _read(self) -> Batch:
-        batch = self._cursor.read(self._channel)
-        self._cursor.move_to(batch.end)
+    def read(self) -> Batch:
+        """As the library reads, without a look at whose position it is."""
+        batch = super().read()
+        self.forget().move_to(batch.end)
         RemembersItsBase.memory = batch.end
-        return batch
+        return replace(batch, reading=replace(batch.reading, capture=None))
 
 
 class SettlesWithoutEpoch(ProgressLog):
@@ -131,13 +129,12 @@ class ParksWithoutEpoch(Settlement):
 
 
 DIALECTS = {"id_after_last": ID_AFTER_LAST, "below_floor": BELOW_FLOOR}
-TENURES: dict[str | None, type[Tenure]] = {"marks_first": MarksFirst, "remembers_its_base": RemembersItsBase}
 
 
 def install(name: str | None) -> Dialect | None:
     """Make this process one of the twins; returns the dialect to use, if it is another."""
-    if name in TENURES:
-        setattr(worker, "Tenure", TENURES[name])  # noqa: B010  # type checkers take a class for a constant
-    elif name is not None and name not in DIALECTS:
-        raise ValueError(f"no twin {name!r}")
-    return DIALECTS.get(name or "")
+    if name == "marks_first":
+        setattr(worker, "Tenure", MarksFirst)  # noqa: B010  # type checkers take a class for a constant
+    elif name is not None:
+        return DIALECTS[name]
+    return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from types import FrameType
 from typing import TYPE_CHECKING, NoReturn
 
@@ -47,8 +47,7 @@ def demo(*, orders: int, light: bool, keep: bool) -> int:
     ):
         play = Play(site, staff, show, orders)
         judgement = play.perform(keep=keep)
-        result(_rows(orders, play, judgement))
-        click.echo(_conclusion(judgement))
+        result(_rows(orders, play, judgement), _conclusion(judgement), is_sound=judgement.is_sound)
         if keep:
             _wait_for_ctrl_c(site, play, show)
     return 0 if judgement.is_sound else 1
@@ -91,10 +90,11 @@ It is still running. In another terminal:
 The relay sends to {site.destination.url}. What arrives is shown here, until Ctrl-C.
 """
     )
-    while True:
-        time.sleep(0.2)
-        for receipt in play.arrived():
-            show.tell(f"{receipt.key}: change {receipt.version} arrived, message {receipt.message_id}")
+    with suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(0.2)
+            for receipt in play.arrived():
+                show.tell(f"{receipt.key}: change {receipt.version} arrived, message {receipt.message_id}")
 
 
 @contextmanager

@@ -65,6 +65,10 @@ class Play:
             Scene(lambda: self._committed > self._expected // 4, self._kill_relay),
             Scene(lambda: self._committed > self._expected // 2, self._kill_shop),
         ]
+        self._show.tell(
+            f"{SHOPS} shops place {self._orders:,} orders and move each from placed to paid to shipped:"
+            f" {self._expected:,} transactions with a message each, besides some that are rolled back"
+        )
         self._shops = [self._shop(number) for number in range(SHOPS)]
         self._relays = [self._relay("relay 1")]
         with self._show.running(self._expected):

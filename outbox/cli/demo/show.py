@@ -33,10 +33,12 @@ def new_show() -> Show:
     return Bars() if sys.stdout.isatty() else Lines()
 
 
-def result(rows: Sequence[tuple[str, str, str]]) -> None:
-    """The table at the end."""
+def result(rows: Sequence[tuple[str, str, str]], conclusion: str, *, is_sound: bool) -> None:
+    """The table at the end, and what it says in one sentence."""
     click.echo()
-    show_table(("", "", ""), rows, numbers=())
+    show_table(("RESULT", "NUMBER", ""), rows, numbers=("NUMBER",))
+    click.echo()
+    click.secho(conclusion, bold=True, fg="green" if is_sound else "red")
 
 
 class Lines:
@@ -77,8 +79,9 @@ class Bars:
 
     def tell(self, text: str) -> None:
         """A line above the bars."""
-        self._console.print(f"[dim]{time.monotonic() - self._began:5.1f} s[/dim]  ", end="")
-        self._console.print(text, markup=False)
+        from rich.text import Text
+
+        self._console.print(Text.assemble((f"{time.monotonic() - self._began:5.1f} s  ", "dim"), text))
 
     def progress(self, committed: int, received: int) -> None:
         """Move the bars."""

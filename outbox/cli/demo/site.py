@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from outbox import create_engine, migrate
 from outbox.cli.demo.destination import Destination, LinesFile, Stream
 from outbox.cli.demo.service import order_service
 from outbox.errors import MissingExtraError
+from outbox.testing.process import Guard, scratch_folder
 from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing
 
 Tell = Callable[[str], None]
@@ -71,7 +71,8 @@ class Books:
 def opened_site(tell: Tell, *, light: bool) -> Iterator[Site]:
     """Start what there is; `light`: no servers, SQLite and a file."""
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="outbox-demo-")))
+        folder = scratch_folder("demo", None)
+        stack.callback(Guard(folder).release)
         url = _database(stack, folder, tell, light=light)
         service = _prepared(url)
         books = Books(url, service.Order)
@@ -88,7 +89,7 @@ def _database(stack: ExitStack, folder: Path, tell: Tell, *, light: bool) -> str
         except ServerMissing as missing:
             tell(f"{missing}; going on with SQLite")
         else:
-            tell(f"a private PostgreSQL runs on port {server.port}")
+            tell(f"PostgreSQL, a private one, runs on port {server.port}")
             return server.create_database("shop")
     tell("the database is SQLite: one transaction writes at a time")
     return f"sqlite:///{folder / 'shop.sqlite3'}"
@@ -103,7 +104,7 @@ def _destination(stack: ExitStack, folder: Path, tell: Tell, *, light: bool) -> 
         except (ServerMissing, MissingExtraError) as missing:
             tell(f"{missing}; going on with a file")
         else:
-            tell(f"a private NATS JetStream runs on port {server.port}")
+            tell(f"NATS JetStream, a private one, runs on port {server.port}")
             return Stream(server.url)
     tell("the destination is a file of JSON lines")
     return LinesFile(folder / "orders.jsonl")

@@ -1,0 +1,210 @@
+"""The demo keeps the promise, says so truly, and leaves nothing behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from click.testing import CliRunner
+
+from outbox.cli import main
+from outbox.cli.demo import play
+from outbox.cli.demo.destination import LinesFile
+from outbox.cli.demo.judge import Judgement, Receipt, judge
+
+
+class Demo:
+    """A demo in a process of its own; it and all that it starts carry a mark."""
+
+    def __init__(self, *options: str, **environment: str) -> None:
+        self._mark = f"MARK_{uuid.uuid4().hex}"
+        command = "import sys; from outbox.cli import main; sys.argv[0] = 'outbox'; main()"
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", command, "demo", *options],
+            env=os.environ | environment | {self._mark: "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self.said = ""
+
+    def until(self, text: str) -> str:
+        """Read on until a line holds this; that line."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.said += line
+            if text in line:
+                return line
+        raise AssertionError(f"it ended before it said {text!r}:\n{self.said}")
+
+    def finish(self) -> int:
+        """Read to the end; its exit code."""
+        assert self.process.stdout is not None
+        self.said += self.process.stdout.read()
+        return self.process.wait(60)
+
+    def processes(self) -> list[psutil.Process]:
+        """All that carry the mark."""
+        return [process for process in psutil.process_iter() if self._mark in environment_of(process)]
+
+    def results(self) -> dict[str, int]:
+        """The numbers of the table."""
+        rows = re.findall(r"^(\w[\w ]*?)  +([\d,]+)  ", self.said, re.MULTILINE)
+        return {name: int(number.replace(",", "")) for name, number in rows}
+
+
+def environment_of(process: psutil.Process) -> dict[str, str]:
+    try:
+        return {} if process.status() == psutil.STATUS_ZOMBIE else dict(process.environ())
+    except psutil.Error:
+        return {}
+
+
+@pytest.fixture
+def run() -> Iterator[Callable[..., Demo]]:
+    """Start demos that end with the test."""
+    started: list[Demo] = []
+
+    def start(*options: str, **environment: str) -> Demo:
+        started.append(Demo(*options, **environment))
+        return started[-1]
+
+    yield start
+    for demo in started:
+        demo.process.kill()
+        demo.process.wait()
+
+
+def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return condition()
+
+
+def test_on_private_servers_everything_arrives_in_spite_of_the_kills(run, full, postgres, nats):
+    orders = 2000 if full else 300
+    demo = run("--orders", str(orders))
+
+    assert demo.finish() == 0, demo.said
+    results = demo.results()
+    assert results == {
+        "orders committed": orders,
+        "messages committed": 3 * orders,
+        "messages received": 3 * orders + results["duplicates"],
+        "lost": 0,
+        "phantom": 0,
+        "duplicates": results["duplicates"],
+        "order violations": 0,
+        "messages per second": results["messages per second"],
+    }
+    told = ["PostgreSQL", "NATS", "relay 1 sends", "relay 1 is killed", "shop 1 is killed", "relay 2 has taken over"]
+    assert [text for text in told if text not in demo.said] == []
+    assert demo.processes() == []
+
+
+def test_where_there_is_no_postgresql_sqlite_takes_its_place(run, nats):
+    demo = run("--orders", "60", OUTBOX_TEST_PG_BIN="/nowhere")
+
+    assert demo.finish() == 0, demo.said
+    assert "going on with SQLite" in demo.said
+    assert "NATS JetStream, a private one" in demo.said
+    assert demo.results()["messages committed"] == 180
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -signal.SIGKILL)]
+)
+def test_nothing_survives_a_demo_that_is_interrupted(run, postgres, nats, number, code):
+    """Not even when it has no time to clean up."""
+    demo = run("--orders", "20000")
+    demo.until("relay 1 sends")
+    before = len(demo.processes())
+
+    demo.process.send_signal(number)
+
+    assert demo.finish() == code, demo.said
+    assert before > 8  # itself, four shops, two relays, two servers with their own
+    assert eventually(lambda: demo.processes() == [])
+
+
+def test_nothing_survives_a_demo_that_fails(run, postgres, nats):
+    demo = run("--orders", "20000")
+    demo.until("relay 1 sends")
+    relays = [process for process in demo.processes() if "relay" in process.cmdline()]
+
+    for relay in relays:
+        relay.kill()
+
+    assert demo.finish() == 1
+    assert "Error: relay 1 ended with -9" in demo.said
+    assert eventually(lambda: demo.processes() == [])
+
+
+def test_a_demo_that_is_kept_can_be_played_with(run):
+    """What it says to type works, and what comes of it is shown."""
+    demo = run("--light", "--keep", "--orders", "8")
+    url = demo.until("export OUTBOX_DATABASE=").partition("=")[2].strip()
+    script = demo.until("orders.py ann 42").split()[1]
+    demo.until("until Ctrl-C")
+
+    subprocess.run([sys.executable, script, "ann", "42"], env=os.environ | {"OUTBOX_DATABASE": url}, check=True)
+    demo.until("order-9: change 1 arrived")
+    demo.process.send_signal(signal.SIGINT)
+
+    assert demo.finish() == 0
+    assert eventually(lambda: demo.processes() == [])
+    assert not Path(url.removeprefix("sqlite:///")).exists()
+
+
+def test_a_lost_message_is_told_and_is_a_failure(monkeypatch):
+    """A destination that swallows one."""
+    receive = LinesFile.receive
+    lost = Receipt("order-2", 3, "")
+    monkeypatch.setattr(
+        LinesFile,
+        "receive",
+        lambda self: [each for each in receive(self) if (each.key, each.version) != (lost.key, lost.version)],
+    )
+    monkeypatch.setattr(play, "_PATIENCE_SECONDS", 8.0)
+
+    ended = CliRunner().invoke(main, ["demo", "--light", "--orders", "8"])
+
+    assert ended.exit_code == 1, ended.output
+    assert re.search(r"^lost +1 ", ended.output, re.MULTILINE)
+    assert "THE PROMISE IS BROKEN" in ended.output
+
+
+def history(*versions: int) -> list[Receipt]:
+    return [Receipt("order-1", version, f"id-{version}") for version in versions]
+
+
+@pytest.mark.parametrize(
+    ("receipts", "wrong"),
+    [
+        (history(1, 2, 3), {}),
+        (history(1, 2, 3, 2, 3), {"duplicates": 2}),
+        (history(1, 2), {"lost": 1}),
+        (history(1, 3, 2), {"violations": 2}),
+        (history(1, 3, 2, 3), {"violations": 2, "duplicates": 1}),
+        (history(2, 3), {"violations": 1, "lost": 1}),
+        (history(1, 2, 3, 4), {"phantom": 1}),
+        ([*history(1, 2, 3), Receipt("order-1", 2, "another")], {"phantom": 1}),
+        ([*history(1, 2, 3), Receipt("order-2", 1, "another")], {"phantom": 1}),
+    ],
+)
+def test_the_judge_finds_what_is_wrong(receipts, wrong):
+    """Of an order with three committed changes."""
+    fine = {"lost": 0, "phantom": 0, "duplicates": 0, "violations": 0}
+
+    judgement = judge({"order-1": 3}, receipts)
+
+    assert judgement == Judgement(committed=3, received=len(receipts), **fine | wrong)
+    assert judgement.is_sound == (set(wrong) <= {"duplicates"})
