@@ -54,6 +54,14 @@ class Hints:
                 self._expected_at = time.monotonic() + _SURELY_COMMITTED_SECONDS
                 self._event.set()
 
+    def close(self) -> None:
+        """End the thread and its connection; a later hint begins anew."""
+        if self._thread is not None and self._pid == os.getpid():
+            self._closing = True
+            self._event.set()
+            self._thread.join(timeout=_RECONNECT_SECONDS)
+            self._begin_anew()
+
     def _awake(self) -> None:
         if self._pid != os.getpid():
             # A fork copies locks in any state, but no threads.
@@ -68,6 +76,7 @@ class Hints:
         self._thread = None
         self._hinted = False
         self._expected_at = None
+        self._closing = False
 
     def _start(self) -> None:
         with self._lock:
@@ -84,7 +93,7 @@ class Hints:
 
     def _notify_for_ever(self) -> None:
         channel: Channel | None = None
-        while True:
+        while not self._closing:
             expected = self._expected_at
             self._event.wait(None if expected is None else max(0.0, expected - time.monotonic()))
             self._event.clear()
@@ -96,6 +105,8 @@ class Hints:
                 self._hinted = False
                 channel = self._notify(channel)
                 time.sleep(_COALESCE_SECONDS)
+        if channel is not None:
+            channel.close()
 
     def _notify(self, channel: Channel | None) -> Channel | None:
         """Send a NOTIFY on a connection of our own; a lost one is opened again, later."""

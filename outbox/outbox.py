@@ -161,6 +161,14 @@ class Outbox:
             self._relay.join(timeout.total_seconds())
             self._relay = None
 
+    def close(self) -> None:
+        """End what this outbox runs in the background: its relay, and the connection that its hints go out on.
+
+        The engine is the application's; `engine.dispose()` does not know of that connection.
+        """
+        self.stop()
+        self.hints.close()
+
     @contextmanager
     def running(self, sender: Destination, **options: Any) -> Iterator[Relay]:
         """`start` and `stop` around an application."""

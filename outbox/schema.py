@@ -108,9 +108,13 @@ def _envelope() -> list[Column[Any]]:
         Column("slot", SmallInteger, nullable=False),
         Column("tags", _Name),
         Column("headers", Text, comment="JSON object of strings"),
-        Column("body", LargeBinary, nullable=False),
         Column("content_type", Text),
     ]
+
+
+def _body() -> Column[Any]:
+    """Last in its table: SQLite walks through a large body to reach what stands behind it."""
+    return Column("body", LargeBinary, nullable=False)
 
 
 def _message(metadata: MetaData, dialect: str) -> Table:
@@ -131,6 +135,7 @@ def _message(metadata: MetaData, dialect: str) -> Table:
         Column("expires_at", Instant),
         Column("direct", _Name, comment="subscription whose writer sends the message itself"),
         *settled,
+        _body(),
         sqlite_autoincrement=True,
         comment="append-only log; shrinks by purge",
     )
@@ -212,6 +217,7 @@ def _parked(metadata: MetaData) -> Table:
         Column("wish_by", Text),
         Column("wish_reason", Text),
         Column("wish_at", Instant),
+        _body(),
         CheckConstraint("state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')", name="outbox_parked_state"),
         _partial("outbox_parked_due", "state IN ('delayed', 'waiting', 'retry')", "subscription", "due_at"),
         _partial("outbox_parked_ready", "state = 'blocked'", "subscription", "place"),

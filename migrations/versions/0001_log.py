@@ -33,6 +33,7 @@ def create_message(schema: str | None, dialect: str) -> None:
         sa.Column("expires_at", moment()),
         sa.Column("direct", name(), comment="subscription whose writer sends the message itself"),
         *([settled()] if dialect == "postgresql" else []),
+        body(),
         schema=schema,
         sqlite_autoincrement=True,
         comment="append-only log; shrinks by purge",
@@ -113,6 +114,7 @@ def create_parked(schema: str | None) -> None:
         sa.Column("wish_by", sa.Text),
         sa.Column("wish_reason", sa.Text),
         sa.Column("wish_at", moment()),
+        body(),
         sa.CheckConstraint("state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')", name="outbox_parked_state"),
         schema=schema,
         comment="copies of messages set aside; shrinks by its lease holder",
@@ -155,9 +157,12 @@ def envelope() -> list[sa.Column[Any]]:
         sa.Column("slot", sa.SmallInteger, nullable=False),
         sa.Column("tags", name()),
         sa.Column("headers", sa.Text, comment="JSON object of strings"),
-        sa.Column("body", sa.LargeBinary, nullable=False),
         sa.Column("content_type", sa.Text),
     ]
+
+
+def body() -> sa.Column[Any]:
+    return sa.Column("body", sa.LargeBinary, nullable=False)
 
 
 def partition_key() -> list[sa.Column[Any]]:

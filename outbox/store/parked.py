@@ -75,18 +75,21 @@ _RELEASED = f"""
     SELECT DISTINCT p.key FROM {{parked}} AS p
     WHERE p.subscription = :subscription AND p.state = 'blocked' AND p.key IS NOT NULL AND NOT {_UNREADY}
 """
-#: Due heads of keys, and what stood behind heads that are gone. Carried by the partial indexes on due_at and place.
+#: Due heads of keys, and what stood behind heads that are gone. Carried by the partial indexes on due_at and place;
+#: bodies are fetched after the cut, so that they do not travel through sorting and counting.
 _READY = f"""
-    SELECT {COLUMNS.format(body="CASE WHEN cut <= :bytes OR nth = 1 THEN body END")}, attempts + 1, state,
+    SELECT {COLUMNS.format(body="CASE WHEN c.cut <= :bytes OR c.nth = 1 THEN body END")}, attempts + 1, state,
            CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END
-    FROM (SELECT r.*, sum(length(body)) OVER (ORDER BY place, id) AS cut, row_number() OVER (ORDER BY place, id) AS nth
-          FROM (SELECT * FROM {{parked}} AS p
+    FROM (SELECT id AS ready_id, row_number() OVER (ORDER BY place, id) AS nth,
+                 sum(size) OVER (ORDER BY place, id) AS cut
+          FROM (SELECT p.id, p.place, length(p.body) AS size FROM {{parked}} AS p
                 WHERE p.subscription = :subscription
                   AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{now}} AND NOT {{sick_p}})
                        OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
                   AND NOT {_UNREADY}
                 ORDER BY p.place, p.id LIMIT :limit) AS r) AS c
-    ORDER BY place, id
+    JOIN {{parked}} AS m ON m.subscription = :subscription AND m.id = c.ready_id
+    ORDER BY c.nth
 """
 #: A delayed message takes its place in its key's order now that it is due: behind all of the key that is held back now,
 #: before what comes later (on equal places the lower id goes first).

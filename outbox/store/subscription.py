@@ -167,7 +167,7 @@ class Subscriptions:
         differing = [
             f"{what} {_shown(there)} (this worker: {_shown(here)})"
             for what, there, here in (
-                ("topics", stored.topics, declared.topics),
+                ("topics", stored.topics, declared.topics and tuple(sorted(set(declared.topics)))),
                 ("destination", stored.destination, declared.destination),
                 ("on-dead", stored.on_dead, declared.on_dead or stored.on_dead),
             )

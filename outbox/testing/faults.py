@@ -1,0 +1,36 @@
+"""Crash points, armed: this process dies, or stops, at the n-th time a named point is reached."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+
+from outbox import faults
+
+
+def arm_kill(name: str, hit: int = 1) -> None:
+    """End this process with SIGKILL, as a crash does, when the point is reached for the `hit`-th time."""
+    faults.arm(_Trap(name, hit, signal.SIGKILL))
+
+
+def arm_stop(name: str, hit: int = 1) -> None:
+    """Stop this process there, until somebody sends SIGCONT, as a machine that is suspended stops."""
+    faults.arm(_Trap(name, hit, signal.SIGSTOP))
+
+
+class _Trap:
+    def __init__(self, name: str, hit: int, number: signal.Signals) -> None:
+        self._name = name
+        self._left = hit
+        self._number = number
+        # Points are reached by several threads: one of them is the n-th.
+        self._lock = threading.Lock()
+
+    def __call__(self, name: str) -> None:
+        if name != self._name:
+            return
+        with self._lock:
+            self._left -= 1
+            if self._left == 0:
+                os.kill(os.getpid(), self._number)

@@ -1,0 +1,436 @@
+"""Handing over, without a database: how many messages a call holds, and who is to blame for what goes wrong."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tenacity import wait_fixed, wait_none
+
+from outbox import Message, Reject, Retry, RetryPolicy, Unavailable, Verdict
+from outbox.verdict import DONE
+from outbox.worker.calls import Caller
+from outbox.worker.handover import HandlerPolicy, HandOver, Outcome
+
+POLICY = HandlerPolicy(
+    retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=0.1), pause=wait_fixed(0.001)
+)
+EARLIER = Unavailable("an earlier message of its key was not stored")
+
+
+def messages(*keys: str | None, first: int = 1, topic: str = "orders") -> list[Message]:
+    """Messages with these keys, numbered in the order of the log; the body is the number."""
+    found = []
+    for id, key in enumerate(keys, first):
+        message = Message(topic, str(id), key=key)
+        message.id = id
+        found.append(message)
+    return found
+
+
+def again(message: Message, attempt: int) -> Message:
+    """The same message as it is read from where it was set aside."""
+    copy = Message(message.topic, message.body, key=message.key)
+    copy.id, copy.attempt = message.id, attempt
+    return copy
+
+
+class Handler:
+    """Answers what `answer` says of each message, and keeps what it was called with."""
+
+    def __init__(self, answer: Callable[[Message], Verdict] = lambda _: DONE) -> None:
+        self.answer = answer
+        self.calls: list[list[int]] = []
+
+    def __call__(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Behind the first of a key that is not done nothing of the key is."""
+        self.calls.append(ids(messages))
+        verdicts: list[Verdict] = []
+        stopped: set[str | None] = set()
+        for message in messages:
+            verdict = EARLIER if message.key in stopped else self.answer(message)
+            if verdict is not DONE and message.key is not None:
+                stopped.add(message.key)
+            verdicts.append(verdict)
+        return verdicts
+
+
+class Stage:
+    """A hand-over, and a stop that is asked after so many rests."""
+
+    def __init__(self, handler: Any, policy: HandlerPolicy = POLICY, *, most: int = 100, rests: int = 10_000) -> None:
+        self.rests = rests
+        self.hand_over = HandOver(Caller(handler), policy, before_call=lambda: None, rest=self._rest, most=most)
+
+    def run(self, messages: Sequence[Message], *, patient: bool = True, room: int = 1000) -> Outcome:
+        """One batch."""
+        return self.hand_over.run(list(messages), patient=patient, room=room)
+
+    def _rest(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        self.rests -= 1
+        return self.rests > 0
+
+
+def ids(messages: Sequence[Message]) -> list[int]:
+    return [message.id or 0 for message in messages]
+
+
+def seen(outcome: Outcome) -> dict[str, Any]:
+    """What came of a batch, by id."""
+    return {
+        "done": ids(outcome.done),
+        "aside": [(message.id, fate.state, fate.attempts) for message, fate in outcome.aside],
+        "open": ids(outcome.open),
+    }
+
+
+def only(*bad: int, verdict: Verdict) -> Callable[[Message], Verdict]:
+    """This verdict for these, Done for the others."""
+    return lambda message: verdict if message.id in bad else DONE
+
+
+def raising(*bad: int) -> Callable[[Message], Verdict]:
+    """Raises for these, Done for the others."""
+
+    def answer(message: Message) -> Verdict:
+        if message.id in bad:
+            raise ValueError("cannot take this")
+        return DONE
+
+    return answer
+
+
+@contextmanager
+def hanging(handler: Handler, *bad: int) -> Iterator[threading.Event]:
+    """Calls with these messages hang until released."""
+    released = threading.Event()
+    former = handler.answer
+
+    def answer(message: Message) -> Verdict:
+        if message.id in bad:
+            released.wait(30)
+        return former(message)
+
+    handler.answer = answer
+    try:
+        yield released
+    finally:
+        released.set()
+
+
+# How many messages a call holds
+
+
+def test_calls_grow_step_by_step_while_they_are_quick():
+    handler = Handler()
+
+    Stage(handler, most=100).run(messages(*[None] * 300))
+
+    assert [len(call) for call in handler.calls] == [1, 8, 64, 100, 100, 27]
+
+
+def test_calls_shrink_to_a_share_of_the_deadline():
+    """A message takes a fifth of the deadline: a call with more than one would not be safe."""
+    handler = Handler()
+
+    def slow(_: Message) -> Verdict:
+        time.sleep(0.02)
+        return DONE
+
+    handler.answer = slow
+    Stage(handler).run(messages(*[None] * 12))
+
+    assert [len(call) for call in handler.calls] == [1] * 12
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["alone", "among others"])
+def test_verdicts_are_followed(many):
+    verdicts: dict[int, Verdict] = {
+        1: Retry("again"), 2: Retry("later", timedelta(minutes=1)), 3: Reject("never"), 4: DONE
+    }  # fmt: skip
+    stage = Stage(Handler(lambda message: verdicts.get(message.id or 0, DONE)))
+    if many:
+        stage.run(messages(*[None] * 9, first=100))
+
+    outcome = stage.run(messages(None, None, None, None))
+
+    assert [(m.id, f.state, f.attempts, f.delay, f.error) for m, f in sorted(outcome.aside, key=lambda a: a[0].id)] == [
+        (1, "retry", 1, timedelta(0), "again"),
+        (2, "retry", 1, timedelta(minutes=1), "later"),
+        (3, "dead", 1, None, "never"),
+    ]
+    assert ids(outcome.done) == [4]
+
+
+def test_what_stands_behind_a_failed_message_is_blocked_and_not_counted():
+    stage = Stage(Handler(only(1, verdict=Retry("no"))))
+
+    outcome = stage.run(messages("a", "b", "a", "b", "a"))
+
+    assert seen(outcome) == {
+        "done": [2, 4],
+        "aside": [(1, "retry", 1), (3, "blocked", 0), (5, "blocked", 0)],
+        "open": [],
+    }
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_a_dead_letter_holds_its_key_by_policy(block):
+    policy = HandlerPolicy(block_on_dead=block, pause=wait_none())
+
+    outcome = Stage(Handler(only(1, verdict=Reject("no"))), policy).run(messages("a", "b", "a"))
+
+    assert seen(outcome) == (
+        {"done": [2], "aside": [(1, "dead", 1), (3, "blocked", 0)], "open": []}
+        if block
+        else {"done": [2, 3], "aside": [(1, "dead", 1)], "open": []}
+    )
+
+
+def test_attempts_are_used_up():
+    stage = Stage(Handler(only(1, verdict=Retry("no"))))
+    (message,) = messages("a")
+
+    states = [stage.run([again(message, attempt)]).aside[0][1].state for attempt in (1, 2, 3)]
+
+    assert states == ["retry", "retry", "dead"]
+
+
+# Whose fault it was
+
+
+def test_a_message_that_raises_counts_only_when_another_was_accepted_since():
+    stage = Stage(Handler(raising(1)), rests=40)
+    (poison,) = messages("a")
+
+    alone = seen(stage.run([poison]))
+    stage.rests = 1000
+    with_another = seen(stage.run([poison, *messages("b", first=2)]))
+
+    assert alone == {"done": [], "aside": [], "open": [1]}
+    assert with_another == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
+
+
+def test_a_message_that_raises_among_many_is_found_and_the_others_go_on():
+    outcome = Stage(Handler(raising(50))).run(messages(*[None] * 100))
+
+    assert outcome.aside[0][0].id == 50
+    assert [fate.attempts for _, fate in outcome.aside] == [1]
+    assert sorted(ids(outcome.done)) == [id for id in range(1, 101) if id != 50]
+
+
+def test_two_messages_that_raise_do_not_hide_behind_each_other():
+    outcome = Stage(Handler(raising(1, 2))).run(messages("a", "b", "c"))
+
+    assert seen(outcome)["aside"] == [(1, "retry", 1), (2, "retry", 1)]
+    assert ids(outcome.done) == [3]
+
+
+@pytest.mark.parametrize("answer", [raising(*range(100)), lambda _: Unavailable("away")], ids=["raises", "unavailable"])
+def test_a_sick_destination_counts_nothing(answer):
+    """A stop comes after a while: nothing was moved."""
+    outcome = Stage(Handler(answer), rests=400).run(messages(*"abcdefgh"))
+
+    assert seen(outcome) == {"done": [], "aside": [], "open": list(range(1, 9))}
+
+
+def test_a_sick_destination_that_heals_gets_everything_in_order():
+    handler, tries = Handler(), 0
+
+    def answer(message: Message) -> Verdict:
+        nonlocal tries
+        tries += 1
+        return Unavailable("away") if tries < 20 else DONE
+
+    handler.answer = answer
+    outcome = Stage(handler).run(messages("a", "b", "a", "b"))
+
+    assert seen(outcome)["aside"] == []
+    assert [id for id in ids(outcome.done) if id % 2] == [1, 3]
+    assert [id for id in ids(outcome.done) if not id % 2] == [2, 4]
+
+
+def test_some_unavailable_messages_wait_and_the_rest_goes_on():
+    outcome = Stage(Handler(only(2, 3, verdict=Unavailable("no stream")))).run(messages("a", "b", "c", "b", "a"))
+
+    assert seen(outcome) == {
+        "done": [1, 5],
+        "aside": [(2, "waiting", 0), (4, "blocked", 0), (3, "waiting", 0)],
+        "open": [],
+    } or sorted(seen(outcome)["aside"]) == [(2, "waiting", 0), (3, "waiting", 0), (4, "blocked", 0)]
+    assert ids(outcome.done) == [1, 5]
+
+
+def test_without_room_the_rest_pauses():
+    outcome = Stage(Handler(only(2, 3, verdict=Unavailable("no stream"))), rests=100).run(
+        messages("a", "b", "c", "d"), room=1
+    )
+
+    assert (len(outcome.aside), len(outcome.open), ids(outcome.done)) == (1, 1, [1, 4])
+
+
+# Beside the log: nobody waits for a sick destination there
+
+
+def test_a_message_that_raises_does_not_keep_others_of_its_topic_from_their_turn():
+    """The first of what is due raises and nothing else flows: the others get their turn all the same."""
+    outcome = Stage(Handler(raising(1))).run(messages("a", "b", "c"), patient=False, room=0)
+
+    assert ids(outcome.done) == [2, 3]
+    assert seen(outcome)["aside"] == [(1, "retry", 1)]
+
+
+def test_a_missing_topic_is_left_and_the_others_go_on():
+    missing, present = messages("a", "b", "c", topic="gone"), messages("d", "e", first=10)
+    handler = Handler(lambda message: Unavailable("no stream") if message.topic == "gone" else DONE)
+
+    outcome = Stage(handler).run([*missing, *present], patient=False, room=0)
+
+    assert seen(outcome) == {"done": [10, 11], "aside": [], "open": [1, 2, 3]}
+    assert outcome.sick == {"gone"}
+    assert len(handler.calls) < 8
+
+
+# Calls that hang
+
+
+def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
+    handler = Handler()
+    with hanging(handler, 1):
+        outcome = Stage(handler).run(messages("a", "b", "a", "b"))
+
+    assert seen(outcome) == {"done": [2, 4], "aside": [(1, "retry", 1), (3, "blocked", 0)], "open": []}
+
+
+def test_a_call_that_hangs_when_nothing_else_is_accepted_counts_nothing():
+    handler = Handler()
+    with hanging(handler, 1, 2):
+        outcome = Stage(handler).run(messages("a", "b"))
+
+    assert seen(outcome) == {"done": [], "aside": [], "open": [1, 2]}
+
+
+def test_the_answer_of_a_call_that_hung_for_a_while_is_used():
+    handler = Handler()
+    with hanging(handler, 1) as released:
+        timer = threading.Timer(0.2, released.set)
+        timer.start()
+        outcome = Stage(handler).run(messages("a", "a"))
+
+    assert seen(outcome) == {"done": [1, 2], "aside": [], "open": []}
+    assert [call for call in handler.calls if 1 in call] == [[1]]
+
+
+def test_a_message_that_hangs_again_when_it_is_due_again_is_counted_again():
+    """It is read anew from where it was set aside, by a worker that was started anew."""
+    handler = Handler()
+    (poison,) = messages("a")
+    with hanging(handler, 1):
+        stage = Stage(handler)
+        first = stage.run([again(poison, 2)], patient=False, room=0)
+        stage.run(messages("b", "c", first=2))
+        second = stage.run([again(poison, 2)], patient=False, room=0)
+
+    assert seen(first) == {"done": [], "aside": [], "open": [1]}
+    assert seen(second) == {"done": [], "aside": [(1, "retry", 2)], "open": []}
+
+
+def test_one_hung_call_counts_once():
+    """The message is due again while its call hangs still: it was not tried again, and is not counted again."""
+    handler = Handler()
+    (poison,) = messages("a")
+    with hanging(handler, 1):
+        stage = Stage(handler)
+        first = stage.run([poison, *messages("b", first=2)])
+        stage.run(messages("c", first=3))
+        second = stage.run([again(poison, 2)], patient=False, room=0)
+
+    assert seen(first) == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
+    assert seen(second) == {"done": [], "aside": [], "open": [1]}
+
+
+def test_too_many_hung_calls_end_it():
+    handler = Handler()
+    stage = Stage(handler)
+    with hanging(handler, *range(1, 20)):
+        outcome = stage.run(messages(*"abcdefghij"))
+
+    assert stage.hand_over.gave_up
+    assert (ids(outcome.done), len(outcome.open)) == ([], 10)
+    assert len(handler.calls) <= POLICY.max_hung + 1
+
+
+def test_calls_that_came_back_are_not_held_against_the_destination():
+    handler = Handler()
+    stage = Stage(handler)
+    with hanging(handler, *range(1, 6)):
+        stage.run(messages(*"abcde"))
+    time.sleep(0.1)
+
+    assert not stage.hand_over.gave_up
+
+
+# What a sender must not do
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda given: [DONE] * (len(given) - 1), lambda given: [DONE] * (len(given) + 1), lambda given: None,
+     lambda given: (DONE for _ in given), lambda given: [None] * len(given), lambda given: ["done"] * len(given)],
+    ids=["too few", "too many", "none", "a generator", "not verdicts", "texts"],
+)  # fmt: skip
+@pytest.mark.parametrize("patient", [True, False])
+@pytest.mark.timeout(20)
+def test_a_sender_that_breaks_the_contract_gets_nothing_settled(answer, patient):
+    stage = Stage(answer, rests=200)
+
+    outcome = stage.run(messages("a", "b", "a"), patient=patient, room=1000 if patient else 0)
+
+    assert seen(outcome) == {"done": [], "aside": [], "open": [1, 2, 3]}
+
+
+def test_a_done_behind_a_failure_of_its_key_is_believed():
+    """It is delivered, and cannot be taken back: it is not sent again."""
+
+    def answer(given: Sequence[Message]) -> Sequence[Verdict]:
+        return [Retry("no") if message.id == 11 else DONE for message in given]
+
+    stage = Stage(answer)
+    stage.run(messages(*[None] * 9))
+
+    assert seen(stage.run(messages("a", "a", "a", first=11))) == {
+        "done": [12, 13], "aside": [(11, "retry", 1)], "open": []
+    }  # fmt: skip
+
+
+@pytest.mark.timeout(20)
+def test_a_handler_that_exits_the_interpreter_is_one_that_raises():
+    def answer(message: Message) -> Verdict:
+        if message.id == 1:
+            raise SystemExit(3)
+        return DONE
+
+    handler = Handler(answer)
+    outcome = Stage(handler).run(messages("a", "b", "c"))
+
+    assert seen(outcome) == {"done": [2, 3], "aside": [(1, "retry", 1)], "open": []}
+
+
+# A stop
+
+
+def test_a_stop_leaves_the_rest_open():
+    handler = Handler()
+    stage = Stage(handler, rests=3)
+
+    outcome = stage.run(messages(*[None] * 20))
+
+    assert (len(outcome.done), len(outcome.open)) == (9, 11)
+    assert ids(outcome.done) + ids(outcome.open) == list(range(1, 21))
