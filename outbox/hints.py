@@ -29,7 +29,7 @@ class Hints:
         self._database = database
         self._listeners: weakref.WeakSet[_Listener] = weakref.WeakSet()
         self._thread: threading.Thread | None
-        self._expected_at: float | None
+        self._expected: dict[int, float]
         self._begin_anew()
 
     def listen(self, wake: Callable[[], None]) -> _Listener:
@@ -38,20 +38,22 @@ class Hints:
         self._listeners.add(listener)
         return listener
 
-    def hint(self) -> None:
-        """Something was committed."""
+    def hint(self, transaction: int = 0) -> None:
+        """Something was committed; if it was expected, that has come true."""
+        self._expected.pop(transaction, None)
         self._wake_listeners()
         with suppress(Exception):
             self._awake()
             self._hinted = True
             self._event.set()
 
-    def expect(self) -> None:
-        """Something is about to be committed, and nobody may tell when it was: hint in a moment."""
+    def expect(self, transaction: int = 0) -> None:
+        """Something is about to be committed, and nobody may tell when it was: hint in a moment, unless told before."""
         with suppress(Exception):
             self._awake()
-            if self._expected_at is None:
-                self._expected_at = time.monotonic() + _SURELY_COMMITTED_SECONDS
+            first = not self._expected
+            self._expected.setdefault(transaction, time.monotonic() + _SURELY_COMMITTED_SECONDS)
+            if first:
                 self._event.set()
 
     def close(self) -> None:
@@ -75,7 +77,7 @@ class Hints:
         self._lock = threading.Lock()
         self._thread = None
         self._hinted = False
-        self._expected_at = None
+        self._expected = {}
         self._closing = False
 
     def _start(self) -> None:
@@ -94,11 +96,13 @@ class Hints:
     def _notify_for_ever(self) -> None:
         channel: Channel | None = None
         while not self._closing:
-            expected = self._expected_at
+            expected = min(list(self._expected.values()), default=None)
             self._event.wait(None if expected is None else max(0.0, expected - time.monotonic()))
             self._event.clear()
-            if expected is not None and time.monotonic() >= expected:
-                self._expected_at = None
+            overdue = [each for each, at in list(self._expected.items()) if at <= time.monotonic()]
+            for each in overdue:
+                self._expected.pop(each, None)
+            if overdue:
                 self._wake_listeners()
                 self._hinted = True
             if self._hinted:

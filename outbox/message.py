@@ -30,6 +30,8 @@ MAX_DELAY = timedelta(days=36_525)
 FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC)
 
+_YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
+
 _TOPIC = re.compile(r"[A-Za-z0-9._%|-]+")
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _CONTENT_TYPE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
@@ -60,11 +62,11 @@ class Message:
 
     # Not a frozen dataclass: its object.__setattr__ per field would cost a third of the relay's speed.
     __slots__ = (
+        "_created_at",
         "_headers",
         "attempt",
         "body",
         "content_type",
-        "created_at",
         "delay",
         "deliver_at",
         "expires_at",
@@ -82,11 +84,11 @@ class Message:
     tags: str | None
     body: bytes
     content_type: str | None
-    created_at: datetime | None
     deliver_at: datetime | None
     expires_at: datetime | None
     delay: timedelta | None
     attempt: int
+    _created_at: datetime | int | None
     _headers: str | None
 
     def __init__(
@@ -113,8 +115,19 @@ class Message:
         self.delay = None if delay is None else _checked_delay(delay, deliver_at)
         self.message_id = uuid7()
         self.id = None
-        self.created_at = None
+        self._created_at = None
         self.attempt = 1
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When the database took it in; made a datetime when asked for, because most handlers never ask."""
+        if isinstance(self._created_at, int):
+            self._created_at = from_microseconds(self._created_at)
+        return self._created_at
+
+    @created_at.setter
+    def created_at(self, moment: datetime | None) -> None:
+        self._created_at = moment
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -139,7 +152,7 @@ def stored_message(
     headers: str | None,
     body: bytes,
     content_type: str | None,
-    created_at: datetime,
+    created_at: datetime | int,
     deliver_at: datetime | None,
     expires_at: datetime | None,
     attempt: int = 1,
@@ -154,12 +167,17 @@ def stored_message(
     message._headers = headers
     message.body = body
     message.content_type = content_type
-    message.created_at = created_at
+    message._created_at = created_at
     message.deliver_at = deliver_at
     message.expires_at = expires_at
     message.delay = None
     message.attempt = attempt
     return message
+
+
+def from_microseconds(number: int) -> datetime:
+    """A moment from PostgreSQL's own form of it: microseconds since 2000."""
+    return _YEAR_2000 + timedelta(microseconds=number)
 
 
 def uuid7() -> uuid.UUID:

@@ -103,7 +103,7 @@ class Transactions:
         crash_point("outbox.before_commit")
         connection.info[self._committed] = True
         # A connection that its owner keeps will not be returned: then a moment's delay has to do.
-        self._hints.expect()
+        self._hints.expect(id(connection.info))
 
     def _require_sound(self, connection: Connection) -> None:
         """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
@@ -120,7 +120,7 @@ class Transactions:
         record.info.pop(self._sent, None)
         if record.info.pop(self._committed, False):
             crash_point("outbox.after_commit")
-            self._hints.hint()
+            self._hints.hint(id(record.info))
 
     def _forget(self, connection: Connection) -> None:
         # A lost connection has nothing to forget, and asking it would raise in the application's rollback.

@@ -13,10 +13,11 @@ from typing import Any, cast
 
 import psycopg
 from psycopg import sql
-from sqlalchemy import Connection, Engine, text
+from psycopg.types.numeric import Int8BinaryLoader
+from sqlalchemy import Connection, Engine, TextClause, text
 
 from outbox.errors import DatabaseError
-from outbox.message import Message, stored_message
+from outbox.message import Message, from_microseconds, stored_message
 from outbox.store.dialect import COLUMNS, NONE, Dialect, Parameters, Row
 
 _PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
@@ -64,6 +65,8 @@ class PostgresChannel:
         driver.add_notify_handler(self._notice)
         _watch_over(driver.fileno())
         self._cursor = driver.cursor(binary=True)
+        # As the number that is on the wire: made a datetime only where somebody looks at it.
+        self._cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
         self.fileno: int | None = driver.fileno()
 
     def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
@@ -97,7 +100,8 @@ class PostgresChannel:
 
     def notify(self) -> None:
         """NOTIFY on this connection: inside a business transaction it would take a global lock at commit."""
-        self._driver.execute(sql.SQL("NOTIFY {}").format(self._name))
+        # Not durable, because a hint need not be: its commit would wait for the disk as any other.
+        self._driver.execute(sql.SQL("SET LOCAL synchronous_commit = off; NOTIFY {}").format(self._name), prepare=False)
 
     def close(self) -> None:
         """Close the socket."""
@@ -116,7 +120,15 @@ def _watch_over(descriptor: int) -> None:
 
 
 def _messages(rows: Sequence[Row]) -> list[Message]:
-    return [stored_message(*row) for row in rows]
+    return [stored_message(*(row if row[9] is None is row[10] else _with_times(row))) for row in rows]
+
+
+def _with_times(row: Row) -> Row:
+    return (*row[:9], _moment(row[9]), _moment(row[10]), *row[11:])
+
+
+def _moment(value: Any) -> datetime | None:
+    return from_microseconds(value) if isinstance(value, int) else cast("datetime | None", value)
 
 
 def _transient(error: Exception) -> bool:
@@ -126,10 +138,22 @@ def _transient(error: Exception) -> bool:
 def _append(connection: Connection, names: Mapping[str, str], rows: Sequence[Row]) -> None:
     """One statement for any number of messages; ids follow the order of the list."""
     if len(rows) == 1:
-        connection.execute(text(_APPEND_ONE.format(**names)), dict(zip(_APPENDED, rows[0], strict=True)))
+        values = dict(zip(_APPENDED, rows[0], strict=True))
+        plain, styled = _append_one(names["message"], names["now"])
+        if connection.dialect.paramstyle == "pyformat":
+            # Past SQLAlchemy's compiler, which would cost as much as everything else that `send` does.
+            connection.exec_driver_sql(styled, values)
+        else:
+            connection.execute(plain, values)
     else:
         lists = dict(zip(_APPENDED, map(list, zip(*rows, strict=True)), strict=True))
         connection.execute(text(_APPEND_MANY.format(**names)), lists)
+
+
+@lru_cache
+def _append_one(message: str, now: str) -> tuple[TextClause, str]:
+    statement = _APPEND_ONE.format(message=message, now=now)
+    return text(statement), _styled(statement).decode()
 
 
 _APPENDED = (
@@ -247,7 +271,7 @@ POSTGRESQL = Dialect(
     among_texts="{value} = ANY(CAST({list} AS text[]))",
     bind_list=list,
     bind_moment=lambda moment: moment,
-    moment=lambda value: cast("datetime | None", value),
+    moment=_moment,
     messages=_messages,
     notifies=True,
     connect=PostgresChannel,

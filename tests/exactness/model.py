@@ -116,14 +116,16 @@ class Model:
             blocks = fate.blocks and message.key is not None
             self.aside[message.id or 0] = Set(message.key, fate.state, fate.attempts, due, blocks)
 
-    def grant(self, now: datetime) -> None:
-        """What people wished for comes true, and what was delayed falls due."""
+    def grant(self, now: datetime) -> set[str]:
+        """What people wished for comes true, and what was delayed falls due; returns the keys of the former."""
+        keys = {each.key for each in self.aside.values() if each.wish and each.key is not None}
         for id, message in self.aside.items():
             if message.wish:
                 self.aside[id] = Set(message.key, "retry", 0, now, message.key is not None)
         delayed = [(m.due, id) for id, m in self.aside.items() if m.state == "delayed" and m.due and m.due <= now]
         for _, id in sorted(delayed)[:ROWS]:
             self.aside[id] = replace(self.aside[id], state="blocked", due=None)
+        return keys
 
     def wish(self, id: int) -> None:
         """Somebody wants a dead letter to be tried again."""

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from datetime import timedelta
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
     rule,
     run_state_machine_as_test,
 )
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 from outbox.errors import LeaseLostError
 from outbox.message import Message
@@ -38,30 +35,27 @@ from tests.exactness.actors import (
     Fetched,
     Handed,
     Holder,
-    Open,
     Work,
     Write,
 )
 from tests.exactness.history import Event, Fault, delivery_of, judge
-from tests.exactness.model import LEASE, ROWS, Model, Place, Sent, upto
+from tests.exactness.model import LEASE, ROWS, Model, Place, upto
 from tests.exactness.worlds import World
+from tests.exactness.writing import Writers
 from tests.readers import declared, delivered
 
 
-class Machine(RuleBasedStateMachine):
+class Machine(Writers):
     """Two workers and some transactions on one outbox."""
-
-    world: World
 
     @initialize(topics=st.sampled_from([None, None, ["orders"]]))
     def begin_life(self, topics: list[str] | None) -> None:
         """An empty log, and a subscription to all of it or to one topic."""
         self.world.clear()
         self.model = Model(topics)
-        self.open: list[Open] = []
+        self.open, self.sent = [], 0
         self.holders: list[Holder] = []
         self.history: list[Event] = []
-        self.sent = 0
         self.leases = Leases(self.world.database)
         self.looker = self.world.database.open()
         Subscriptions(self.world.database).declare(self.looker, self.declared)
@@ -72,88 +66,7 @@ class Machine(RuleBasedStateMachine):
         topics = None if self.model.topics is None else tuple(self.model.topics)
         return declared(topics=topics)
 
-    # Transactions
-
-    @rule(write=WRITES)
-    def write(self, write: Write) -> None:
-        """Something in one transaction."""
-        self._write(write)
-
-    @rule(writes=st.lists(WRITES, min_size=1, max_size=4), work=WORK)
-    def write_and_work(self, writes: list[Write], work: Work) -> None:
-        """What goes on all day."""
-        for write in writes:
-            self._write(write)
-        self._work(work)
-
-    def _write(self, write: Write) -> None:
-        """In a transaction that is open, or in a new one; messages without a key may be delayed."""
-        if not self.open or (write.which >= len(self.open) and self.world.concurrent):
-            self.open.append(self._begin(write.early))
-        transaction = self.open[write.which % len(self.open)]
-        for key in write.keys:
-            # The writers of a key take turns.
-            if key is None or not any(key in other.keys for other in self.open if other is not transaction):
-                delayed = {"delay": timedelta(seconds=write.delay)} if write.delay and not key else {}
-                self._append(transaction, key, write.topic, **delayed)
-        if write.then == "save":
-            transaction.savepoints.append(transaction.connection.begin_nested())
-            transaction.frames.append([])
-        elif write.then != "stay":
-            self.open.remove(transaction)
-            self._end(transaction, commit=write.then == "commit")
-
-    def _begin(self, early: bool) -> Open:
-        """One more transaction; it may draw its number long before it does anything."""
-        connection = self.world.engine.connect()
-        connection.begin()
-        if early and self.world.concurrent:
-            connection.execute(text("SELECT pg_current_xact_id()"))
-        return Open(connection)
-
-    def _append(self, transaction: Open, key: str | None, topic: str, **more: Any) -> None:
-        self.sent += 1
-        connection, name = transaction.connection, f"m{self.sent}"
-        message_id = self.world.outbox.send(connection, topic, name, key=key, **more)
-        table = self.world.database.tables.message
-        id = connection.execute(table.select().where(table.c.message_id == message_id)).one().id
-        transaction.frames[-1].append(Sent(id, name, key, topic))
-        transaction.keys |= {key} if key else set()
-
-    @precondition(lambda self: any(each.savepoints for each in self.open))
-    @rule(which=st.integers(0, 3), release=st.booleans())
-    def end_savepoint(self, which: int, release: bool) -> None:
-        """What was sent since goes on with the transaction, or is taken back."""
-        inside = [each for each in self.open if each.savepoints]
-        transaction = inside[which % len(inside)]
-        savepoint, frame = transaction.savepoints.pop(), transaction.frames.pop()
-        if release:
-            savepoint.commit()
-            transaction.frames[-1] += frame
-        else:
-            savepoint.rollback()
-
-    @precondition(lambda self: self.open)
-    @rule(which=st.integers(0, 3), commit=st.sampled_from([True, True, True, False]))
-    def end(self, which: int, commit: bool) -> None:
-        """In another order than the one in which they began."""
-        self._end(self.open.pop(which % len(self.open)), commit=commit)
-
-    def _end(self, transaction: Open, *, commit: bool) -> None:
-        if commit:
-            # Savepoints that are open are released with it.
-            transaction.connection.commit()
-            self.model.commit(message for frame in transaction.frames for message in frame)
-        else:
-            transaction.connection.rollback()
-        transaction.connection.close()
-
     # Workers
-
-    def _wait_for_writers(self) -> None:
-        """Where only one may write at a time, a worker that has to write waits for its commit."""
-        while self.open and not self.world.concurrent:
-            self._end(self.open.pop(), commit=True)
 
     @rule(seconds=st.sampled_from([1, 4, 11]))
     def time_passes(self, seconds: int) -> None:
@@ -214,6 +127,13 @@ class Machine(RuleBasedStateMachine):
 
     def _seen(self, what: str) -> None:
         self.world.seen[what] += 1
+
+    @rule(writes=st.lists(WRITES, min_size=1, max_size=4), work=WORK)
+    def write_and_work(self, writes: list[Write], work: Work) -> None:
+        """What goes on all day."""
+        for write in writes:
+            self._write(write)
+        self._work(work)
 
     @rule(work=WORK)
     def work(self, work: Work) -> None:
@@ -341,9 +261,10 @@ class Machine(RuleBasedStateMachine):
         stub, ours = holder.hand_over, self.model.holds(holder.lease)
         stub.failing, stub.fate, stub.die, stub.given = failing, FATES["retry"], die, []
         holder.aside._look_at = 0.0
-        if ours:
-            self.model.grant(self.world.now)
-        expected = self.model.ready(holder.aside.keys.released | self.model.heads(), self.world.now)
+        # What stands behind a message that is tried again for somebody's wish may go with it.
+        wished = self.model.grant(self.world.now) if ours else set()
+        released = holder.aside.keys.released | self.model.heads() | wished
+        expected = self.model.ready(released, self.world.now)
         try:
             holder.aside.step()
         except LeaseLostError:
