@@ -268,6 +268,16 @@ def test_some_unavailable_messages_wait_and_the_rest_goes_on():
     assert ids(outcome.done) == [1, 5]
 
 
+def test_a_message_of_a_missing_topic_waits_also_when_it_is_the_last_of_its_batch():
+    """Others of the batch were accepted, so it is not the whole destination that is sick."""
+    (missing,) = messages("b", topic="gone", first=2)
+    handler = Handler(lambda message: Unavailable("no stream") if message.topic == "gone" else DONE)
+
+    outcome = Stage(handler, rests=100).run([*messages("a"), missing])
+
+    assert seen(outcome) == {"done": [1], "aside": [(2, "waiting", 0)], "open": []}
+
+
 def test_without_room_the_rest_pauses():
     outcome = Stage(Handler(only(2, 3, verdict=Unavailable("no stream"))), rests=100).run(
         messages("a", "b", "c", "d"), room=1

@@ -63,7 +63,7 @@ def _rows(orders: int, play: Play, judgement: Judgement) -> list[tuple[str, str,
         (
             "duplicates",
             f"{judgement.duplicates:,}",
-            "sent again after the kill; a consumer knows them by their id",
+            "sent again after the kill, with the same id; nothing filters them here",
         ),
         ("order violations", f"{judgement.violations:,}", "changes of one order, received out of turn"),
         ("messages per second", f"{play.rate:,.0f}", "from the first to the last, the takeover included"),

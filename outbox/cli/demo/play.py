@@ -62,28 +62,27 @@ class Play:
         """All scenes; what the books and the receipts say at the end. `keep`: the last relay goes on."""
         self._scenes = [
             Scene(lambda: bool(self._receipts), self._call_understudy),
-            Scene(lambda: self._committed > self._expected // 4, self._kill_relay),
+            Scene(lambda: self._committed > self._expected // 4 and len(self._relays) > 1, self._kill_relay),
             Scene(lambda: self._committed > self._expected // 2, self._kill_shop),
         ]
-        self._show.tell(
-            f"{SHOPS} shops place {self._orders:,} orders and move each from placed to paid to shipped:"
-            f" {self._expected:,} transactions with a message each, besides some that are rolled back"
-        )
+        self._show.tell(f"{SHOPS} shops place {self._orders:,} orders, and move each from placed to paid to shipped:")
+        self._show.tell(f"{self._expected:,} transactions with a message each, and some that are rolled back")
         self._shops = [self._shop(number) for number in range(SHOPS)]
         self._relays = [self._relay("relay 1")]
         with self._show.running(self._expected):
-            while self._shops_work() or (self._scenes and not self._is_stuck()):
+            while (self._shops_work() or self._scenes) and not self._is_stuck():
                 self._tick()
+            if self._shops_work():
+                raise ProcessFailedError(f"no shop has committed anything for {_PATIENCE_SECONDS:.0f} s")
             self._show.tell("every order is placed, paid and shipped")
-            books = self._site.books.committed()
-            while judge(books, self._receipts).lost and not self._is_stuck():
+            while self._lost() and not self._is_stuck():
                 self._tick()
             if not keep:
                 for relay in self._relays:
                     relay.stop()
                 self._relays = []
             self._tick()
-        return judge(books, self._receipts)
+        return self._judgement()
 
     def arrived(self) -> list[Receipt]:
         """What came since the last look."""
@@ -105,10 +104,14 @@ class Play:
         self.arrived()
         self._seen_at_kill = len(self._receipts)
         self._show.tell(f"relay 1 is killed with SIGKILL; its lease of {LEASE} has to run out")
-        self._scenes.append(Scene(lambda: len(self._receipts) > self._seen_at_kill, self._greet_successor))
+        self._scenes.append(Scene(self._is_decided, self._greet_successor))
+
+    def _is_decided(self) -> bool:
+        return len(self._receipts) > self._seen_at_kill or (not self._shops_work() and not self._lost())
 
     def _greet_successor(self) -> None:
-        self._show.tell("relay 2 has taken over")
+        if len(self._receipts) > self._seen_at_kill:
+            self._show.tell("relay 2 has taken over")
 
     def _kill_shop(self) -> None:
         self._shops[0].kill()
@@ -130,6 +133,12 @@ class Play:
         for scene in [scene for scene in self._scenes if scene.when()]:
             self._scenes.remove(scene)
             scene.then()
+
+    def _judgement(self) -> Judgement:
+        return judge(self._site.books.committed(), self._receipts)
+
+    def _lost(self) -> int:
+        return self._judgement().lost
 
     def _is_stuck(self) -> bool:
         return time.monotonic() - self._moved_at > _PATIENCE_SECONDS
