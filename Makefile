@@ -22,11 +22,12 @@ help:
 demo: .venv/.demo
 	$(BIN)/outbox demo $(ARGS)
 
+# Two at a time: most of the tests wait for something to happen.
 test: .venv/.dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n 2 $(ARGS)
 
 test-full: .venv/.dev
-	$(BIN)/python -m pytest --full $(ARGS)
+	$(BIN)/python -m pytest -n 2 --full $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .

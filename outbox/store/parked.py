@@ -42,11 +42,14 @@ class Wish:
 
 _ENVELOPE = "message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at, expires_at"
 
+#: Places between two neighbours of the log, for messages that fall due there.
+_BETWEEN = 1 << 20
+
 #: Copied inside the database: bodies never travel.
 _PARK = f"""
     INSERT INTO {{parked}} (subscription, id, {_ENVELOPE}, state, blocks, place, attempts, due_at, error, parked_at)
-    SELECT CAST(:subscription AS text), id, {_ENVELOPE}, CAST(:state AS text), {{blocks}} AND key IS NOT NULL, id,
-           :attempts, {{due}}, :error, {{now}}
+    SELECT CAST(:subscription AS text), id, {_ENVELOPE}, CAST(:state AS text), {{blocks}} AND key IS NOT NULL,
+           id * {_BETWEEN}, :attempts, {{due}}, :error, {{now}}
     FROM {{message}} WHERE {{chosen}}
     ON CONFLICT (subscription, id) DO NOTHING
 """
@@ -68,7 +71,7 @@ _BLOCKED_AMONG = """
 _UNREADY = """
     EXISTS (SELECT 1 FROM {parked} AS e
         WHERE e.subscription = p.subscription AND e.key = p.key AND e.blocks AND (e.place, e.id) < (p.place, p.id)
-          AND (e.state = 'dead' OR (e.state IN ('waiting', 'retry') AND (e.due_at > {now} OR {sick_e}))))
+          AND (e.state = 'dead' OR {sick_e} OR (e.state IN ('waiting', 'retry') AND e.due_at > {now})))
 """
 #: Blocked keys that nothing holds back: asked once, when a lease is taken; later the holder knows by itself.
 _RELEASED = f"""
@@ -84,27 +87,35 @@ _READY = f"""
                  sum(size) OVER (ORDER BY place, id) AS cut
           FROM (SELECT p.id, p.place, length(p.body) AS size FROM {{parked}} AS p
                 WHERE p.subscription = :subscription
-                  AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{now}} AND NOT {{sick_p}})
+                  AND NOT {{sick_p}}
+                  AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{now}})
                        OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
                   AND NOT {_UNREADY}
                 ORDER BY p.place, p.id LIMIT :limit) AS r) AS c
     JOIN {{parked}} AS m ON m.subscription = :subscription AND m.id = c.ready_id
     ORDER BY c.nth
 """
-#: A delayed message takes its place in its key's order now that it is due: behind all of the key that is held back now,
-#: before what comes later (on equal places the lower id goes first).
+#: Delayed messages take their places in their keys' order now that they are due, in the order in which they fell due:
+#: behind all of the key that is held back now, before what comes later.
 _FALL_DUE = """
-    UPDATE {parked} SET state = 'blocked', blocks = key IS NOT NULL, due_at = NULL,
-           place = coalesce((SELECT max(e.place) + 1 FROM {parked} AS e
-                             WHERE e.subscription = :subscription AND e.key = {parked_name}.key AND e.blocks), place)
-    WHERE subscription = :subscription AND id IN (
-        SELECT id FROM {parked} WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now}
-        ORDER BY due_at, id LIMIT :limit)
+    WITH due AS (
+        SELECT id, key, due_at, place FROM {parked}
+        WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now}
+        ORDER BY due_at, id LIMIT :limit),
+    placed AS (
+        SELECT d.id AS due_id, row_number() OVER (PARTITION BY d.key ORDER BY d.due_at, d.id) + coalesce(
+            (SELECT max(e.place) FROM {parked} AS e
+             WHERE e.subscription = :subscription AND e.key = d.key AND e.blocks),
+            min(d.place) OVER (PARTITION BY d.key) - 1) AS due_place
+        FROM due AS d)
+    UPDATE {parked} SET state = 'blocked', blocks = key IS NOT NULL, due_at = NULL, place = due_place
+    FROM placed WHERE subscription = :subscription AND id = due_id
     RETURNING key
 """
+#: The next one only: those that are due already have just been looked at.
 _NEXT_DUE = """
     SELECT {seconds} FROM {parked}
-    WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry')
+    WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at > {now}
     ORDER BY due_at LIMIT 1
 """
 _WAITING = """
@@ -190,11 +201,11 @@ class Parked:
 
     def fall_due(self, channel: Channel, limit: int) -> list[str | None]:
         """Let delayed messages that are due take their place in their keys' order; returns those keys."""
-        statement = self._database.sql(_FALL_DUE, parked_name="outbox_parked")
+        statement = self._database.sql(_FALL_DUE)
         return [row[0] for row in channel.rows(statement, {**self._common, "limit": limit})]
 
     def next_due(self, channel: Channel) -> float | None:
-        """Seconds until the next parked message is due; negative when one is; None without any."""
+        """Seconds until the next parked message falls due; None without any."""
         seconds = self._database.dialect.seconds.format(since=self._database.dialect.now, until="due_at")
         rows = channel.rows(self._database.sql(_NEXT_DUE, seconds=seconds), self._common)
         return rows[0][0] if rows else None

@@ -108,6 +108,8 @@ class SetAside:
         self.keys = KeysAside(parked, channel)
         self._sick: dict[str, _Sick] = {}
         self._look_at = 0.0
+        #: Whether messages may wait for their destination, with or without keys.
+        self._some_wait = True
 
     @property
     def due_in(self) -> float:
@@ -118,6 +120,7 @@ class SetAside:
         """Messages of the log were set aside just now."""
         # What is blocked stands behind what holds its key already; if that is only its turn, it must not lose it.
         self.keys.hold(message.key for message, fate in fates if fate.blocks and fate is not BLOCKED)
+        self._some_wait = self._some_wait or any(fate.state == "waiting" for _, fate in fates)
         delays = [fate.delay.total_seconds() for _, fate in fates if fate.delay is not None]
         self._look_at = min(self._look_at, time.monotonic() + min(delays, default=_LOOK_SECONDS))
         if any(fate.state == "delayed" for _, fate in fates):
@@ -125,7 +128,11 @@ class SetAside:
 
     def room(self, most: int) -> int:
         """How many more messages may wait for their destination."""
-        return most - self._parked.waiting(self._channel, most) if self.keys else most
+        if not self._some_wait:
+            return most
+        waiting = self._parked.waiting(self._channel, most)
+        self._some_wait = waiting > 0
+        return most - waiting
 
     def step(self) -> bool:
         """Carry out wishes, let delayed messages fall due, hand over what is ready; False when nothing was done."""
@@ -137,10 +144,16 @@ class SetAside:
         )
         if ready:
             worked = self._handle(ready) or worked
-        due = self._parked.next_due(self._channel)
-        pause = 0.0 if worked else _LOOK_SECONDS if due is None else min(_LOOK_SECONDS, max(0.02, due))
-        self._look_at = time.monotonic() + pause
+        self._look_at = time.monotonic() if worked else self._next_look()
         return worked
+
+    def _next_look(self) -> float:
+        """When something falls due, or a topic may be tried again; what is due and did not move waits for a change."""
+        now, due = time.monotonic(), self._parked.next_due(self._channel)
+        moments = [sick.until for sick in self._sick.values() if sick.until > now]
+        if due is not None:
+            moments.append(now + max(0.02, due))
+        return min([now + _LOOK_SECONDS, *moments])
 
     def _grant_wishes(self) -> int:
         wishes = grant_wishes(self._parked, self._channel, self._settlement)

@@ -8,20 +8,24 @@ from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
 from outbox.message import Message
-from outbox.verdict import Verdict
+from outbox.verdict import Done, Reject, Retry, Unavailable, Verdict
 
 Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
+
+_VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
 
 
 class Call:
     """One call of the handler: under way, or finished with verdicts or an error."""
 
-    __slots__ = ("_finished", "error", "messages", "started", "verdicts")
+    __slots__ = ("_finished", "blamed", "error", "messages", "started", "verdicts")
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self.messages = messages
         self.verdicts: Sequence[Verdict] | None = None
         self.error: BaseException | None = None
+        #: Whether an attempt was counted for it while it hung.
+        self.blamed = False
         self.started = time.monotonic()
         self._finished = threading.Event()
 
@@ -45,8 +49,11 @@ class Call:
             verdicts = handler(self.messages)
             if len(verdicts) != len(self.messages):
                 raise ValueError(f"{len(verdicts)} verdicts for {len(self.messages)} messages")
+            if strange := {type(verdict) for verdict in verdicts} - _VERDICTS:
+                raise TypeError(f"a handler must return verdicts, not {strange.pop().__name__}")
             self.verdicts = verdicts
-        except Exception as error:
+        except BaseException as error:
+            # A handler that wants to end the interpreter ends its thread only: nobody would wait for the next call.
             self.error = error
         finally:
             self._finished.set()

@@ -105,9 +105,8 @@ class HandOver:
     def gave_up(self) -> bool:
         """Whether so many calls hang, or one for so long, that only a new process helps."""
         hopeless = self._policy.deadline.total_seconds() * _HOPELESS
-        return len(self._hung) > self._policy.max_hung or any(
-            not call.finished and call.seconds > hopeless for call in self._hung
-        )
+        hanging = [call for call in self._hung if not call.finished]
+        return len(hanging) > self._policy.max_hung or any(call.seconds > hopeless for call in hanging)
 
     def run(self, messages: list[Message], *, patient: bool, room: int) -> Outcome:
         """Call the handler until every message has an outcome, or a stop is asked.
@@ -124,14 +123,18 @@ class HandOver:
             else:
                 # All that is left hangs, or was tried since the destination accepted something: start over.
                 moved = False
+                tried = [message for message in batch.pending if message.id in batch.tried]
                 batch.tried.clear()
             if moved:
                 continue
             if patient:
                 if not self._pause():
                     break
-            elif len(chunk) < 2:
-                batch.leave_topics(chunk or batch.pending)
+            elif not chunk:
+                batch.leave_topics(tried)
+                break
+            elif len(chunk) == 1 and batch.is_sick(chunk[0].topic):
+                batch.leave_topics(chunk)
         batch.outcome.open.extend(batch.pending)
         self._forget(batch.outcome)
         return batch.outcome
@@ -219,6 +222,7 @@ class HandOver:
             case Reject(error):
                 return self._policy.dead(message, error)
             case Unavailable(error):
+                others_done = others_done or bool(batch.outcome.done)
                 if (others_done or self._accepted_since_failure(message)) and batch.room > 0:
                     batch.room -= 1
                     return self._policy.waiting(message, error)
@@ -226,6 +230,7 @@ class HandOver:
                 if alone:
                     self._failed_alone.setdefault(message.id, self._accepts)
                     batch.tried.add(message.id)
+                    batch.refused |= {message.topic} if batch.outcome.done else set()
         return None
 
     def _late_answers(self, batch: _Batch) -> None:
@@ -233,14 +238,18 @@ class HandOver:
         for call in [call for call in self._hung if call.finished]:
             self._hung.remove(call)
             if call.verdicts is not None:
-                ids = {message.id for message in batch.pending}
-                answered = [(m, v) for m, v in zip(call.messages, call.verdicts, strict=True) if m.id in ids]
+                pending = batch.by_id()
+                answered = [
+                    (pending[m.id], v) for m, v in zip(call.messages, call.verdicts, strict=True) if m.id in pending
+                ]
                 if answered:
                     self._apply(batch, [m for m, _ in answered], [v for _, v in answered])
         for call in self._hung:
-            alone = call.messages[0]
-            if len(call.messages) == 1 and alone in batch.pending and self._accepted_since_failure(alone):
-                batch.resolve([], [(alone, self._policy.failed(alone, "hangs, while others are accepted"))])
+            # By id: where it was set aside meanwhile, it was read again. One call counts once, however long it hangs.
+            message = batch.by_id().get(call.messages[0].id) if len(call.messages) == 1 and not call.blamed else None
+            if message is not None and self._accepted_since_failure(message):
+                call.blamed = True
+                batch.resolve([], [(message, self._policy.failed(message, "hangs, while others are accepted"))])
 
     def _accepted(self, batch: _Batch, count: int) -> None:
         self._accepts += count
@@ -280,7 +289,17 @@ class _Batch:
         self.room = room
         #: Failed since the destination last accepted something: others are tried before.
         self.tried: set[int | None] = set()
+        #: Topics that were refused alone, while others were accepted.
+        self.refused: set[str] = set()
         self.outcome = Outcome()
+
+    def by_id(self) -> dict[int | None, Message]:
+        """The messages without an outcome."""
+        return {message.id: message for message in self.pending}
+
+    def is_sick(self, topic: str) -> bool:
+        """Whether a topic failed for sure, or for one message and then for another."""
+        return topic in self.refused or sum(m.topic == topic for m in self.pending if m.id in self.tried) > 1
 
     def resolve(self, done: Sequence[Message], aside: list[tuple[Message, Aside]]) -> None:
         """Give messages their outcome; what stands behind one that blocks its key is blocked with it."""

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from tests.exactness import relays, writers
 from tests.exactness.business import facts, set_up
@@ -49,12 +49,16 @@ class Report:
     findings: Findings
     messages: int
     deliveries: int
+    #: How hard it was: ids that were rolled back, and rows with a transaction that began before that of an earlier row.
+    taken_back: int
+    early: int
     faults: list[str] = field(default_factory=list)
     seconds: float = 0.0
 
     def __str__(self) -> str:
         kinds = {kind: self.faults.count(kind) for kind in sorted(set(self.faults))}
-        return f"{self.messages} messages, {self.findings}, faults {kinds}, {self.seconds:.0f} s"
+        hard = f"{self.taken_back} ids taken back, {self.early} early transactions"
+        return f"{self.messages} messages, {self.findings}, faults {kinds}, {hard}, {self.seconds:.0f} s"
 
 
 class Child:
@@ -116,13 +120,25 @@ class Run:
             for child in (*self._writers, *self._relays):
                 child.end(signal.SIGKILL)
         history, committed = self._history.read(), facts(self._engine)
+        taken_back, early = self._hardness()
         return Report(
             findings=judge(committed, history, batch=self._plan.rows),
             messages=len(committed),
             deliveries=sum(isinstance(event, Delivery) for event in history),
+            taken_back=taken_back,
+            early=early,
             faults=self._faults,
             seconds=time.monotonic() - began,
         )
+
+    def _hardness(self) -> tuple[int, int]:
+        number = "xact_id" if self._engine.dialect.name == "postgresql" else "id"
+        statement = f"""
+            SELECT max(id) - count(*), count(*) FILTER (WHERE number < highest)
+            FROM (SELECT id, {number} AS number, max({number}) OVER (ORDER BY id) AS highest FROM outbox_message) AS m"""
+        with self._engine.connect() as connection:
+            taken_back, early = connection.execute(text(statement)).one()
+        return taken_back, early
 
     def _relay(self) -> Child:
         plan = self._plan

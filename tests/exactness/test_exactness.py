@@ -34,6 +34,7 @@ def test_eight_writers_and_two_relays_in_trouble_on_postgresql(pg_engine: Engine
     assert report.findings.wrong == {}
     assert report.messages >= (20_000 if full else 3_000)
     assert {"kill", "stop"} <= set(report.faults)
+    assert min(report.taken_back, report.early) >= report.messages / 20, "it was too easy"
 
 
 @pytest.mark.timeout(900)

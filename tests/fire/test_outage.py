@@ -50,15 +50,17 @@ def test_an_outage_counts_nothing_and_the_backlog_drains_in_order(engine, full, 
     time.sleep(5 if full else 2)
     during = (states(engine).get("dead", 0), attempts(engine), len(destination.messages))
     heal(destination)
-    drained = wait_until(lambda: len(destination.messages) >= count)
+    drained = wait_until(lambda: len(set(destination.bodies)) >= count)
     relay.stop()
     relay.join(20)
 
     assert during == (0, 0, 0)
     assert drained
-    assert {key: destination.of_key(f"k{key}") for key in range(KEYS)} == {
-        key: expected(key, count, KEYS) for key in range(KEYS)
-    }
+    # A call that never answers may be given up and made again, and both be accepted in the end.
+    arrived = {key: destination.of_key(f"k{key}") for key in range(KEYS)}
+    if outage is swallow:
+        arrived = {key: list(dict.fromkeys(bodies)) for key, bodies in arrived.items()}
+    assert arrived == {key: expected(key, count, KEYS) for key in range(KEYS)}
     assert states(engine) == {}
 
 
