@@ -44,7 +44,8 @@ class Outbox:
         slots: int = SLOTS,
         dialect: Dialect | None = None,
     ) -> None:
-        self._sessions = bind if isinstance(bind, sessionmaker) else sessionmaker(bind)
+        # What a transactional function returns is used after its commit.
+        self._sessions = bind if isinstance(bind, sessionmaker) else sessionmaker(bind, expire_on_commit=False)
         engine = bind.kw.get("bind") if isinstance(bind, sessionmaker) else bind
         if not isinstance(engine, Engine):
             raise DatabaseError(f"Outbox needs an Engine or a sessionmaker bound to one, not {type(bind).__name__}")

@@ -104,8 +104,9 @@ class PostgresChannel:
         self._driver.execute(sql.SQL("SET LOCAL synchronous_commit = off; NOTIFY {}").format(self._name), prepare=False)
 
     def close(self) -> None:
-        """Close the socket."""
-        self._owner.close()
+        """Close the socket. The pool is not asked: it would roll back first, and report a lost connection loudly."""
+        self._driver.close()
+        self._owner.invalidate()
 
 
 def _watch_over(descriptor: int) -> None:
