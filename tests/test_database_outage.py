@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -33,9 +34,9 @@ SETTINGS = Settings(
 )
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """A server of this test, with durable commits: it is to be killed."""
+    """A server of these tests, with durable commits: it is to be killed."""
     with started(lambda: PostgresServer(durable=True)) as server:
         yield server
 
@@ -43,7 +44,7 @@ def server() -> Iterator[PostgresServer]:
 @pytest.fixture
 def engine(server: PostgresServer) -> Iterator[Engine]:
     """Its database, with the outbox and the business table."""
-    engine = create_engine(named(server.url(), "writer"))
+    engine = create_engine(named(server.create_database(f"test_{uuid.uuid4().hex}"), "writer"))
     migrate.upgrade(engine)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE truth (writer integer, n integer, PRIMARY KEY (writer, n))"))
@@ -55,7 +56,7 @@ def engine(server: PostgresServer) -> Iterator[Engine]:
 def proxied(server: PostgresServer, engine: Engine) -> Iterator[tuple[TcpProxy, Engine]]:
     """The same database for the worker, behind a network that fails on demand."""
     with TcpProxy("127.0.0.1", server.port) as proxy:
-        behind = create_engine(named(server.url().replace(f":{server.port}", f":{proxy.port}"), "relay"))
+        behind = create_engine(engine.url.set(port=proxy.port, query={"application_name": "relay"}))
         yield proxy, behind
         behind.dispose()
 
@@ -166,7 +167,7 @@ SETTLES, RENEWS, READS = "%INTO outbox_progress%", "%renewals = renewals%", "%pg
 
 def test_a_killed_backend_loses_nothing(server, engine):
     """SIGKILL: the server ends every connection and recovers. The worker's own, its lease's, a writer's."""
-    relay = create_engine(named(server.url(), "relay"))
+    relay = create_engine(engine.url.set(query={"application_name": "relay"}))
     victims = [("relay", SETTLES), ("relay", RENEWS), ("writer", "%")]
 
     with working(engine, relay, faults=len(victims)) as destination:
@@ -180,7 +181,7 @@ def test_a_killed_backend_loses_nothing(server, engine):
 @pytest.mark.parametrize("query", [SETTLES, RENEWS, READS], ids=["settles", "renews", "reads"])
 def test_a_terminated_connection_is_replaced(server, engine, query):
     """One connection alone is ended, and its process with it."""
-    relay = create_engine(named(server.url(), "relay"))
+    relay = create_engine(engine.url.set(query={"application_name": "relay"}))
 
     with working(engine, relay, faults=1) as destination:
         victim = backend_of(engine, "relay", query)
@@ -192,7 +193,7 @@ def test_a_terminated_connection_is_replaced(server, engine, query):
 
 def test_a_killed_server_loses_nothing_and_the_log_stays_readable(server, engine, caplog):
     """The postmaster dies twice; once it stays away for a while."""
-    relay = create_engine(named(server.url(), "relay"))
+    relay = create_engine(engine.url.set(query={"application_name": "relay"}))
     caplog.set_level(logging.WARNING, logger="outbox")
 
     with working(engine, relay, faults=2) as destination:

@@ -133,7 +133,8 @@ def _moment(value: Any) -> datetime | None:
 
 
 def _transient(error: Exception) -> bool:
-    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.errors.ReadOnlySqlTransaction)
+    # Internal errors are those of a connection that is spent: a time-out between two statements, after a suspend, say.
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
 
 
 def _append(connection: Connection, names: Mapping[str, str], rows: Sequence[Row]) -> None:

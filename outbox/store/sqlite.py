@@ -20,6 +20,7 @@ from outbox.store.dialect import COLUMNS, NONE, Dialect, Parameters, Row
 
 #: How long a writer waits for the others, in seconds.
 BUSY_SECONDS = 30.0
+_PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 
 
 def begin_immediate(execute: Any, seconds: float = BUSY_SECONDS) -> None:
@@ -40,6 +41,12 @@ def begin_immediate(execute: Any, seconds: float = BUSY_SECONDS) -> None:
 
 def _busy(error: Exception) -> bool:
     return isinstance(error, sqlite3.OperationalError) and ("locked" in str(error) or "busy" in str(error))
+
+
+def _transient(error: Exception) -> bool:
+    """Busy, or what an operator cures while we wait: a full disk, no descriptors left."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return _busy(error) or (code is not None and code & 0xFF in _PASSING)
 
 
 def configure(engine: Engine) -> None:
@@ -206,7 +213,7 @@ SQLITE = Dialect(
     messages=_messages,
     notifies=False,
     connect=SqliteChannel,
-    transient=_busy,
+    transient=_transient,
     missing_table=lambda error: "no such table" in str(error),
     incarnation="''",
     capture=f"SELECT {_SNAPSHOT}, '', NULL, {{now}}",

@@ -99,8 +99,13 @@ class Worker:
         """Take the lease and keep calling `go_on` until it says no, over any number of lost connections."""
         try:
             self._work_until_stopped(go_on)
-        finally:
+        except HungHandlerError:
+            # Whoever begins again has to see that a stop was asked.
+            raise
+        except BaseException:
             self._stopping.clear()
+            raise
+        self._stopping.clear()
 
     def _work_until_stopped(self, go_on: Callable[[Tenure], bool]) -> None:
         failures = 0
@@ -164,18 +169,20 @@ class Worker:
             return
         lease, at = taken
         settings = self._settings
-        keeper = Keeper(
-            self._database, lease, length=settings.lease, every=settings.renew_every, taken=at, lost=self.wake.set
-        )
         caller = Caller(self._handler)
+        keeper: Keeper | None = None
         try:
+            keeper = Keeper(
+                self._database, lease, length=settings.lease, every=settings.renew_every, taken=at, lost=self.wake.set
+            )
             channel.listen()
             # Declared again: while this worker waited, somebody may have altered what is sent where.
             tenure = self._begin(channel, lease, self._declare(channel), keeper, caller)
             with closing(tenure):
                 yield tenure
         finally:
-            keeper.stop()
+            if keeper is not None:
+                keeper.stop()
             caller.close()
             with suppress(Exception):
                 Leases(self._database).release(channel, lease)

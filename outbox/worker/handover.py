@@ -108,11 +108,14 @@ class HandOver:
         hanging = [call for call in self._hung if not call.finished]
         return len(hanging) > self._policy.max_hung or any(call.seconds > hopeless for call in hanging)
 
-    def run(self, messages: list[Message], *, patient: bool, room: int) -> Outcome:
+    def run(
+        self, messages: list[Message], *, patient: bool, room: int, others: Callable[[], bool] = lambda: False
+    ) -> Outcome:
         """Call the handler until every message has an outcome, or a stop is asked.
 
         `patient`: an unavailable destination is waited for, with growing pauses; otherwise the topic is called sick and
-        its messages stay open. `room`: how many messages may be set aside as waiting.
+        its messages stay open. `room`: how many messages may be set aside as waiting. `others`: whether there are
+        messages elsewhere that could tell a sick destination from a poison message.
         """
         batch = _Batch(messages, room)
         while batch.pending and not self.gave_up and self._rest(0):
@@ -130,6 +133,8 @@ class HandOver:
             if patient:
                 if not self._pause():
                     break
+                if not chunk and not self._hung and others():
+                    self._let_pass(batch)
             elif not chunk:
                 batch.leave_topics(tried)
                 break
@@ -138,6 +143,14 @@ class HandOver:
         batch.outcome.open.extend(batch.pending)
         self._forget(batch.outcome)
         return batch.outcome
+
+    def _let_pass(self, batch: _Batch) -> None:
+        """All that is left failed alone: is it they, or the destination? Only what comes next can tell. They wait."""
+        heads = list({message.key or message.id: message for message in reversed(batch.pending)}.values())
+        if len(heads) <= batch.room:
+            batch.room -= len(heads)
+            error = "not accepted, and there was nothing else to try"
+            batch.resolve([], [(message, self._policy.waiting(message, error)) for message in heads])
 
     def _call(self, chunk: list[Message]) -> Call:
         self._before_call()

@@ -47,6 +47,16 @@ class Reader:
         self._ahead = True
         self._requests.put(True)
 
+    def more(self) -> bool:
+        """Whether messages wait behind the last batch; they stay there for `read`."""
+        self.read_ahead()
+        answer = self._answers.get()
+        if isinstance(answer, Batch) and not answer.seen:
+            self._ahead = False
+            return False
+        self._answers.put(answer)
+        return isinstance(answer, Batch) and bool(answer.messages)
+
     def forget(self) -> Cursor:
         """Drop what was read ahead, and hand the cursor out."""
         if self._ahead:

@@ -90,12 +90,16 @@ class Tenure:
         outcome = Outcome()
         if to_send:
             room = self._aside.room(self._policy.max_waiting)
-            outcome = self._hand_over.run(to_send, patient=True, room=room)
+            outcome = self._hand_over.run(to_send, patient=True, room=room, others=self._others)
         fates += outcome.aside
         if outcome.open:
             self._settle_partly(batch, outcome, fates)
         else:
             self._settle(batch.end, fates)
+
+    def _others(self) -> bool:
+        """Whether anything else could be tried: behind this batch, or of what is set aside."""
+        return self._aside.due_in <= 0 or self._reader.more()
 
     def _sort_out(self, messages: list[Message], now: datetime) -> tuple[list[Message], Fates]:
         """Part what can be handed over from what has to be set aside at once."""

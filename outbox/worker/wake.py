@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import select
+import selectors
 import socket
 from contextlib import suppress
 
@@ -22,8 +22,12 @@ class Wake:
 
     def wait(self, seconds: float, also: int | None = None) -> bool:
         """Wait until woken, or until the descriptor `also` is readable; False when only time has passed."""
-        watched = [self._reader.fileno()] + ([] if also is None else [also])
-        readable, _, _ = select.select(watched, [], [], max(0.0, seconds))
+        # Not select(): an application may have more descriptors open than that one can watch.
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._reader, selectors.EVENT_READ)
+            if also is not None:
+                selector.register(also, selectors.EVENT_READ)
+            readable = {key.fd for key, _ in selector.select(max(0.0, seconds))}
         if self._reader.fileno() in readable:
             with suppress(OSError):
                 while self._reader.recv(4096):

@@ -47,6 +47,8 @@ class Set:
     attempts: int
     due: datetime | None
     blocks: bool
+    #: Where it stands among the others: at its id, or where it fell due and as the how many-th.
+    place: tuple[int, int]
     wish: bool = False
 
     @property
@@ -114,17 +116,19 @@ class Model:
         for message, fate in fates:
             due = message.deliver_at if fate.state == "delayed" else None if fate.delay is None else now + fate.delay
             blocks = fate.blocks and message.key is not None
-            self.aside[message.id or 0] = Set(message.key, fate.state, fate.attempts, due, blocks)
+            self.aside[message.id or 0] = Set(message.key, fate.state, fate.attempts, due, blocks, (message.id or 0, 0))
 
     def grant(self, now: datetime) -> set[str]:
         """What people wished for comes true, and what was delayed falls due; returns the keys of the former."""
         keys = {each.key for each in self.aside.values() if each.wish and each.key is not None}
         for id, message in self.aside.items():
             if message.wish:
-                self.aside[id] = Set(message.key, "retry", 0, now, message.key is not None)
+                blocks = message.key is not None
+                self.aside[id] = replace(message, state="retry", attempts=0, due=now, blocks=blocks, wish=False)
         delayed = [(m.due, id) for id, m in self.aside.items() if m.state == "delayed" and m.due and m.due <= now]
-        for _, id in sorted(delayed)[:ROWS]:
-            self.aside[id] = replace(self.aside[id], state="blocked", due=None)
+        falling = [id for _, id in sorted(delayed)[:ROWS]]
+        for nth, id in enumerate(falling):
+            self.aside[id] = replace(self.aside[id], state="blocked", due=None, place=(min(falling), nth))
         return keys
 
     def wish(self, id: int) -> None:
@@ -162,7 +166,8 @@ class Model:
                 holds_back(other) for before, other in self.aside.items() if before < id and other.key == key
             )
 
-        return [id for id, message in sorted(self.aside.items()) if due(message) and free(id)][:ROWS]
+        in_order = sorted(self.aside, key=lambda id: (self.aside[id].place, id))
+        return [id for id in in_order if due(self.aside[id]) and free(id)][:ROWS]
 
     def heads(self) -> set[str]:
         """Keys whose oldest message aside waits for nothing but its turn."""

@@ -133,9 +133,10 @@ class Run:
 
     def _hardness(self) -> tuple[int, int]:
         number = "xact_id" if self._engine.dialect.name == "postgresql" else "id"
+        highest = f"max({number}) OVER (ORDER BY id) AS highest"
         statement = f"""
             SELECT max(id) - count(*), count(*) FILTER (WHERE number < highest)
-            FROM (SELECT id, {number} AS number, max({number}) OVER (ORDER BY id) AS highest FROM outbox_message) AS m"""
+            FROM (SELECT id, {number} AS number, {highest} FROM outbox_message) AS m"""
         with self._engine.connect() as connection:
             taken_back, early = connection.execute(text(statement)).one()
         return taken_back, early

@@ -1,0 +1,162 @@
+"""A relay in a thread of the application: begun, ended, and nobody's burden when the process forks."""
+
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from tenacity import wait_fixed
+
+from outbox import Message, Outbox
+from tests.fire.destination import Destination, fill, wait_until
+
+ROOT = Path(__file__).parents[1]
+
+
+def relay_threads() -> list[str]:
+    """The threads of ours that are alive; that of the wake-ups lives as long as its process."""
+    return sorted(t.name for t in threading.enumerate() if t.name.startswith("outbox-") and t.name != "outbox-hints")
+
+
+def send(outbox: Outbox, *bodies: bytes) -> None:
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("t", body) for body in bodies])
+
+
+def test_messages_arrive_while_it_runs_and_not_after(engine):
+    outbox, destination = Outbox(engine), Destination()
+    with outbox.running(destination):
+        send(outbox, b"1", b"2")
+        assert wait_until(lambda: len(destination.messages) == 2, 20)
+    send(outbox, b"3")
+    time.sleep(0.5)
+
+    assert destination.bodies == [b"1", b"2"]
+    assert relay_threads() == []
+
+
+def test_a_commit_wakes_it_long_before_its_next_poll(engine):
+    outbox, destination = Outbox(engine), Destination()
+    with outbox.running(destination):
+        send(outbox, b"first")
+        wait_until(lambda: len(destination.messages) == 1, 20)
+        time.sleep(3)
+        began = time.monotonic()
+        for n in range(10):
+            send(outbox, str(n).encode())
+            assert wait_until(lambda: len(destination.messages) == n + 2, 20)  # noqa: B023 - asked at once
+            time.sleep(0.05)
+        took = time.monotonic() - began
+
+    assert took < 5
+
+
+def test_what_the_application_raises_stops_it_too(pg_engine):
+    outbox = Outbox(pg_engine)
+
+    with pytest.raises(KeyError), outbox.running(Destination()):
+        raise KeyError
+
+    assert relay_threads() == []
+
+
+def test_started_again_it_goes_to_the_new_destination_alone(pg_engine):
+    """The same subscription, so the same name of a destination; another object."""
+    outbox, first, second = Outbox(pg_engine), Destination(), Destination()
+    outbox.start(first)
+    send(outbox, b"1")
+    wait_until(lambda: len(first.messages) == 1, 20)
+
+    outbox.start(second)
+    send(outbox, b"2")
+    wait_until(lambda: len(second.messages) == 1, 20)
+    outbox.stop()
+    outbox.stop()
+
+    assert (first.bodies, second.bodies) == ([b"1"], [b"2"])
+    assert relay_threads() == []
+
+
+def test_it_ends_with_a_word_when_it_cannot_go_on(pg_engine, caplog):
+    """What no second try would mend is said once; the application lives on."""
+    outbox = Outbox(pg_engine)
+    with pg_engine.begin() as connection:
+        connection.execute(text("DROP TABLE outbox_meta"))
+
+    relay = outbox.start(Destination())
+    relay.join(20)
+    outbox.stop()
+
+    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == ["the relay stopped"]
+    assert "outbox db upgrade" in caplog.text
+
+
+def test_a_long_silence_of_the_destination_does_not_pile_up_threads(pg_engine, monkeypatch):
+    """Each hung call costs a thread that nobody can end, so there are only so many, however often it begins again."""
+    monkeypatch.setattr("outbox.relay._BEGIN_AGAIN", wait_fixed(0.01))
+    outbox, destination = Outbox(pg_engine), Destination()
+    over = False
+    destination.hanging = lambda _messages: not over
+    fill(outbox, 100, keys=100)
+
+    with outbox.running(destination, deadline=timedelta(seconds=0.05)):
+        time.sleep(6)
+        threads = relay_threads().count("outbox-handler")
+        over = True
+        drained = wait_until(lambda: len(set(destination.bodies)) == 100, 60)
+
+    assert threads <= 20
+    assert drained
+
+
+FORKS = """
+import logging, os, sys, time
+from outbox import Done, Outbox, create_engine
+
+logging.basicConfig(level=logging.WARNING)
+outbox = Outbox(create_engine(sys.argv[1]))
+bodies = []
+
+def take(message):
+    bodies.append(message.body.decode())
+
+def send(body):
+    with outbox.begin() as session:
+        outbox.send(session, "t", body)
+
+def wait(count):
+    deadline = time.monotonic() + 20
+    while len(bodies) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+with outbox.running(take):
+    send("parent")
+    wait(1)
+    child = os.fork()
+    if child == 0:
+        outbox.engine.dispose(close=False)
+        send("child")
+        sys.exit(0)  # leaves the block, and lets the interpreter clean up whatever it finds
+    _, status = os.waitpid(child, 0)
+    wait(2)
+    send("parent again")
+    wait(3)
+    with outbox.engine.connect() as connection:
+        epochs = connection.exec_driver_sql("SELECT epoch FROM outbox_lease").scalar_one()
+print(status, epochs, *bodies, sep=",")
+"""
+
+
+def test_a_forked_child_that_ends_in_order_disturbs_nobody(engine):
+    """Its copies of the parent's connections are not its to close: the parent keeps its lease, and logs nothing."""
+    url = engine.url.render_as_string(hide_password=False)
+
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS, url], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert (done.stdout, done.stderr) == ("0,1,parent,child,parent again\n", "")
