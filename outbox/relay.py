@@ -30,6 +30,8 @@ logger = logging.getLogger("outbox")
 
 #: How long an embedded relay pauses before it begins again beside a call that hangs, in seconds.
 _BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
+#: Calls that may hang on threads of their own before an embedded relay waits for some of them to come back.
+_MOST_LEFT_BEHIND = 8
 #: Where messages go: a sender, a function of one message, or a URL.
 Destination = Sender | Callable[[Message], Verdict | None] | str
 
@@ -133,12 +135,19 @@ class Relay:
                 except HungHandlerError as error:
                     failures += 1
                     logger.error("the sender hangs, beginning again: %s", error)
-                if not self._worker.rest(seconds_to_wait(_BEGIN_AGAIN, failures)):
+                if not self._rest_beside_hung_calls(seconds_to_wait(_BEGIN_AGAIN, failures)):
                     return
         except Exception:
             logger.exception("the relay stopped")
         finally:
             self._sender.close()
+
+    def _rest_beside_hung_calls(self, seconds: float) -> bool:
+        """Pause, longer while too many threads are left behind; False when a stop is asked."""
+        goes_on = self._worker.rest(seconds)
+        while goes_on and self._worker.hanging > _MOST_LEFT_BEHIND:
+            goes_on = self._worker.rest(1.0)
+        return goes_on
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")

@@ -44,7 +44,7 @@ def server() -> Iterator[PostgresServer]:
 @pytest.fixture
 def engine(server: PostgresServer) -> Iterator[Engine]:
     """Its database, with the outbox and the business table."""
-    engine = create_engine(named(server.create_database(f"test_{uuid.uuid4().hex}"), "writer"))
+    engine = create_engine(server.create_database(f"test_{uuid.uuid4().hex}") + "?application_name=writer")
     migrate.upgrade(engine)
     with engine.begin() as connection:
         connection.execute(text("CREATE TABLE truth (writer integer, n integer, PRIMARY KEY (writer, n))"))
@@ -56,13 +56,15 @@ def engine(server: PostgresServer) -> Iterator[Engine]:
 def proxied(server: PostgresServer, engine: Engine) -> Iterator[tuple[TcpProxy, Engine]]:
     """The same database for the worker, behind a network that fails on demand."""
     with TcpProxy("127.0.0.1", server.port) as proxy:
-        behind = create_engine(engine.url.set(port=proxy.port, query={"application_name": "relay"}))
+        behind = again(engine, "relay", port=proxy.port)
         yield proxy, behind
         behind.dispose()
 
 
-def named(url: str, name: str) -> str:
-    return f"{url}?application_name={name}"
+def again(engine: Engine, name: str, **changed: int) -> Engine:
+    """The same database under another application name, or through another port."""
+    url = engine.url.set(query={"application_name": name}, **changed)
+    return create_engine(url.render_as_string(hide_password=False))
 
 
 class Load:
@@ -165,9 +167,9 @@ def backend_of(engine: Engine, name: str, query: str = "%") -> int:
 SETTLES, RENEWS, READS = "%INTO outbox_progress%", "%renewals = renewals%", "%pg_current_snapshot%"
 
 
-def test_a_killed_backend_loses_nothing(server, engine):
+def test_a_killed_backend_loses_nothing(engine):
     """SIGKILL: the server ends every connection and recovers. The worker's own, its lease's, a writer's."""
-    relay = create_engine(engine.url.set(query={"application_name": "relay"}))
+    relay = again(engine, "relay")
     victims = [("relay", SETTLES), ("relay", RENEWS), ("writer", "%")]
 
     with working(engine, relay, faults=len(victims)) as destination:
@@ -179,9 +181,9 @@ def test_a_killed_backend_loses_nothing(server, engine):
 
 
 @pytest.mark.parametrize("query", [SETTLES, RENEWS, READS], ids=["settles", "renews", "reads"])
-def test_a_terminated_connection_is_replaced(server, engine, query):
+def test_a_terminated_connection_is_replaced(engine, query):
     """One connection alone is ended, and its process with it."""
-    relay = create_engine(engine.url.set(query={"application_name": "relay"}))
+    relay = again(engine, "relay")
 
     with working(engine, relay, faults=1) as destination:
         victim = backend_of(engine, "relay", query)
@@ -193,7 +195,7 @@ def test_a_terminated_connection_is_replaced(server, engine, query):
 
 def test_a_killed_server_loses_nothing_and_the_log_stays_readable(server, engine, caplog):
     """The postmaster dies twice; once it stays away for a while."""
-    relay = create_engine(engine.url.set(query={"application_name": "relay"}))
+    relay = again(engine, "relay")
     caplog.set_level(logging.WARNING, logger="outbox")
 
     with working(engine, relay, faults=2) as destination:

@@ -161,7 +161,9 @@ def test_verdicts_are_followed(many):
 
     outcome = stage.run(messages(None, None, None, None))
 
-    assert [(m.id, f.state, f.attempts, f.delay, f.error) for m, f in sorted(outcome.aside, key=lambda a: a[0].id)] == [
+    assert [
+        (m.id, f.state, f.attempts, f.delay, f.error) for m, f in sorted(outcome.aside, key=lambda a: a[0].id or 0)
+    ] == [
         (1, "retry", 1, timedelta(0), "again"),
         (2, "retry", 1, timedelta(minutes=1), "later"),
         (3, "dead", 1, None, "never"),

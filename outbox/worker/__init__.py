@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
@@ -19,7 +18,7 @@ from outbox.store.dialect import Channel
 from outbox.store.lease import Holder, Lease, Leases, Partition
 from outbox.store.log import Limits, Log
 from outbox.store.subscription import Declaration, Start, Subscription, Subscriptions
-from outbox.worker.calls import Caller, Handler
+from outbox.worker.calls import Call, Caller, Handler
 from outbox.worker.handover import HandlerPolicy, HandOver
 from outbox.worker.keeper import Keeper, clock
 from outbox.worker.tenure import Tenure
@@ -70,11 +69,20 @@ class Worker:
         #: Random per process start, so that a restarted worker never passes for the one before.
         self.owner = secrets.token_hex(8)
         self.wake = Wake()
-        self._stopping = threading.Event()
+        # A plain flag and a socket, no lock: a signal handler may come in the middle of anything.
+        self._stopping = False
+        self._halt = Wake()
         self._logged_at = float("-inf")
         self._known = False
         #: By how much smaller calls are: the fewer messages hang together, the sooner is known which one does it.
         self._cautious = 1
+        self._left_behind: list[Call] = []
+
+    @property
+    def hanging(self) -> int:
+        """How many calls that were left behind hang still, each on a thread of its own."""
+        self._left_behind[:] = [call for call in self._left_behind if not call.finished]
+        return len(self._left_behind)
 
     def run(self) -> None:
         """Work until `stop` is called."""
@@ -90,7 +98,8 @@ class Worker:
 
     def stop(self) -> None:
         """Finish what is under way, give the lease back, and return from `run`. May be called from anywhere."""
-        self._stopping.set()
+        self._stopping = True
+        self._halt.set()
         self.wake.set()
 
     # The stages
@@ -103,19 +112,19 @@ class Worker:
             # Whoever begins again has to see that a stop was asked.
             raise
         except BaseException:
-            self._stopping.clear()
+            self._stopping = False
             raise
-        self._stopping.clear()
+        self._stopping = False
 
     def _work_until_stopped(self, go_on: Callable[[Tenure], bool]) -> None:
         failures = 0
-        while not self._stopping.is_set():
+        while not self._stopping:
             try:
                 with self._connected() as channel:
                     subscription = self._declare(channel)
                     failures = 0
                     with self._tenure(channel, subscription) as tenure:
-                        while tenure is not None and not self._stopping.is_set():
+                        while tenure is not None and not self._stopping:
                             if not go_on(tenure):
                                 return
             except HungHandlerError:
@@ -169,7 +178,7 @@ class Worker:
             return
         lease, at = taken
         settings = self._settings
-        caller = Caller(self._handler)
+        caller = Caller(self._handler, self._left_behind)
         keeper: Keeper | None = None
         try:
             keeper = Keeper(
@@ -211,7 +220,7 @@ class Worker:
         leases, length = Leases(self._database), self._settings.lease
         seen: Holder | None = None
         seen_at = clock()
-        while not self._stopping.is_set():
+        while not self._stopping:
             before = clock()
             still = seen if before - seen_at > length.total_seconds() else None
             lease = leases.acquire(channel, partition, self.owner, length, still)
@@ -241,7 +250,10 @@ class Worker:
 
     def rest(self, seconds: float) -> bool:
         """Sleep; False when a stop is asked."""
-        return not (self._stopping.wait(seconds) if seconds > 0 else self._stopping.is_set())
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            self._halt.wait(left)
+        return not self._stopping
 
     def _policy_of(self, subscription: Subscription) -> HandlerPolicy:
         return replace(self._policy, block_on_dead=subscription.on_dead != "continue")

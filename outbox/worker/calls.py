@@ -62,8 +62,10 @@ class Call:
 class Caller:
     """Performs one call at a time; when one hangs, the next goes to a fresh thread."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, left_behind: list[Call] | None = None) -> None:
+        """`left_behind` gets the calls that hang when the next one begins, or when nobody waits any more."""
         self._handler = handler
+        self._left_behind = [] if left_behind is None else left_behind
         self._queue: SimpleQueue[Call | None] | None = None
         self._last: Call | None = None
 
@@ -82,6 +84,9 @@ class Caller:
         if self._queue is not None:
             self._queue.put(None)
             self._queue = None
+        if self._last is not None and not self._last.finished:
+            self._left_behind.append(self._last)
+        self._last = None
 
     def _new_thread(self) -> None:
         self.close()

@@ -166,7 +166,7 @@ class Model:
                 holds_back(other) for before, other in self.aside.items() if before < id and other.key == key
             )
 
-        in_order = sorted(self.aside, key=lambda id: (self.aside[id].place, id))
+        in_order = sorted(self.aside, key=lambda each: (self.aside[each].place, each))
         return [id for id in in_order if due(self.aside[id]) and free(id)][:ROWS]
 
     def heads(self) -> set[str]:
