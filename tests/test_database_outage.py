@@ -61,9 +61,9 @@ def proxied(server: PostgresServer, engine: Engine) -> Iterator[tuple[TcpProxy, 
         behind.dispose()
 
 
-def again(engine: Engine, name: str, **changed: int) -> Engine:
+def again(engine: Engine, name: str, port: int | None = None) -> Engine:
     """The same database under another application name, or through another port."""
-    url = engine.url.set(query={"application_name": name}, **changed)
+    url = engine.url.set(query={"application_name": name}, port=port or engine.url.port)
     return create_engine(url.render_as_string(hide_password=False))
 
 

@@ -17,9 +17,20 @@ from tests.fire.destination import Destination, fill, wait_until
 ROOT = Path(__file__).parents[1]
 
 
+_others: set[threading.Thread] = set()
+
+
+@pytest.fixture(autouse=True)
+def threads_of_others():
+    """Other tests of this process may have left threads that wait for a call."""
+    _others.clear()
+    _others.update(threading.enumerate())
+
+
 def relay_threads() -> list[str]:
-    """The threads of ours that are alive; that of the wake-ups lives as long as its process."""
-    return sorted(t.name for t in threading.enumerate() if t.name.startswith("outbox-") and t.name != "outbox-hints")
+    """The threads of ours that this test began; that of the wake-ups lives as long as its process."""
+    ours = (t.name for t in threading.enumerate() if t not in _others and t.name.startswith("outbox-"))
+    return sorted(name for name in ours if name != "outbox-hints")
 
 
 def send(outbox: Outbox, *bodies: bytes) -> None:

@@ -112,6 +112,9 @@ _FALL_DUE = """
     FROM placed WHERE subscription = :subscription AND id = due_id
     RETURNING key
 """
+_SOME_FELL_DUE = """
+    SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} LIMIT 1
+"""
 #: The next one only: those that are due already have just been looked at.
 _NEXT_DUE = """
     SELECT {seconds} FROM {parked}
@@ -198,6 +201,10 @@ class Parked:
         fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
         messages = self._database.dialect.messages([row[:12] for row in fitting])
         return [Ready(message, row[12], bool(row[13])) for message, row in zip(messages, fitting, strict=True)]
+
+    def some_fell_due(self, channel: Channel) -> bool:
+        """Whether there is anything for `fall_due` to write."""
+        return bool(channel.rows(self._database.sql(_SOME_FELL_DUE), self._common))
 
     def fall_due(self, channel: Channel, limit: int) -> list[str | None]:
         """Let delayed messages that are due take their place in their keys' order; returns those keys."""

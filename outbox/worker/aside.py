@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tenacity.wait import wait_exponential
 
+from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.store.dialect import Channel
 from outbox.store.log import Limits
@@ -163,6 +164,8 @@ class SetAside:
         return len(wishes)
 
     def _fall_due(self) -> int:
+        if not self._parked.some_fell_due(self._channel):
+            return 0
         with self._settlement.held():
             keys = self._parked.fall_due(self._channel, self._limits.rows)
         for key in keys:
@@ -180,6 +183,7 @@ class SetAside:
         if outcome.done or changed:
             with self._settlement.held():
                 self._parked.remove(self._channel, [message.id or 0 for message in outcome.done])
+                crash_point("worker.in_aside")
                 self._parked.change(self._channel, by_fate(changed))
             self.keys.reconsider({m.key for m in (*outcome.done, *(m for m, _ in changed)) if m.key is not None})
             self.keys.hold(message.key for message, fate in changed if fate.blocks)

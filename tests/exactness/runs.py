@@ -98,6 +98,7 @@ class Run:
         self._plan = plan
         self._path = folder / "history"
         self.log = folder / "processes.log"
+        self._enough = folder / "enough"
         self._history = HistoryFile(self._path)
         self._seed = seed
         self._random = random.Random(seed)
@@ -159,6 +160,7 @@ class Run:
             url=self._url,
             number=number,
             quota=plan.quota,
+            enough=str(self._enough),
             keys=plan.keys,
             seed=self._seed * 1000 + number,
             long=plan.long,
@@ -168,13 +170,13 @@ class Run:
 
     def _make_trouble(self) -> None:
         """One fault after the other while the writers write; the relays recover from one before the next."""
-        if not self._plan.trouble:
-            self._wait(lambda: not self._writing, 300)
-        while self._plan.trouble and (self._writing or len(self._faults) < self._plan.least_trouble):
+        while self._plan.trouble and self._writing:
+            if len(self._faults) >= self._plan.least_trouble:
+                self._enough.touch()
+            self._wait(lambda: self._active() is not None or not self._writing, 60)
             active = self._active()
             if active is None:
-                time.sleep(0.05)
-                continue
+                break
             time.sleep(self._random.uniform(0, 1))
             kind = self._plan.trouble[len(self._faults) % len(self._plan.trouble)]
             self._faults.append(kind)
@@ -182,6 +184,8 @@ class Run:
                 self._kill(active)
             else:
                 self._stop(active)
+        self._enough.touch()
+        self._wait(lambda: not self._writing, 300)
         for writer in self._writers:
             assert writer.end(signal.SIGCONT) == 0, f"a writer failed: {self.log.read_text()[-3000:]}"
 

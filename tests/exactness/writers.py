@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from sqlalchemy import Connection, Engine, insert, update
 from sqlalchemy.exc import DBAPIError
@@ -30,11 +31,15 @@ class ChangedMindError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Send `quota` messages in transactions that commit; `long` of them stay open for `seconds`."""
+    """Send `quota` messages in transactions that commit; `long` of them stay open for `seconds`.
+
+    Then go on at leisure until the file `enough` is there.
+    """
 
     url: str
     number: int
     quota: int
+    enough: str
     keys: int
     seed: int
     long: int = 4
@@ -60,6 +65,9 @@ class Writer:
             is_long = self._committed // every > long_ones
             long_ones += is_long
             self._transaction(self._task.seconds if is_long else 0.0)
+        while not Path(self._task.enough).exists():
+            self._transaction(0.0)
+            time.sleep(0.05)
 
     def _transaction(self, seconds: float) -> None:
         in_session = self._random.random() < 0.5

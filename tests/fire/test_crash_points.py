@@ -31,6 +31,7 @@ RELAY = [
     "worker.before_settle",
     "worker.after_park",
     "worker.after_settle",
+    "worker.in_aside",
     "worker.before_renew",
     "worker.after_renew",
 ]
