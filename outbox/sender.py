@@ -21,7 +21,7 @@ _HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]*)?")
 
 
 class Sender(Protocol):
-    """A destination. Two verbs; one call at a time, unless a sender says that it takes several."""
+    """A destination. Two verbs; one call at a time, but for one past its deadline, which may overlap the next."""
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Hand messages to the destination; one verdict per message, in their order.

@@ -1,8 +1,7 @@
 """What tests read out of an outbox: the rows of its log, and what a worker makes of them."""
 
 import sqlite3
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -86,13 +85,3 @@ def delivered(database: Database, **differing: Any) -> list[Message]:
     handler = Collector()
     worker(database, handler, **differing).until_empty()
     return handler.messages
-
-
-def eventually(fact: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Whether `fact` comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not fact():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

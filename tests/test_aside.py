@@ -12,8 +12,9 @@ from outbox.store.parked import Parked
 from outbox.verdict import DONE
 from outbox.worker import Settings
 from outbox.worker.handover import HandlerPolicy
-from tests.fire.destination import Destination, failing, fill, relay_to, wait_until
+from tests.fire.destination import Destination, failing, fill, relay_to
 from tests.fire.parked import states, wish
+from tests.waiting import eventually
 
 SMALL = Settings(
     limits=Limits(rows=10),
@@ -67,11 +68,11 @@ def test_the_room_for_waiting_messages_is_shared_by_all_batches(engine, little_r
     relay = relay_to(destination, outbox, settings=SMALL)
 
     relay.start()
-    wait_until(lambda: states(engine).get("waiting", 0) >= 20, 20)
+    eventually(lambda: states(engine).get("waiting", 0) >= 20, 20)
     time.sleep(1)
     during = states(engine)
     destination.answer = lambda _message: DONE
-    drained = wait_until(lambda: len(destination.messages) == 100, 30)
+    drained = eventually(lambda: len(destination.messages) == 100, 30)
     stop(relay)
 
     assert during == {"waiting": 20}
@@ -133,7 +134,7 @@ def test_a_missing_topic_is_probed_at_leisure(engine, monkeypatch):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    wait_until(lambda: states(engine).get("waiting") == 10)
+    eventually(lambda: states(engine).get("waiting") == 10)
     time.sleep(1)
     looks = 0
     time.sleep(3)
@@ -153,11 +154,11 @@ def test_a_delayed_message_for_a_missing_topic_is_probed_at_leisure(engine):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    wait_until(lambda: destination.calls > 0)
+    eventually(lambda: destination.calls > 0)
     time.sleep(3)
     calls = destination.calls
     destination.answer = lambda _message: DONE
-    arrived = wait_until(lambda: len(destination.messages) == 4, 10)
+    arrived = eventually(lambda: len(destination.messages) == 4, 10)
     stop(relay)
 
     assert calls <= 20
@@ -177,14 +178,14 @@ def test_a_blocked_message_of_a_missing_topic_holds_its_key_when_its_turn_comes(
     relay = relay_to(destination, outbox)
 
     relay.start()
-    wait_until(lambda: len(destination.messages) == 1)
+    eventually(lambda: len(destination.messages) == 1)
     with outbox.begin() as session:
         outbox.send_all(session, [Message("there", f"traffic {n}") for n in range(50)])
-    wait_until(lambda: len(destination.messages) == 51)
+    eventually(lambda: len(destination.messages) == 51)
     time.sleep(1)
     during = destination.of_key("k")
     destination.answer = lambda _message: DONE
-    wait_until(lambda: len(destination.messages) == 53, 20)
+    eventually(lambda: len(destination.messages) == 53, 20)
     stop(relay)
 
     assert during == [b"head"]
@@ -200,7 +201,7 @@ def test_a_message_that_raises_does_not_hold_up_what_is_due_beside_it(engine):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    flowed = wait_until(lambda: len(destination.messages) == 9, 20)
+    flowed = eventually(lambda: len(destination.messages) == 9, 20)
     stop(relay)
 
     assert flowed

@@ -22,7 +22,8 @@ from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import PostgresServer
 from outbox.worker import Settings
 from tests.conftest import started
-from tests.fire.destination import Destination, wait_until
+from tests.fire.destination import Destination
+from tests.waiting import eventually
 
 BATCH = 100
 WRITERS = 3
@@ -129,12 +130,12 @@ def working(engine: Engine, behind: Engine, faults: int) -> Iterator[Destination
     load.start()
     relay.start()
     try:
-        assert wait_until(lambda: len(destination.messages) > 200, 30), "it did not begin"
+        assert eventually(lambda: len(destination.messages) > 200, 30), "it did not begin"
         yield destination
     finally:
         load.stop()
         wanted = load.committed()
-        wait_until(lambda: delivered(destination) == wanted, 30)
+        eventually(lambda: delivered(destination) == wanted, 30)
         relay.stop()
         relay.join(20)
     assert delivered(destination) == wanted
@@ -145,7 +146,7 @@ def working(engine: Engine, behind: Engine, faults: int) -> Iterator[Destination
 def recovers(destination: Destination, seconds: float = 30.0) -> None:
     """Fresh messages arrive again."""
     before = len(destination.messages)
-    assert wait_until(lambda: len(destination.messages) > before + 100, seconds), "the worker did not come back"
+    assert eventually(lambda: len(destination.messages) > before + 100, seconds), "the worker did not come back"
 
 
 def backend_of(engine: Engine, name: str, query: str = "%") -> int:

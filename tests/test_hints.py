@@ -16,7 +16,8 @@ from outbox import Outbox, create_engine, migrate
 from outbox.store.dialect import Channel
 from outbox.testing.proxy import TcpProxy
 from outbox.worker import Settings
-from tests.readers import Collector, bodies, eventually, send, worker
+from tests.readers import Collector, bodies, send, worker
+from tests.waiting import eventually
 
 
 @contextmanager

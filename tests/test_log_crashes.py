@@ -22,7 +22,8 @@ from outbox.store.progress import ProgressLog
 from outbox.store.subscription import Subscriptions
 from outbox.testing.servers import PostgresServer
 from outbox.worker.settlement import Settlement
-from tests.readers import QUICK, Collector, declared, delivered, eventually, send, texts, worker
+from tests.readers import QUICK, Collector, declared, delivered, send, texts, worker
+from tests.waiting import eventually
 
 
 @pytest.fixture

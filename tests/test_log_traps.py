@@ -14,7 +14,8 @@ from outbox.position import Position
 from outbox.store.database import Database
 from outbox.store.log import Log
 from outbox.testing.servers import PostgresServer
-from tests.readers import delivered, eventually, send, texts
+from tests.readers import delivered, send, texts
+from tests.waiting import eventually
 
 # Captures
 

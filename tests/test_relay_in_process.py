@@ -12,7 +12,8 @@ from sqlalchemy import text
 from tenacity import wait_fixed
 
 from outbox import Message, Outbox
-from tests.fire.destination import Destination, fill, wait_until
+from tests.fire.destination import Destination, fill
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 
@@ -42,7 +43,7 @@ def test_messages_arrive_while_it_runs_and_not_after(engine):
     outbox, destination = Outbox(engine), Destination()
     with outbox.running(destination):
         send(outbox, b"1", b"2")
-        assert wait_until(lambda: len(destination.messages) == 2, 20)
+        assert eventually(lambda: len(destination.messages) == 2, 20)
     send(outbox, b"3")
     time.sleep(0.5)
 
@@ -54,12 +55,12 @@ def test_a_commit_wakes_it_long_before_its_next_poll(engine):
     outbox, destination = Outbox(engine), Destination()
     with outbox.running(destination):
         send(outbox, b"first")
-        wait_until(lambda: len(destination.messages) == 1, 20)
+        eventually(lambda: len(destination.messages) == 1, 20)
         time.sleep(3)
         began = time.monotonic()
         for n in range(10):
             send(outbox, str(n).encode())
-            assert wait_until(lambda: len(destination.messages) == n + 2, 20)  # noqa: B023 - asked at once
+            assert eventually(lambda: len(destination.messages) == n + 2, 20)  # noqa: B023 - asked at once
             time.sleep(0.05)
         took = time.monotonic() - began
 
@@ -80,11 +81,11 @@ def test_started_again_it_goes_to_the_new_destination_alone(pg_engine):
     outbox, first, second = Outbox(pg_engine), Destination(), Destination()
     outbox.start(first)
     send(outbox, b"1")
-    wait_until(lambda: len(first.messages) == 1, 20)
+    eventually(lambda: len(first.messages) == 1, 20)
 
     outbox.start(second)
     send(outbox, b"2")
-    wait_until(lambda: len(second.messages) == 1, 20)
+    eventually(lambda: len(second.messages) == 1, 20)
     outbox.stop()
     outbox.stop()
 
@@ -118,7 +119,7 @@ def test_a_long_silence_of_the_destination_does_not_pile_up_threads(pg_engine, m
         time.sleep(6)
         threads = relay_threads().count("outbox-handler")
         over = True
-        drained = wait_until(lambda: len(set(destination.bodies)) == 100, 60)
+        drained = eventually(lambda: len(set(destination.bodies)) == 100, 60)
 
     assert threads <= 20
     assert drained

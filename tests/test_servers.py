@@ -6,8 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psycopg
@@ -19,16 +18,7 @@ from outbox.testing import binaries
 from outbox.testing.process import ServerFailedError, scratch_folder, unprivileged
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing
-
-
-def eventually(fact: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Whether `fact` comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not fact():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True
+from tests.waiting import eventually
 
 
 def ask(server: PostgresServer, question: str) -> object:

@@ -24,7 +24,8 @@ from outbox.store.sqlite import SQLITE
 from outbox.store.subscription import Start, Subscriptions
 from outbox.worker import Settings
 from outbox.worker.settlement import Settlement
-from tests.readers import Collector, declared, delivered, eventually, send, texts, worker
+from tests.readers import Collector, declared, delivered, send, texts, worker
+from tests.waiting import eventually
 
 LENGTH = timedelta(seconds=10)
 PARTITION = Partition("relay")

@@ -14,7 +14,8 @@ from sqlalchemy.orm import Session
 
 from outbox import NoTransactionError, Outbox, TransactionAbortedError
 from tests.handles import HANDLES
-from tests.readers import bodies, eventually
+from tests.readers import bodies
+from tests.waiting import eventually
 
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
 

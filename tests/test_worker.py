@@ -14,8 +14,9 @@ from outbox.store.lease import Leases, Partition
 from outbox.store.log import Limits
 from outbox.worker import Settings
 from outbox.worker.keeper import Keeper
-from tests.fire.destination import Destination, failing, fill, relay_to, wait_until
+from tests.fire.destination import Destination, failing, fill, relay_to
 from tests.fire.parked import states
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 LEASE = timedelta(seconds=2)
@@ -48,7 +49,7 @@ def test_the_place_of_a_killed_worker_is_taken_when_its_lease_ends(engine):
     relay, began = relay_to(destination, outbox, settings=BRISK), time.monotonic()
 
     relay.start()
-    arrived = wait_until(lambda: len(destination.messages) == 10, 20)
+    arrived = eventually(lambda: len(destination.messages) == 10, 20)
     took = time.monotonic() - began
     relay.stop()
     relay.join(20)
@@ -65,7 +66,7 @@ def test_a_lease_that_nobody_renews_is_taken_although_the_clock_went_back(engine
     relay = relay_to(destination, outbox, settings=BRISK)
 
     relay.start()
-    arrived = wait_until(lambda: len(destination.messages) == 10, 20)
+    arrived = eventually(lambda: len(destination.messages) == 10, 20)
     relay.stop()
     relay.join(20)
 
@@ -94,7 +95,7 @@ def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out
     relay = relay_to(destination, outbox, settings=BRISK, deadline=deadline)
 
     relay.start()
-    arrived = wait_until(lambda: len(set(destination.bodies)) == 60, 60)
+    arrived = eventually(lambda: len(set(destination.bodies)) == 60, 60)
     relay.stop()
     relay.join(20)
 
@@ -121,10 +122,10 @@ def test_a_worker_that_slept_in_a_transaction_begins_again(pg_engine, monkeypatc
     faults.arm(reached)
     try:
         relay.start()
-        settled = wait_until(lambda: states(pg_engine) == {"dead": 1}, 20)
+        settled = eventually(lambda: states(pg_engine) == {"dead": 1}, 20)
         with outbox.begin() as session:
             outbox.send(session, "t", b"fresh")
-        arrived = wait_until(lambda: b"fresh" in destination.bodies, 20)
+        arrived = eventually(lambda: b"fresh" in destination.bodies, 20)
     finally:
         faults.arm(None)
         relay.stop()
@@ -208,7 +209,7 @@ def test_a_lease_is_given_back_when_there_is_no_connection_for_its_renewals(pg_e
     )
 
     relay.start()
-    arrived = wait_until(lambda: len(destination.messages) == 1, 10)
+    arrived = eventually(lambda: len(destination.messages) == 1, 10)
     relay.stop()
     relay.join(20)
 

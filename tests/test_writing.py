@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from outbox import DatabaseError, Message, Outbox, SchemaError, create_engine, migrate
 from outbox.message import slot_of
 from tests.orders import Base, Order, customers
-from tests.readers import bodies, delivered, eventually
+from tests.readers import bodies, delivered
+from tests.waiting import eventually
 
 
 @pytest.fixture

@@ -73,9 +73,6 @@ class KeysAside:
         self.released -= set(keys)
         self.released |= still
 
-    def __bool__(self) -> bool:
-        return self._keys is None or bool(self._keys)
-
 
 @dataclass(slots=True)
 class _Sick:

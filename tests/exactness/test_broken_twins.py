@@ -25,7 +25,8 @@ from tests.exactness.business import Aggregate, note, set_up
 from tests.exactness.history import Fault, HistoryFile, delivery_of
 from tests.exactness.runs import Child, Plan, Run
 from tests.exactness.scripts import ROWS, Script, waits_for_lock, woken_again
-from tests.readers import delivered, eventually
+from tests.readers import delivered
+from tests.waiting import eventually
 
 
 @pytest.fixture

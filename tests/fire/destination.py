@@ -115,13 +115,3 @@ def fill(outbox: Outbox, count: int, *, keys: int = 20, topics: int = 1, first: 
 def expected(key: int, count: int, keys: int = 20) -> list[bytes]:
     """What `fill` appended for one key, in order."""
     return [str(n).encode() for n in range(key, count, keys)]
-
-
-def wait_until(fact: Callable[[], bool], seconds: float = 60.0) -> bool:
-    """Whether something comes true in time."""
-    deadline = time.monotonic() + seconds
-    while not fact():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.02)
-    return True

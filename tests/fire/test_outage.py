@@ -11,9 +11,10 @@ from outbox import Message, Outbox, Relay, Unavailable, Verdict
 from outbox.testing.proxy import TcpProxy
 from outbox.verdict import DONE
 from outbox.worker.handover import HandlerPolicy
-from tests.fire.destination import Destination, expected, fill, relay_to, wait_until
+from tests.fire.destination import Destination, expected, fill, relay_to
 from tests.fire.parked import attempts, states
 from tests.nats_streams import Stream
+from tests.waiting import eventually
 
 KEYS = 20
 
@@ -50,7 +51,7 @@ def test_an_outage_counts_nothing_and_the_backlog_drains_in_order(engine, full, 
     time.sleep(5 if full else 2)
     during = (states(engine).get("dead", 0), attempts(engine), len(destination.messages))
     heal(destination)
-    drained = wait_until(lambda: len(set(destination.bodies)) >= count)
+    drained = eventually(lambda: len(set(destination.bodies)) >= count)
     relay.stop()
     relay.join(20)
 
@@ -72,11 +73,11 @@ def test_one_missing_topic_among_three_stops_only_itself(engine, full):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    others = wait_until(lambda: len(destination.messages) >= count * 2 // 3)
+    others = eventually(lambda: len(destination.messages) >= count * 2 // 3)
     time.sleep(0.5)
     during = (states(engine), attempts(engine), destination.of_key("k1"))
     heal(destination)
-    drained = wait_until(lambda: len(destination.messages) >= count)
+    drained = eventually(lambda: len(destination.messages) >= count)
     relay.stop()
     relay.join(20)
 
@@ -96,11 +97,11 @@ def test_a_partition_pauses_when_too_many_wait(pg_engine, monkeypatch):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    paused = wait_until(lambda: len(destination.messages) == 100)
+    paused = eventually(lambda: len(destination.messages) == 100)
     time.sleep(1)
     during = (len(destination.messages), states(pg_engine))
     heal(destination)
-    drained = wait_until(lambda: len(destination.messages) >= 400)
+    drained = eventually(lambda: len(destination.messages) >= 400)
     relay.stop()
     relay.join(20)
 
@@ -129,7 +130,7 @@ def test_jetstream_may_go_away_for_a_while(pg_engine, stream, full, trouble):
     time.sleep(4)
     during = (states(pg_engine), attempts(pg_engine))
     stream.recover()
-    drained = wait_until(lambda: len(stream.received()) >= count, 120)
+    drained = eventually(lambda: len(stream.received()) >= count, 120)
     relay.stop()
     relay.join(20)
 
@@ -148,11 +149,11 @@ def test_a_stream_that_is_missing_holds_up_its_own_topic_only(pg_engine, stream)
     relay = Relay(outbox, stream.open())
 
     relay.start()
-    others = wait_until(lambda: len(stream.received()) >= 200)
-    waits = wait_until(lambda: states(pg_engine) == {"waiting": 1, "blocked": 99})
+    others = eventually(lambda: len(stream.received()) >= 200)
+    waits = eventually(lambda: states(pg_engine) == {"waiting": 1, "blocked": 99})
     counted = attempts(pg_engine)
     stream.take("topic0", "topic1", "topic2")
-    drained = wait_until(lambda: len(stream.received()) >= 300)
+    drained = eventually(lambda: len(stream.received()) >= 300)
     relay.stop()
     relay.join(20)
 

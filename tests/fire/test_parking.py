@@ -7,8 +7,9 @@ from datetime import UTC, datetime, timedelta
 
 from outbox import Message, Outbox, Retry
 from outbox.verdict import DONE
-from tests.fire.destination import Destination, failing, relay_to, wait_until
+from tests.fire.destination import Destination, failing, relay_to
 from tests.fire.parked import states, wish
+from tests.waiting import eventually
 
 
 def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
@@ -27,9 +28,9 @@ def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
     sent_at = time.monotonic()
 
     relay.start()
-    wait_until(lambda: len(destination.messages) == 2, 1.5)
+    eventually(lambda: len(destination.messages) == 2, 1.5)
     early = destination.bodies
-    wait_until(lambda: len(destination.messages) == 3)
+    eventually(lambda: len(destination.messages) == 3)
     took = time.monotonic() - sent_at
     relay.stop()
     relay.join(20)
@@ -50,10 +51,10 @@ def test_a_delayed_message_stands_behind_what_is_blocked_when_it_falls_due(engin
         outbox.send(session, "t", b"behind", key="k")
 
     relay.start()
-    wait_until(lambda: states(engine) == {"retry": 1, "blocked": 2})
+    eventually(lambda: states(engine) == {"retry": 1, "blocked": 2})
     with outbox.begin() as session:
         outbox.send(session, "t", b"later", key="k")
-    held = wait_until(lambda: states(engine) == {"retry": 1, "blocked": 3})
+    held = eventually(lambda: states(engine) == {"retry": 1, "blocked": 3})
     relay.stop()
     relay.join(20)
     with engine.begin() as connection:
@@ -104,7 +105,7 @@ def test_a_retried_message_keeps_its_id_and_its_bytes(engine):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    wait_until(lambda: len(destination.messages) == 1)
+    eventually(lambda: len(destination.messages) == 1)
     relay.stop()
     relay.join(20)
 

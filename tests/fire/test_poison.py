@@ -10,8 +10,9 @@ from sqlalchemy import text
 
 from outbox import Message, Outbox
 from outbox.verdict import DONE
-from tests.fire.destination import BAD, Destination, expected, failing, fill, relay_to, wait_until
+from tests.fire.destination import BAD, Destination, expected, failing, fill, relay_to
 from tests.fire.parked import states, wish
+from tests.waiting import eventually
 
 COUNT, KEYS, POISON = 400, 20, 105
 BEHIND = len([n for n in range(POISON + 1, COUNT) if n % KEYS == POISON % KEYS])
@@ -41,7 +42,7 @@ def test_a_poison_message_concerns_its_own_key_only(engine, form, on_dead):
         time.sleep(0.05)
         traffic += 1
     reached = COUNT - 1 - (BEHIND if on_dead == "block" else 0)
-    wait_until(lambda: len([m for m in destination.messages if m.key is not None]) >= reached)
+    eventually(lambda: len([m for m in destination.messages if m.key is not None]) >= reached)
     relay.stop()
     relay.join(20)
 
@@ -67,7 +68,7 @@ def test_a_message_that_hangs_the_sender_is_told_apart(pg_engine):
     relay = relay_to(destination, outbox, deadline=timedelta(seconds=0.5))
 
     relay.start()
-    flowed = wait_until(lambda: len(destination.messages) >= COUNT - 1 - BEHIND, 120)
+    flowed = eventually(lambda: len(destination.messages) >= COUNT - 1 - BEHIND, 120)
     seen = others(destination)
     released = True
     relay.stop()
@@ -84,14 +85,14 @@ def test_a_decision_lets_the_key_go_on_in_order(engine, verb):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    blocked = wait_until(lambda: states(engine) == {"dead": 1, "blocked": BEHIND})
+    blocked = eventually(lambda: states(engine) == {"dead": 1, "blocked": BEHIND})
     destination.answer = lambda _message: DONE
     wish(engine, verb)
     whole = COUNT if verb == "replay" else COUNT - 1
-    drained = wait_until(lambda: len(destination.messages) >= whole)
-    emptied = wait_until(lambda: states(engine) == {}, 5)
+    drained = eventually(lambda: len(destination.messages) >= whole)
+    emptied = eventually(lambda: states(engine) == {}, 5)
     fill(outbox, KEYS, keys=KEYS, first=COUNT)
-    wait_until(lambda: len(destination.messages) >= whole + KEYS)
+    eventually(lambda: len(destination.messages) >= whole + KEYS)
     relay.stop()
     relay.join(20)
 
@@ -108,13 +109,13 @@ def test_a_hot_key_catches_up_with_its_own_arrivals(pg_engine, full):
     relay = relay_to(destination, outbox)
 
     relay.start()
-    blocked = wait_until(lambda: states(pg_engine) == {"dead": 1, "blocked": count - 1})
+    blocked = eventually(lambda: states(pg_engine) == {"dead": 1, "blocked": count - 1})
     destination.answer = lambda _message: DONE
     wish(pg_engine, "discard")
     for extra in range(50):
         with outbox.begin() as session:
             outbox.send(session, "topic0", str(count + extra), key="k0")
-    drained = wait_until(lambda: len(destination.messages) >= count + 49)
+    drained = eventually(lambda: len(destination.messages) >= count + 49)
     relay.stop()
     relay.join(20)
 

@@ -17,8 +17,9 @@ from sqlalchemy import text
 
 from outbox import Outbox, Unavailable
 from outbox.verdict import DONE
-from tests.fire.destination import Destination, fill, relay_to, wait_until
+from tests.fire.destination import Destination, fill, relay_to
 from tests.fire.parked import states
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,14 +63,14 @@ def test_a_signal_drains_and_nothing_is_sent_twice(engine, tmp_path):
     fill(Outbox(engine), 300)
     path = tmp_path / "arrived"
     first = start(url_of(engine), path)
-    assert wait_until(lambda: len(lines(path)) > 20)
+    assert eventually(lambda: len(lines(path)) > 20)
 
     first.send_signal(signal.SIGTERM)
     code = first.wait(15)
     with engine.connect() as connection:
         lease = connection.execute(text("SELECT owner, lease_until FROM outbox_lease")).one()
     second = start(url_of(engine), path, pause=0)
-    assert wait_until(lambda: len(lines(path)) >= 300)
+    assert eventually(lambda: len(lines(path)) >= 300)
     second.send_signal(signal.SIGINT)
 
     assert (code, second.wait(15)) == (0, 0)
@@ -81,7 +82,7 @@ def test_a_second_signal_ends_at_once(pg_engine, tmp_path):
     fill(Outbox(pg_engine), 5)
     path = tmp_path / "arrived"
     process = start(url_of(pg_engine), path, pause=4)
-    wait_until(lambda: process.poll() is not None, 2)
+    eventually(lambda: process.poll() is not None, 2)
 
     process.send_signal(signal.SIGTERM)
     time.sleep(0.5)
@@ -94,12 +95,12 @@ def test_another_relay_takes_over_after_a_kill(engine, tmp_path):
     fill(Outbox(engine), 300)
     path = tmp_path / "arrived"
     first, second = start(url_of(engine), path), None
-    assert wait_until(lambda: len(lines(path)) > 20)
+    assert eventually(lambda: len(lines(path)) > 20)
     second = start(url_of(engine), path, pause=0)
 
     first.kill()
     first.wait()
-    complete = wait_until(lambda: len(set(lines(path))) == 300, 30)
+    complete = eventually(lambda: len(set(lines(path))) == 300, 30)
     second.terminate()
     second.wait(15)
 
@@ -116,7 +117,7 @@ def test_a_stop_during_an_outage_repeats_nothing(pg_engine):
     destination.answer = lambda message: DONE if int(message.body) < 60 else Unavailable("gone")
     relay = relay_to(destination, outbox)
     relay.start()
-    wait_until(lambda: len(destination.messages) == 60)
+    eventually(lambda: len(destination.messages) == 60)
     before = time.monotonic()
     relay.stop()
     relay.join(20)
@@ -148,7 +149,7 @@ def test_the_lease_is_renewed_while_a_handler_works(pg_engine):
     holder.start()
     began.wait(10)
     other.start()
-    wait_until(lambda: len(destination.messages) == 1)
+    eventually(lambda: len(destination.messages) == 1)
     with pg_engine.connect() as connection:
         epoch, renewals = connection.execute(text("SELECT epoch, renewals FROM outbox_lease")).one()
     for relay in (holder, other):
@@ -222,7 +223,7 @@ def test_a_fork_disturbs_nobody(pg_engine):
     with outbox.running(destination):
         with outbox.begin() as session:
             outbox.send(session, "t", b"parent")
-        assert wait_until(lambda: len(destination.messages) == 1)
+        assert eventually(lambda: len(destination.messages) == 1)
 
         child = os.fork()
         if child == 0:
@@ -237,7 +238,7 @@ def test_a_fork_disturbs_nobody(pg_engine):
         _, status = os.waitpid(child, 0)
         with outbox.begin() as session:
             outbox.send(session, "t", b"parent again")
-        arrived = wait_until(lambda: len(destination.messages) == 3)
+        arrived = eventually(lambda: len(destination.messages) == 3)
 
     assert os.waitstatus_to_exitcode(status) == 0
     assert arrived
