@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-VERSION = 1
+VERSION = 2
 SLOTS = 256
 PREFIX = "outbox_"
 
@@ -66,6 +66,9 @@ class Tables:
     lease: Table
     progress: Table
     parked: Table
+    ack: Table
+    dedup: Table
+    inbox: Table
     meta: Table
 
 
@@ -80,6 +83,9 @@ def tables(schema: str | None = None, dialect: str = "postgresql") -> Tables:
         lease=_lease(metadata),
         progress=_progress(metadata),
         parked=_parked(metadata),
+        ack=_ack(metadata, dialect),
+        dedup=_dedup(metadata),
+        inbox=_inbox(metadata),
         meta=_meta(metadata),
     )
 
@@ -112,6 +118,13 @@ def _envelope() -> list[Column[Any]]:
     ]
 
 
+def _settled(dialect: str) -> list[Column[Any]]:
+    """The number that tells whether a row is settled, where its own id does not."""
+    if dialect != "postgresql":
+        return []
+    return [Column("xact_id", BigInteger, nullable=False, server_default=text("(pg_current_xact_id()::text::bigint)"))]
+
+
 def _body() -> Column[Any]:
     """Last in its table: SQLite walks through a large body to reach what stands behind it."""
     return Column("body", LargeBinary, nullable=False)
@@ -119,12 +132,7 @@ def _body() -> Column[Any]:
 
 def _message(metadata: MetaData, dialect: str) -> Table:
     """The log. Shrinks by purge only; nothing is ever updated."""
-    settled: list[Any] = []
-    if dialect == "postgresql":
-        settled = [
-            Column("xact_id", BigInteger, nullable=False, server_default=text("(pg_current_xact_id()::text::bigint)")),
-            Index("outbox_message_xact_id", "xact_id", "id"),
-        ]
+    by_position = [Index("outbox_message_xact_id", "xact_id", "id")] if dialect == "postgresql" else []
     return Table(
         "outbox_message",
         metadata,
@@ -134,7 +142,8 @@ def _message(metadata: MetaData, dialect: str) -> Table:
         Column("deliver_at", Instant),
         Column("expires_at", Instant),
         Column("direct", _Name, comment="subscription whose writer sends the message itself"),
-        *settled,
+        *_settled(dialect),
+        *by_position,
         _body(),
         sqlite_autoincrement=True,
         comment="append-only log; shrinks by purge",
@@ -153,6 +162,7 @@ def _subscription(metadata: MetaData) -> Table:
         Column("partitions", Integer, nullable=False, server_default=text("1")),
         Column("generation", Integer, nullable=False, server_default=text("1")),
         Column("created_at", Instant, nullable=False),
+        Column("grace_ms", Integer, nullable=False, server_default=text("0"), comment="reads so long after the commit"),
         comment="readers of the log; shrinks by hand",
     )
 
@@ -222,9 +232,55 @@ def _parked(metadata: MetaData) -> Table:
         _partial("outbox_parked_due", "state IN ('delayed', 'waiting', 'retry')", "subscription", "due_at"),
         _partial("outbox_parked_ready", "state = 'blocked'", "subscription", "place"),
         _partial("outbox_parked_key", "blocks", "subscription", "key", "place"),
+        _partial("outbox_parked_head", "blocks AND state <> 'blocked'", "subscription", "key", "place"),
         Index("outbox_parked_state", "subscription", "state", "id"),
         _partial("outbox_parked_wish", "wish IS NOT NULL", "subscription"),
         comment="copies of messages set aside; shrinks by its lease holder",
+    )
+
+
+def _ack(metadata: MetaData, dialect: str) -> Table:
+    """Batches that their writer sent right after its commit. Insert-only."""
+    return Table(
+        "outbox_ack",
+        metadata,
+        Column("id", _BigId, Identity(cache=1), primary_key=True),
+        Column("subscription", _Name, nullable=False),
+        Column("writer", Text, nullable=False, comment="the process that sent them"),
+        Column("first_id", BigInteger, nullable=False),
+        Column("last_id", BigInteger, nullable=False),
+        Column("ids", Text, nullable=False, comment="JSON list of places in the log"),
+        Column("acked_at", Instant, nullable=False),
+        *_settled(dialect),
+        Index("outbox_ack_last_id", "subscription", "last_id"),
+        comment="batches that their writer sent; shrinks by the lease holder of the compensation",
+    )
+
+
+def _dedup(metadata: MetaData) -> Table:
+    """The dedup keys that writers gave, each good for a while."""
+    return Table(
+        "outbox_dedup",
+        metadata,
+        Column("dedup_key", _Name, primary_key=True),
+        Column("message_id", Uuid, nullable=False),
+        Column("expires_at", Instant, nullable=False),
+        Index("outbox_dedup_expires_at", "expires_at"),
+        comment="dedup keys of writers; shrinks by lease holders",
+    )
+
+
+def _inbox(metadata: MetaData) -> Table:
+    """What consumers have handled, in their own transactions."""
+    return Table(
+        "outbox_inbox",
+        metadata,
+        Column("consumer", _Name, primary_key=True),
+        Column("message_id", Uuid, primary_key=True),
+        Column("handled_at", Instant, nullable=False),
+        Column("expires_at", Instant, nullable=False),
+        Index("outbox_inbox_expires_at", "expires_at"),
+        comment="what consumers have handled; shrinks by lease holders",
     )
 
 

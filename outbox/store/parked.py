@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 from outbox.message import Message
 from outbox.store.database import Database
@@ -67,11 +67,15 @@ _KEYS = "SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AN
 _BLOCKED_AMONG = """
     SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks AND {chosen}
 """
-#: What an earlier message of the key still waits for. Carried by (subscription, key, place).
-_UNREADY = """
-    EXISTS (SELECT 1 FROM {parked} AS e
-        WHERE e.subscription = p.subscription AND e.key = p.key AND e.blocks AND (e.place, e.id) < (p.place, p.id)
-          AND (e.state = 'dead' OR {sick_e} OR (e.state IN ('waiting', 'retry') AND e.due_at > {now})))
+_EARLIER = """
+    SELECT 1 FROM {parked} AS e
+    WHERE e.subscription = p.subscription AND e.key = p.key AND e.blocks AND (e.place, e.id) < (p.place, p.id)
+"""
+#: An earlier message of the key still waits for something. Carried by the partial index of those that block others and
+#: are not blocked themselves: of a key with many thousands there are few.
+_UNREADY = f"""
+    (EXISTS ({_EARLIER} AND e.state <> 'blocked' AND (e.state = 'dead' OR e.due_at > {{now}} OR {{sick_e}}))
+     OR CASE WHEN :some_sick THEN EXISTS ({_EARLIER} AND {{sick_e}}) ELSE false END)
 """
 #: Blocked keys that nothing holds back: asked once, when a lease is taken; later the holder knows by itself.
 _RELEASED = f"""
@@ -81,8 +85,8 @@ _RELEASED = f"""
 #: Due heads of keys, and what stood behind heads that are gone. Carried by the partial indexes on due_at and place;
 #: bodies are fetched after the cut, so that they do not travel through sorting and counting.
 _READY = f"""
-    SELECT {COLUMNS.format(body="CASE WHEN c.cut <= :bytes OR c.nth = 1 THEN body END")}, attempts + 1, state,
-           CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END
+    SELECT {COLUMNS.format(body="CASE WHEN c.cut <= :bytes OR c.nth = 1 THEN body END", direct="NULL AS direct")},
+           attempts + 1, state, CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END
     FROM (SELECT id AS ready_id, row_number() OVER (ORDER BY place, id) AS nth,
                  sum(size) OVER (ORDER BY place, id) AS cut
           FROM (SELECT p.id, p.place, length(p.body) AS size FROM {{parked}} AS p
@@ -180,7 +184,7 @@ class Parked:
     def released_keys(self, channel: Channel, sick: Collection[str] = ()) -> set[str]:
         """Keys with blocked messages that nothing holds back."""
         statement = self._database.sql(_RELEASED, sick_e=self._database.among("e.topic", texts="sick"))
-        return {row[0] for row in channel.rows(statement, {**self._common, "sick": self._database.bind(sick)})}
+        return {row[0] for row in channel.rows(statement, {**self._common, **self._sick(sick)})}
 
     def ready(
         self, channel: Channel, released: Collection[str], sick: Collection[str], rows: int, bytes: int
@@ -196,11 +200,14 @@ class Parked:
             sick_p=among("p.topic", texts="sick"),
             released=among("p.key", texts="released"),
         )
-        lists = {"sick": self._database.bind(sick), "released": self._database.bind(released)}
+        lists = {**self._sick(sick), "released": self._database.bind(released)}
         found = channel.rows(statement, {**self._common, **lists, "limit": rows, "bytes": bytes})
         fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
-        messages = self._database.dialect.messages([row[:12] for row in fitting])
-        return [Ready(message, row[12], bool(row[13])) for message, row in zip(messages, fitting, strict=True)]
+        messages = self._database.dialect.messages([row[:13] for row in fitting])
+        return [Ready(message, row[13], bool(row[14])) for message, row in zip(messages, fitting, strict=True)]
+
+    def _sick(self, topics: Collection[str]) -> dict[str, Any]:
+        return {"sick": self._database.bind(topics), "some_sick": bool(topics)}
 
     def some_fell_due(self, channel: Channel) -> bool:
         """Whether there is anything for `fall_due` to write."""
