@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -12,9 +11,12 @@ import time
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NoReturn, final
+from typing import Any, NoReturn, TypedDict, final
 
+from outbox.bodies import check_charset, decode_json, decode_text, encode_body
+from outbox.delays import DELAY_LEVELS, DelayLevel
 from outbox.errors import InvalidMessageError
+from outbox.tracing import TRACE_HEADERS
 
 #: Half messages live in the same log under this topic; only a transaction producer writes it.
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -25,7 +27,6 @@ MAX_TAGS = 255
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
 MAX_CONTENT_TYPE = 255
-MAX_BODY_BYTES = 4 * 1024 * 1024
 MAX_DELAY = timedelta(days=36_525)
 FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC)
@@ -39,20 +40,36 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _RESERVED_HEADERS = ("outbox-", "nats-")
 
 
+class MessageFields(TypedDict, total=False):
+    """What a message may have besides topic and body; see `Message`."""
+
+    key: str | None
+    tags: str | None
+    headers: Mapping[str, str] | None
+    content_type: str | None
+    deliver_at: datetime | None
+    delay: timedelta | DelayLevel | None
+    expires_at: datetime | None
+    dedup_key: str | None
+
+
 @final
 class Message:
     """One message. A user composes it; a handler gets it back with its place in the log.
 
     Args:
         topic: 1 to 249 characters of `[A-Za-z0-9._%|-]`.
-        body: bytes as they are; `str` becomes UTF-8 `text/plain`; dict, list, dataclass and objects with
-            `model_dump` become compact JSON, `application/json`. At most 4 MiB.
+        body: bytes as they are; `str` becomes UTF-8 `text/plain`; dict, list, dataclass and objects with `__json__()`
+            or pydantic's `model_dump`, also one inside the other, become compact JSON, `application/json`. At most
+            4 MiB.
         key: the unit of order, over all topics of a subscription; 1 to 1024 bytes of UTF-8. None: no order.
         tags: one string of at most 255 characters for filters.
         headers: at most 64, 16 KiB together, names are HTTP tokens.
         content_type: overrides the one that follows from the body's type.
-        deliver_at: not before this moment (an aware datetime). Or `delay`, counted from the insert by the database.
+        deliver_at: not before this moment (an aware datetime). Or `delay`, counted from the insert by the database:
+            a timedelta, or one of RocketMQ's levels by name ("1s" … "2h").
         expires_at: after this moment the message becomes a dead letter instead of being delivered.
+        dedup_key: a second message with the same one, within a window, is not written; 1 to 1024 bytes of UTF-8.
 
     A handler finds also `id` (its place in the log), `message_id`, `created_at` and `attempt` (1 at the first).
 
@@ -67,8 +84,10 @@ class Message:
         "attempt",
         "body",
         "content_type",
+        "dedup_key",
         "delay",
         "deliver_at",
+        "direct",
         "expires_at",
         "id",
         "key",
@@ -87,6 +106,8 @@ class Message:
     deliver_at: datetime | None
     expires_at: datetime | None
     delay: timedelta | None
+    dedup_key: str | None
+    direct: str | None
     attempt: int
     _created_at: datetime | int | None
     _headers: str | None
@@ -101,21 +122,24 @@ class Message:
         headers: Mapping[str, str] | None = None,
         content_type: str | None = None,
         deliver_at: datetime | None = None,
-        delay: timedelta | None = None,
+        delay: timedelta | DelayLevel | None = None,
         expires_at: datetime | None = None,
+        dedup_key: str | None = None,
     ) -> None:
         self.topic = _checked_topic(topic)
-        self.body, default_type = _encoded(body)
-        self.content_type = default_type if content_type is None else _checked_content_type(content_type)
+        self.body, default_type = encode_body(body)
+        self.content_type = default_type if content_type is None else _checked_content_type(content_type, body)
         self.key = None if key is None else _checked_key(key)
         self.tags = None if tags is None else _checked_tags(tags)
         self._headers = _checked_headers(headers) if headers else None
         self.deliver_at = None if deliver_at is None else _checked_time("deliver_at", deliver_at)
-        self.expires_at = None if expires_at is None else _checked_time("expires_at", expires_at)
+        self.expires_at = None if expires_at is None else _checked_expiry(expires_at, self.deliver_at)
         self.delay = None if delay is None else _checked_delay(delay, deliver_at)
+        self.dedup_key = None if dedup_key is None else _checked_dedup_key(dedup_key)
         self.message_id = uuid7()
         self.id = None
         self._created_at = None
+        self.direct = None
         self.attempt = 1
 
     @property
@@ -139,6 +163,40 @@ class Message:
         """The headers as they are stored: a JSON object of strings, or None."""
         return self._headers
 
+    def headers_json_with(self, trace: Mapping[str, str]) -> str | None:
+        """`headers_json` with the headers of a trace besides, as far as they fit into the limits.
+
+        A trace that the user gave stays as it is: then nothing is added, because a `tracestate` belongs to its
+        `traceparent`.
+        """
+        if not trace:
+            return self._headers
+        own = self.headers
+        if any(name.lower() in TRACE_HEADERS for name in own):
+            return self._headers
+        merged = dict(own)
+        for name in TRACE_HEADERS:
+            if name not in trace or not _fits({**merged, name: trace[name]}):
+                break
+            merged[name] = trace[name]
+        return _stored_headers(merged) if merged else None
+
+    def text(self) -> str:
+        """The body as text, by the charset of its content type, else by UTF-8.
+
+        Raises:
+            InvalidMessageError: it is not; the error names the message and its content type.
+        """
+        return decode_text(self.body, self.content_type, self.message_id)
+
+    def json(self) -> Any:
+        """The value that the body is as JSON, whatever its content type.
+
+        Raises:
+            InvalidMessageError: it is not; the error names the message and its content type.
+        """
+        return decode_json(self.body, self.content_type, self.message_id)
+
     def __repr__(self) -> str:
         return f"<Message {self.message_id} id={self.id} topic={self.topic!r} key={self.key!r} {len(self.body)} bytes>"
 
@@ -155,6 +213,7 @@ def stored_message(
     created_at: datetime | int,
     deliver_at: datetime | None,
     expires_at: datetime | None,
+    direct: str | None = None,
     attempt: int = 1,
 ) -> Message:
     """A message as the log holds it, in the order of its columns; nothing is checked again."""
@@ -171,6 +230,8 @@ def stored_message(
     message.deliver_at = deliver_at
     message.expires_at = expires_at
     message.delay = None
+    message.dedup_key = None
+    message.direct = direct
     message.attempt = attempt
     return message
 
@@ -219,13 +280,21 @@ def _checked_topic(topic: str) -> str:
 
 
 def _checked_key(key: str) -> str:
-    text = _text("key", key)
+    return _checked_name("key", key, "pass None for a message without order")
+
+
+def _checked_dedup_key(dedup_key: str) -> str:
+    return _checked_name("dedup_key", dedup_key, "pass None for a message that may be written any number of times")
+
+
+def _checked_name(field: str, value: str, without: str) -> str:
+    text = _text(field, value)
     if not text:
-        _refuse("key", "must not be empty", "pass None for a message without order")
+        _refuse(field, "must not be empty", without)
     if "\0" in text:
-        _refuse("key", "must not contain NUL", "strip it")
+        _refuse(field, "must not contain NUL", "strip it")
     if len(text.encode()) > MAX_KEY_BYTES:
-        _refuse("key", f"must be at most {MAX_KEY_BYTES} bytes of UTF-8", "hash a longer one")
+        _refuse(field, f"must be at most {MAX_KEY_BYTES} bytes of UTF-8", "hash a longer one")
     return text
 
 
@@ -249,9 +318,21 @@ def _checked_headers(headers: Mapping[str, str]) -> str:
         _check_header(name, value)
     if len({name.lower() for name in headers}) < len(headers):
         _refuse("headers", "must not hold one name in two cases", "keep one of them")
-    if sum(len(name) + len(value.encode()) for name, value in headers.items()) > MAX_HEADER_BYTES:
+    if _size(headers) > MAX_HEADER_BYTES:
         _refuse("headers", f"must be at most {MAX_HEADER_BYTES} bytes together", "put more into the body")
+    return _stored_headers(headers)
+
+
+def _stored_headers(headers: Mapping[str, str]) -> str:
     return json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":"))
+
+
+def _size(headers: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value.encode()) for name, value in headers.items())
+
+
+def _fits(headers: Mapping[str, str]) -> bool:
+    return len(headers) <= MAX_HEADERS and _size(headers) <= MAX_HEADER_BYTES
 
 
 def _check_header(name: str, value: str) -> None:
@@ -267,10 +348,11 @@ def _check_header(name: str, value: str) -> None:
         _refuse(f"headers[{name!r:.80}]", "must not hold control characters or begin or end with white space", fix)
 
 
-def _checked_content_type(content_type: str) -> str:
+def _checked_content_type(content_type: str, body: object) -> str:
     known = isinstance(content_type, str) and len(content_type) <= MAX_CONTENT_TYPE
     if not known or not _CONTENT_TYPE.fullmatch(content_type):
         _refuse("content_type", f"must be 1 to {MAX_CONTENT_TYPE} printable ASCII characters", "pass a MIME type")
+    check_charset(body, content_type)
     return content_type
 
 
@@ -283,61 +365,19 @@ def _checked_time(field: str, moment: datetime) -> datetime:
     return moment.astimezone(UTC)
 
 
-def _checked_delay(delay: timedelta, deliver_at: datetime | None) -> timedelta:
+def _checked_expiry(expires_at: datetime, deliver_at: datetime | None) -> datetime:
+    moment = _checked_time("expires_at", expires_at)
+    if deliver_at is not None and moment <= deliver_at:
+        _refuse("expires_at", "must lie after deliver_at, or nobody will ever get the message", "move one of them")
+    return moment
+
+
+def _checked_delay(delay: timedelta | DelayLevel, deliver_at: datetime | None) -> timedelta:
     if deliver_at is not None:
         _refuse("delay", "must not be given together with deliver_at", "pass one of them")
+    if isinstance(delay, str) and delay in DELAY_LEVELS:
+        return DELAY_LEVELS[delay]
     if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= MAX_DELAY:
-        _refuse("delay", f"must be a timedelta from 0 to {MAX_DELAY.days} days", "pass timedelta(minutes=30), say")
+        limit = f"must be a timedelta from 0 to {MAX_DELAY.days} days, or one of {' '.join(DELAY_LEVELS)}"
+        _refuse("delay", limit, "pass timedelta(minutes=30), say")
     return delay
-
-
-def _encoded(body: object) -> tuple[bytes, str | None]:
-    """The body's bytes and the content type that follows from its Python type."""
-    content_type: str | None = None
-    if isinstance(body, bytes | bytearray | memoryview):
-        data = bytes(body)
-    elif isinstance(body, str):
-        data, content_type = _text("body", body).encode(), "text/plain"
-    else:
-        data, content_type = _json(body), "application/json"
-    if len(data) > MAX_BODY_BYTES:
-        _refuse("body", f"must be at most {MAX_BODY_BYTES} bytes, not {len(data)}", "store it elsewhere, send a link")
-    return data, content_type
-
-
-def _json(body: object) -> bytes:
-    try:
-        value = _plain(body)
-        _check_names(value)
-        return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, InvalidMessageError):
-            raise
-        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidMessageError("body", f"is not JSON: {reason:.200}", "pass bytes, or plain values only") from error
-
-
-def _plain(body: object) -> dict[Any, Any] | list[Any]:
-    """What a body means as JSON; only containers are accepted, so that a forgotten `json.dumps` is noticed."""
-    if isinstance(body, dict | list):
-        return body
-    if dataclasses.is_dataclass(body) and not isinstance(body, type):
-        return dataclasses.asdict(body)
-    dump = getattr(body, "model_dump", None)
-    if callable(dump) and not isinstance(body, type):
-        dumped: dict[Any, Any] | list[Any] = dump(mode="json")
-        return dumped
-    accepted = "bytes, str, dict, list, a dataclass or an object with model_dump"
-    _refuse("body", f"must be {accepted}, not {type(body).__name__}", "convert it")
-
-
-def _check_names(value: object) -> None:
-    """JSON has text names only; `json.dumps` would turn 1, True and None into text without a word."""
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            if not isinstance(name, str):
-                _refuse("body", f"the JSON name {name!r:.80} must be a str", "convert the dict's keys")
-            _check_names(inner)
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            _check_names(inner)

@@ -105,6 +105,25 @@ class Model:
         return self.dumped
 
 
+class Money:
+    """A body that says itself what it is as JSON, by the name that JSON libraries look for."""
+
+    def __init__(self, said: object) -> None:
+        self.said = said
+
+    def __json__(self) -> object:
+        """What it is."""
+        return self.said
+
+
+class Older:
+    """A hook of another framework, which wants an argument."""
+
+    def __json__(self, request: object) -> object:
+        """Never gets here."""
+        return request
+
+
 def nested(depth: int) -> list[Any]:
     """Lists within lists."""
     outer: list[Any] = []
@@ -139,6 +158,10 @@ GOOD_BODIES: list[object] = [
     Model("text"),
     Model(None),
     {"tuple": (1, 2)},
+    Money({"cents": 150}),
+    Money("text"),
+    {"price": Money([1, "EUR"]), "order": Order(1, "ann"), "model": [Model({"id": 1})]},
+    Money(Order(1, "ann")),
     b"x" * (4 * MIB),
     "é" * (2 * MIB),
 ]
@@ -178,6 +201,14 @@ BAD_BODIES: list[object] = [
     WithMoment(datetime(1, 1, 1, tzinfo=UTC)),
     Model({1: "a"}),
     Model({"a": math.nan}),
+    Money(datetime(2026, 1, 1, tzinfo=UTC)),
+    Money({"price": Decimal(1)}),
+    Money({1: "a"}),
+    Money,
+    Older(),
+    {"older": Older()},
+    {"class": Money},
+    {"price": Money(math.inf)},
     nested(100_000),
     circle,
     b"x" * (4 * MIB + 1),
@@ -213,4 +244,17 @@ BAD_TIMES: list[object] = [
     timedelta(1),
 ]
 GOOD_DELAYS: list[timedelta] = [timedelta(0), timedelta(microseconds=1), timedelta(days=36_525)]
-BAD_DELAYS: list[object] = [timedelta(microseconds=-1), timedelta.min, timedelta.max, timedelta(36_526), 5, "1h", True]
+BAD_DELAYS: list[object] = [
+    timedelta(microseconds=-1),
+    timedelta.min,
+    timedelta.max,
+    timedelta(36_526),
+    5,
+    True,
+    "",
+    "0s",
+    "1 h",
+    "1H",
+    "24h",
+    ["1h"],
+]

@@ -1,0 +1,235 @@
+"""Bodies: how a Python value becomes the bytes of a message, exactly or not at all, and how a handler reads them.
+
+bytes, bytearray, memoryview   the same bytes, no content type
+str                            UTF-8, text/plain
+dict, list                     compact JSON, application/json
+an object that is JSON-able    the same; it says so by `__json__()`, by `model_dump(mode="json")` as pydantic's
+                               models do, or by being a dataclass; asked in this order
+
+Inside dicts, lists and objects the same holds. Names are text, numbers are finite, and nothing is converted silently.
+"""
+
+from __future__ import annotations
+
+import codecs
+import dataclasses
+import json
+import math
+import re
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
+from enum import Enum
+from pathlib import PurePath
+from typing import Any, NoReturn
+
+from outbox.errors import InvalidMessageError
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+
+_CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)
+_ACCEPTED = "bytes, str, dict, list, a dataclass or an object with __json__() or model_dump()"
+_MAX_PATH = 150
+
+#: What JSON has no word for, and how people usually put it.
+_FIXES: tuple[tuple[type | tuple[type, ...], str], ...] = (
+    ((datetime, date, time), "pass its isoformat()"),
+    (timedelta, "pass its total_seconds()"),
+    ((uuid.UUID, PurePath), "pass str() of it"),
+    (Decimal, "pass str() of it, or float() if that is exact enough"),
+    (Enum, "pass its value"),
+    ((set, frozenset), "pass a list, sorted if the bytes should always be the same"),
+    (tuple, "pass a list"),
+    ((bytes, bytearray, memoryview), "decode it, or pass base64 text"),
+)
+_CONVERT = "pass plain values, or give its class a __json__() that returns them"
+
+
+def encode_body(body: object) -> tuple[bytes, str | None]:
+    """The bytes of a body, and the content type that follows from its Python type.
+
+    Raises:
+        InvalidMessageError: it has no exact bytes, or too many.
+    """
+    content_type: str | None = None
+    if isinstance(body, bytes | bytearray | memoryview):
+        data = bytes(body)
+    elif isinstance(body, str):
+        data, content_type = _utf8(body), "text/plain"
+    else:
+        data, content_type = _json(body), "application/json"
+    if len(data) > MAX_BODY_BYTES:
+        limit = f"must be at most {MAX_BODY_BYTES} bytes, not {len(data)}"
+        raise InvalidMessageError("body", limit, "store it elsewhere, send a link")
+    return data, content_type
+
+
+def check_charset(body: object, content_type: str) -> None:
+    """Refuse a content type that contradicts how the body was encoded: text becomes UTF-8, JSON is UTF-8."""
+    named = _CHARSET.search(content_type)
+    if named is not None and not isinstance(body, bytes | bytearray | memoryview) and not _is_utf8(named[1]):
+        limit = f"says charset {named[1]:.40}, but a {type(body).__name__} becomes UTF-8"
+        raise InvalidMessageError("content_type", limit, "leave the charset out, or pass bytes encoded by yourself")
+
+
+def decode_text(data: bytes, content_type: str | None, message_id: uuid.UUID) -> str:
+    """The text that the bytes are, by the charset of the content type, else by UTF-8.
+
+    Raises:
+        InvalidMessageError: they are not.
+    """
+    named = None if content_type is None else _CHARSET.search(content_type)
+    charset = "UTF-8" if named is None else named[1]
+    try:
+        return data.decode(charset)
+    except (LookupError, ValueError) as error:
+        _unreadable(f"{charset:.40} text", error, content_type, message_id)
+
+
+def decode_json(data: bytes, content_type: str | None, message_id: uuid.UUID) -> Any:
+    """The value that the bytes are as JSON, which is UTF-8 whatever the content type says (RFC 8259, section 8.1).
+
+    Raises:
+        InvalidMessageError: they are not, or hold NaN or Infinity.
+    """
+    try:
+        return json.loads(data.decode(), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        _unreadable("JSON", error, content_type, message_id)
+
+
+def _unreadable(what: str, error: Exception, content_type: str | None, message_id: uuid.UUID) -> NoReturn:
+    declared = "without a content type" if content_type is None else f"of content type {content_type:.80}"
+    limit = f"of message {message_id}, {declared}, is not {what}: {error!s:.120}"
+    raise InvalidMessageError("body", limit, "read its bytes from `body`") from error
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")
+
+
+def _is_utf8(charset: str) -> bool:
+    try:
+        return codecs.lookup(charset).name == "utf-8"
+    except (LookupError, ValueError):
+        return False
+
+
+def _utf8(text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidMessageError(
+            "body", "holds a lone surrogate, which is not text", "decode the original bytes properly"
+        ) from error
+
+
+def _json(body: object) -> bytes:
+    if not isinstance(body, dict | list) and _dump_of(body) is None:
+        # Only containers are accepted, so that a forgotten `json.dumps` is noticed.
+        fix = "put it into a dict or a list" if body is None or isinstance(body, int | float) else _fix_for(body)
+        raise InvalidMessageError("body", f"must be {_ACCEPTED}, not {type(body).__name__:.40}", fix)
+    try:
+        _check_names(body)
+        return _ENCODER.encode(body).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _explained(body, error) from error
+
+
+def _plain(value: object) -> object:
+    """What an object means as JSON, one level deep: the encoder asks again for what is inside."""
+    dump = _dump_of(value)
+    if dump is None:
+        raise TypeError(f"a {type(value).__name__} is not JSON")
+    plain = dump()
+    _check_names(plain)
+    return plain
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+
+
+def _dump_of(value: object) -> Callable[[], object] | None:
+    """How an object says what it is as JSON; None: it does not.
+
+    Asked of its type, because stand-ins such as mocks answer to any name, and a class has its methods without a value.
+    """
+    kind = type(value)
+    if hasattr(kind, "__json__"):
+        return lambda: kind.__json__(value)
+    if hasattr(kind, "model_dump"):
+        return lambda: kind.model_dump(value, mode="json")
+    if dataclasses.is_dataclass(kind):
+        return lambda: {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
+    return None
+
+
+def _check_names(value: object) -> None:
+    """JSON has text names only; the encoder would turn 1, True and None into text without a word."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if not isinstance(name, str):
+                raise TypeError("a JSON name must be a str")
+            _check_names(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _check_names(inner)
+
+
+# What is wrong is looked for after it was found that something is: the way there costs nothing while all is well.
+
+
+def _explained(body: object, error: Exception) -> InvalidMessageError:
+    """The refusal of `body`, with the place of what is wrong in it."""
+    try:
+        found = next(_faults(body, "", ()), None)
+    except Exception:
+        found = None  # one of its objects raises: then what it raised is all there is to tell
+    if found is not None:
+        path, limit, fix = found
+        where = path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}…"
+        return InvalidMessageError(f"body{where}", limit, fix)
+    reason = "nested too deeply" if isinstance(error, RecursionError) else f"{error!s:.200}"
+    reason = reason.encode("ascii", "backslashreplace").decode()
+    return InvalidMessageError("body", f"is not JSON: {reason}", "pass bytes, or plain values only")
+
+
+Fault = tuple[str, str, str]
+
+
+def _faults(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Fault]:
+    """Where in a value something has no place in JSON, what it is, and what to do."""
+    if isinstance(value, str):
+        if not _is_text(value):
+            yield path, "holds a lone surrogate, which is not text", "decode the original bytes properly"
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            yield path, f"is {value}, which JSON has no word for", "pass None, or text"
+    elif value is None or isinstance(value, int):
+        return
+    elif id(value) in above:
+        yield path, "contains itself", "pass a value without circles"
+    elif isinstance(value, dict | list | tuple):
+        yield from _faults_inside(value, path, (*above, id(value)))
+    elif (dump := _dump_of(value)) is not None:
+        yield from _faults(dump(), path, (*above, id(value)))
+    else:
+        yield path, f"is of type {type(value).__name__:.40}, which JSON has no word for", _fix_for(value)
+
+
+def _faults_inside(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Fault]:
+    for name, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        if isinstance(value, dict) and not isinstance(name, str):
+            yield path, f"the JSON name {name!r:.80} must be a str", "convert the dict's keys"
+        elif isinstance(name, str) and not _is_text(name):
+            yield path, f"the JSON name {name!a:.80} holds a lone surrogate, which is not text", "decode it properly"
+        yield from _faults(inner, f"{path}[{name!a:.40}]", above)
+
+
+def _is_text(value: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _fix_for(value: object) -> str:
+    return next((fix for kinds, fix in _FIXES if isinstance(value, kinds)), _CONVERT)

@@ -1,0 +1,40 @@
+"""The trace context of the moment of writing, so that a consumer's work shows up in the trace that caused it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+#: In this order, because a `tracestate` means nothing without its `traceparent`.
+TRACE_HEADERS = ("traceparent", "tracestate")
+
+_NONE: Mapping[str, str] = MappingProxyType({})
+_log = logging.getLogger(__name__)
+
+
+def trace_headers() -> Mapping[str, str]:
+    """The headers of W3C Trace Context for the current span: `traceparent` and perhaps `tracestate`.
+
+    Empty without a span, and without OpenTelemetry: a process that has not imported its API has no span, and then
+    this costs one look into a dict. Never raises: a message matters more than its trace.
+    """
+    if "opentelemetry.trace" not in sys.modules:
+        return _NONE
+    carrier: dict[str, str] = {}
+    try:
+        _propagator().inject(carrier)
+    except Exception:
+        _log.debug("the trace context could not be captured", exc_info=True)
+        return _NONE
+    return carrier
+
+
+@lru_cache(maxsize=1)
+def _propagator() -> Any:
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    return TraceContextTextMapPropagator()
