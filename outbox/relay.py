@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tenacity.wait import wait_exponential
 
-from outbox.errors import HungHandlerError
+from outbox.errors import HungHandlerError, SubscriptionError
 from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.sender import Sender, destination_of, open_sender
 from outbox.senders.function import FunctionSender
-from outbox.store.subscription import Declaration, OnDead, Start
+from outbox.store.place import place_of
+from outbox.store.subscription import Declaration, OnDead, Start, compensation_of, is_compensation
 from outbox.verdict import RetryPolicy, Verdict, seconds_to_wait
 from outbox.worker import Settings, Worker
+from outbox.worker.companion import Companion
 from outbox.worker.handover import HandlerPolicy
+from outbox.worker.turns import Turns
 
 if TYPE_CHECKING:
     from outbox.outbox import Outbox
@@ -32,12 +36,17 @@ logger = logging.getLogger("outbox")
 _BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
 #: Calls that may hang on threads of their own before an embedded relay waits for some of them to come back.
 _MOST_LEFT_BEHIND = 8
+#: For one call of a sender.
+DEADLINE = timedelta(seconds=5)
 #: Where messages go: a sender, a function of one message, or a URL.
 Destination = Sender | Callable[[Message], Verdict | None] | str
 
 
 class Relay:
     """Sends the messages of an outbox to one destination.
+
+    Where writers send by themselves on behalf of its subscription, it also sends what they have left behind: as soon
+    as there is a subscription `<name>:compensation`, a second worker runs beside the first.
 
     Args:
         outbox: whose log is read.
@@ -49,6 +58,9 @@ class Relay:
         retry: how often a message is tried, and what it waits in between.
         deadline: of one call of the sender.
         settings: pace and limits of the worker.
+
+    Raises:
+        SubscriptionError: the name is that of a compensation.
     """
 
     def __init__(
@@ -61,26 +73,37 @@ class Relay:
         start: Start = "earliest",
         on_dead: OnDead | None = None,
         retry: RetryPolicy | None = None,
-        deadline: timedelta = timedelta(seconds=5),
+        deadline: timedelta = DEADLINE,
         settings: Settings | None = None,
     ) -> None:
         self._outbox = outbox
-        self._sender = _opened(sender)
+        require_own_name(name)
+        self._sender = opened(sender)
         declared = Declaration(
             name=name,
             destination=destination_of(sender),
             topics=None if topics is None else tuple(sorted(set(topics))),
             on_dead=on_dead,
         )
-        self._worker = Worker(
-            outbox.database,
-            declared,
-            self._send,
-            start=start,
-            policy=HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline),
-            settings=settings,
-        )
+        left_behind = Declaration(name=compensation_of(name), destination=declared.destination)
+        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline)
+        shared: dict[str, Any] = {"policy": policy, "settings": settings, "turn": Turns().turn}
+        # Writers create the compensation, at a position before their first row.
+        second = Worker(outbox.database, left_behind, self._send, start=None, **shared)
+        self._companion = Companion(outbox.database, left_behind.name, second, hangs=self._stop_first)
+        self._worker = Worker(outbox.database, declared, self._send, start=start, look=self._companion.look, **shared)
+        self._stop_asked = False
         self._thread: threading.Thread | None = None
+
+    @property
+    def place(self) -> str:
+        """Which database its messages come from: host, name and schema, for people to read."""
+        return place_of(self._outbox.engine.url, self._outbox.database.schema)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked that has not been followed yet."""
+        return self._stop_asked or self._worker.stopping
 
     def run(self, *, signals: bool = True) -> None:
         """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once."""
@@ -90,20 +113,48 @@ class Relay:
         finally:
             self._sender.close()
 
+    def _stop_first(self) -> None:
+        """Calls of the second worker never come back: both have to begin again, or the process has to."""
+        self._worker.stop()
+
     def _run(self) -> None:
         listener = self._outbox.hints.listen(self._worker.wake.set)
+        self._companion.prepare(in_background=True)
         try:
             self._worker.run()
+        except HungHandlerError:
+            raise
+        except BaseException:
+            self._stop_asked = False
+            raise
         finally:
             del listener
+            self._companion.stop()
+            if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
+                self._companion.join()
+        if self._companion.error is not None and not self._stop_asked:
+            raise self._companion.error
+        self._stop_asked = False
 
     def until_empty(self) -> None:
-        """Send everything that was committed before now, and what is parked and due; then return."""
-        self._worker.until_empty()
+        """Send everything that was committed before now, and what is parked and due; then return.
+
+        What its writers may still send by themselves is waited for.
+        """
+        self._work_both(Worker.until_empty)
 
     def once(self) -> None:
-        """Send one batch, if there is one."""
-        self._worker.once()
+        """Send one batch, if there is one; and one of what writers have left behind."""
+        self._work_both(Worker.once)
+
+    def _work_both(self, work: Callable[[Worker], None]) -> None:
+        self._companion.prepare(in_background=False)
+        try:
+            work(self._worker)
+            if not self._stop_asked:
+                self._companion.perform(work)
+        finally:
+            self._stop_asked = False
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` does it by itself."""
@@ -111,7 +162,9 @@ class Relay:
 
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
+        self._stop_asked = True
         self._worker.stop()
+        self._companion.stop()
 
     def start(self) -> None:
         """Run in a thread of this process."""
@@ -124,19 +177,25 @@ class Relay:
         if self._thread is not None:
             self._thread.join(timeout)
 
-    def _run_in_background(self) -> None:
-        """Where no supervisor restarts a process whose sender hangs, begin again, and leave the hung threads behind."""
+    def serve(self) -> None:
+        """Send until stopped, in a process that goes on when the sender hangs; the sender stays open.
+
+        Where no supervisor restarts the process, begin again, and leave the hung threads behind.
+        """
         failures = 0
+        while True:
+            try:
+                self._run()
+                return
+            except HungHandlerError as error:
+                failures += 1
+                logger.error("the sender hangs, beginning again: %s", error)
+            if not self._rest_beside_hung_calls(seconds_to_wait(_BEGIN_AGAIN, failures)):
+                return
+
+    def _run_in_background(self) -> None:
         try:
-            while True:
-                try:
-                    self._run()
-                    return
-                except HungHandlerError as error:
-                    failures += 1
-                    logger.error("the sender hangs, beginning again: %s", error)
-                if not self._rest_beside_hung_calls(seconds_to_wait(_BEGIN_AGAIN, failures)):
-                    return
+            self.serve()
         except Exception:
             logger.exception("the relay stopped")
         finally:
@@ -144,9 +203,11 @@ class Relay:
 
     def _rest_beside_hung_calls(self, seconds: float) -> bool:
         """Pause, longer while too many threads are left behind; False when a stop is asked."""
-        goes_on = self._worker.rest(seconds)
-        while goes_on and self._worker.hanging > _MOST_LEFT_BEHIND:
+        goes_on = not self._stop_asked and self._worker.rest(seconds)
+        while goes_on and self._worker.hanging + self._companion.hanging > _MOST_LEFT_BEHIND:
             goes_on = self._worker.rest(1.0)
+        if not goes_on:
+            self._stop_asked = False
         return goes_on
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
@@ -156,7 +217,21 @@ class Relay:
         return verdicts
 
 
-def _opened(sender: Destination) -> Sender:
+def require_own_name(name: str) -> None:
+    """Refuse to run a compensation by itself.
+
+    Raises:
+        SubscriptionError: it runs beside its subscription, with the same sender.
+    """
+    if is_compensation(name):
+        own = name.removesuffix(compensation_of(""))
+        raise SubscriptionError(
+            f"{name} is what the direct writers of {own!r} leave behind; run the relay of that name"
+        )
+
+
+def opened(sender: Destination) -> Sender:
+    """The sender that a destination stands for."""
     if isinstance(sender, str):
         return open_sender(sender)
     return FunctionSender(sender) if callable(sender) else sender

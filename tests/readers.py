@@ -11,6 +11,7 @@ from sqlalchemy import Engine, text
 from outbox import Outbox
 from outbox.message import Message
 from outbox.store.database import Database
+from outbox.store.log import Selection
 from outbox.store.subscription import Declaration, Start
 from outbox.verdict import DONE, Verdict
 from outbox.worker import Settings, Worker
@@ -39,6 +40,11 @@ def send(outbox: Outbox, *bodies: str) -> None:
 def texts(messages: list[Message]) -> list[str]:
     """What the messages say."""
     return [message.body.decode() for message in messages]
+
+
+def selection_of(topics: Sequence[str] | None) -> Selection:
+    """These topics, or all."""
+    return Selection(topics=None if topics is None else tuple(topics))
 
 
 class Collector:

@@ -18,9 +18,9 @@ from outbox import create_engine
 from outbox.position import Position, Progress, Window
 from outbox.store.cursor import Cursor
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
-from outbox.store.log import _BODIES, Limits, Log
-from outbox.store.postgresql import _PARAMETER, POSTGRESQL
+from outbox.store.dialect import _PARAMETER, Channel
+from outbox.store.log import _BODIES, Limits, Log, Selection
+from outbox.store.postgresql import POSTGRESQL
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
 
@@ -30,7 +30,7 @@ MOST_PAGES = 300
 MOST_ROWS = 3 * LIMIT
 OLD = 1000  # the id, and the transaction, of a row that lies among the passed ones and committed late
 
-COMMON: dict[str, Any] = {"inline": 8000, "limit": LIMIT}
+COMMON: dict[str, Any] = {"inline": 8000, "limit": LIMIT, "skips": "", "only": None}
 
 
 @dataclass(frozen=True)
@@ -240,7 +240,7 @@ def test_reading_on_stays_bounded_when_the_driver_has_prepared_it(logs, rows, lo
     """Psycopg prepares a statement that comes often, and PostgreSQL may then plan it once and for all."""
     database = Database(logs[log])
     channel = database.open()
-    reader = Log(database, topics=topics)
+    reader = Log(database, selection=Selection(topics=topics))
     for _ in range(12):
         reader.read_on(channel, Position(rows - 5, (OLD,)))
 

@@ -158,6 +158,27 @@ def test_a_stop_is_heard_while_a_worker_gives_up(pg_engine, monkeypatch):
     assert not alive
 
 
+def test_a_worker_that_loses_its_connection_takes_its_own_lease_back(pg_engine):
+    """Nobody else has it, so nobody has to wait until it runs out; the next epoch fences what it was at."""
+    outbox, destination = Outbox(pg_engine), Destination()
+    long = Settings(lease=timedelta(minutes=2), renew_every=timedelta(seconds=30))
+    relay = relay_to(destination, outbox, settings=long)
+    relay.start()
+    fill(outbox, 1)
+    eventually(lambda: len(destination.messages) == 1, 20)
+    with pg_engine.connect() as connection:
+        mine = "pg_backend_pid() <> pid AND datname = current_database() AND query NOT ILIKE '%notify%'"
+        connection.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}"))
+    fill(outbox, 1, first=1)
+    arrived = eventually(lambda: len(destination.messages) == 2, 30)
+    relay.stop()
+    relay.join(20)
+
+    with pg_engine.connect() as connection:
+        epochs = connection.execute(text("SELECT epoch FROM outbox_lease")).scalars().all()
+    assert (arrived, epochs) == (True, [2])
+
+
 STOPPED_WHILE_IT_RESTS = """
 import random, signal
 from outbox import Outbox, create_engine

@@ -18,6 +18,7 @@ from outbox.schema import VERSION
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.inspection import stored_identity
+from outbox.store.place import place_of
 
 if TYPE_CHECKING:
     from outbox.cli.options import Target
@@ -31,34 +32,72 @@ _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 @contextmanager
 def opened(target: Target) -> Iterator[tuple[Database, Channel]]:
     """The outbox that the options name, with a connection."""
-    with connected(target) as (database, channel), database.explained():
-        yield _with_its_slots(database, channel), channel
+    with reached(target) as database, database.explained(), asked(database) as found:
+        yield found
 
 
 @contextmanager
 def connected(target: Target) -> Iterator[tuple[Database, Channel]]:
     """A connection to the database that the options name, whatever it holds."""
+    with reached(target) as database, _connection(database) as channel:
+        yield database, channel
+
+
+@contextmanager
+def reached(target: Target) -> Iterator[Database]:
+    """The database that the options name, not connected to yet."""
     engine = engine_of(target)
     try:
-        database = Database(engine, target.schema)
-        channel = database.open()
-        try:
-            yield database, channel
-        finally:
-            with suppress(Exception):
-                channel.close()
+        yield Database(engine, target.schema)
     finally:
         engine.dispose()
 
 
+@contextmanager
+def asked(database: Database) -> Iterator[tuple[Database, Channel]]:
+    """The outbox there, with a connection."""
+    with _connection(database) as channel:
+        yield _with_its_slots(database, channel), channel
+
+
+@contextmanager
+def _connection(database: Database) -> Iterator[Channel]:
+    channel = database.open()
+    try:
+        yield channel
+    finally:
+        with suppress(Exception):
+            channel.close()
+
+
+def named(target: Target) -> str:
+    """Which database that is, without secrets. Opens nothing; a mistake in the options is told all the same."""
+    url = _supported(target)
+    if url.get_backend_name() == "sqlite" and target.schema is not None:
+        raise _usage("SQLite has no schemas; leave the schema out")
+    engine = _made(url)
+    Database(engine, target.schema)
+    engine.dispose()
+    return place_of(url, target.schema)
+
+
 def engine_of(target: Target, *, create: bool = False) -> Engine:
     """An engine for the URL of the options."""
+    url = _supported(target)
+    if url.get_backend_name() == "sqlite":
+        _require_file(url, create=create)
+    return _made(url)
+
+
+def _supported(target: Target) -> URL:
     url = _parsed(target.url)
     keep_secret(url.password)
     if url.get_backend_name() not in ("postgresql", "sqlite"):
         raise _usage(f"no outbox lives in {url.get_backend_name()}; {_FORM}")
-    if url.get_backend_name() == "sqlite":
-        _require_file(url, create=create)
+    return url
+
+
+def _made(url: URL) -> Engine:
     # Parameters may be somebody's data: no error shows them.
     options = {"hide_parameters": True, **_postgresql_options(url)}
     try:

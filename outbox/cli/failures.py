@@ -23,19 +23,22 @@ FAILURE, USAGE, UNREACHABLE, UNFINISHED = 1, 2, 3, 4
 _NO_CONNECTION = ("08", "28", "3D", "53", "57P")
 
 
-def told(error: Exception) -> int | None:
-    """Say what happened in one line; the exit code, or None for an error that nobody foresaw."""
+def told(error: Exception, about: str = "") -> int | None:
+    """Say what happened in one line; the exit code, or None for an error that nobody foresaw.
+
+    `about` stands before it, where that is in question.
+    """
     if isinstance(error, OutboxError):
-        say(f"Error: {error}")
+        say(f"Error: {about}{error}")
         return _code_of(error)
     driver = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     if not isinstance(driver, psycopg.Error | sqlite3.Error):
         return None
     line = " ".join(str(driver).split()) or type(driver).__name__
     if _unreachable(driver):
-        say(f"Error: the database cannot be reached: {line}")
+        say(f"Error: {about}the database cannot be reached: {line}")
         return UNREACHABLE
-    say(f"Error: the database refused: {line}")
+    say(f"Error: {about}the database refused: {line}")
     return FAILURE
 
 

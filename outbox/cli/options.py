@@ -82,7 +82,21 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
         return names
 
 
-DURATION, START, NAMES = Duration(), StartAt(), Names()
+class Urls(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
+    """A URL; of the environment several, with white space between them."""
+
+    name = "url"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """As it is: what it says is looked at where nothing of it is shown."""
+        return str(value)
+
+    def split_envvar_value(self, rv: str) -> list[str]:
+        """Part before each scheme: the path of a file may hold a blank."""
+        return [url for url in re.split(r"\s+(?=[A-Za-z][A-Za-z0-9+.-]*://)", rv.strip()) if url]
+
+
+DURATION, START, NAMES, URLS = Duration(), StartAt(), Names(), Urls()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,22 +119,37 @@ def about_a_database(function: F) -> F:
     """Give a command the options that name a database, and hand it over as `target`."""
 
     @functools.wraps(function)
+    def command(*args: Any, targets: tuple[Target, ...], **rest: Any) -> Any:
+        if len(targets) > 1:
+            raise click.UsageError(
+                f"this command is about one database, not {len(targets)}; say which by --database URL and --schema NAME"
+            )
+        return function(*args, target=targets[0], **rest)
+
+    return about_databases(command, several=False)  # type: ignore[return-value]
+
+
+def about_databases(function: F, *, several: bool = True) -> F:
+    """Give a command the options that name databases, and hand them over as `targets`: each with each schema."""
+
+    @functools.wraps(function)
     def command(
         *args: Any,
-        database: str | None,
+        database: tuple[str, ...],
         database_file: Path | None,
-        schema: str | None,
+        schema: tuple[str, ...],
         verbose: int,
         log_format: str,
         **rest: Any,
     ) -> Any:
         logs.set_up(verbose, log_format)
-        url = _one_of("database", database, database_file)
-        if url is None:
+        urls = _urls(database, database_file)
+        if not urls:
             raise click.UsageError("no database: set OUTBOX_DATABASE, or give --database URL or --database-file PATH")
-        return function(*args, target=Target(url, schema), **rest)
+        targets = tuple(Target(url, name) for url in urls for name in schema or (None,))
+        return function(*args, targets=targets, **rest)
 
-    for decorate in reversed(_ABOUT_A_DATABASE):
+    for decorate in reversed([*_names_of_databases(several=several), *_LOGGED]):
         command = decorate(command)
     return command  # type: ignore[return-value]
 
@@ -149,6 +178,19 @@ def confirmed(question: str, *, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise click.UsageError(f"{question} Say --yes.")
     click.confirm(question, abort=True, err=True)
+
+
+def _no_passwords(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """Refuse such a secret in any of them, and let no error show one of the others."""
+    refused: click.UsageError | None = None
+    for value in values:
+        try:
+            _no_password(ctx, param, value)
+        except click.UsageError as error:
+            refused = error
+    if refused is not None:
+        raise refused
+    return values
 
 
 def _no_password(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
@@ -186,46 +228,76 @@ def _secrets_of(url: str, *, userinfo_is_secret: bool = False) -> list[str]:
 
 
 def _one_of(name: str, url: str | None, file: Path | None) -> str | None:
-    """The URL from the option or from the file; what stands on the command line wins over the environment."""
+    """The URL from the option or from the file."""
+    if file is None or not _file_is_meant(name, given=url is not None):
+        return url
+    return _read(name, file)[0]
+
+
+def _urls(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
+    """The databases from the option or from the file."""
+    if file is None or not _file_is_meant("database", given=bool(given)):
+        return given
+    return tuple(_read("database", file))
+
+
+def _file_is_meant(name: str, *, given: bool) -> bool:
+    """Whether the file counts, and not the URL; what stands on the command line wins over the environment."""
     ctx = click.get_current_context()
-    if url is not None and file is not None:
-        said = {
-            each for each in (name, f"{name}_file") if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE
-        }
-        if len(said) != 1:
-            raise click.UsageError(f"both --{name} and --{name}-file are given; which one is meant?")
-        url, file = (url, None) if name in said else (None, file)
-    return url if file is None else _read(name, file)
+    if not given:
+        return True
+    said = {each for each in (name, f"{name}_file") if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE}
+    if len(said) != 1:
+        raise click.UsageError(f"both --{name} and --{name}-file are given; which one is meant?")
+    return name not in said
 
 
-def _read(name: str, file: Path) -> str:
+def _read(name: str, file: Path) -> list[str]:
+    """The lines of a file, which are URLs."""
     try:
-        url = file.read_text().strip()
+        urls = [line.strip() for line in file.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise click.UsageError(f"--{name}-file {file}: {reason}") from None
-    if not url or len(url.split()) > 1:
-        raise click.UsageError(f"--{name}-file {file}: it should hold one URL and nothing else")
-    keep_secret(*_secrets_of(url, userinfo_is_secret=name == "to"))
-    return url
+    several = name == "database"
+    if not urls or any(len(url.split()) > 1 for url in urls) or (len(urls) > 1 and not several):
+        form = "one URL a line" if several else "one URL"
+        raise click.UsageError(f"--{name}-file {file}: it should hold {form} and nothing else")
+    for url in urls:
+        keep_secret(*_secrets_of(url, userinfo_is_secret=name == "to"))
+    return urls
 
 
-_ABOUT_A_DATABASE = [
-    option(
-        "--database",
-        metavar="URL",
-        envvar="OUTBOX_DATABASE",
-        callback=_no_password,
-        help="Where the tables are: postgresql://host/name or sqlite:///path.",
-    ),
-    option(
-        "--database-file",
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        envvar="OUTBOX_DATABASE_FILE",
-        help="A file that holds that URL, with its password.",
-    ),
-    option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL)."),
+def _names_of_databases(*, several: bool) -> list[Callable[..., Any]]:
+    again = " May be given several times." if several else ""
+    return [
+        option(
+            "--database",
+            type=URLS,
+            multiple=True,
+            metavar="URL",
+            envvar="OUTBOX_DATABASE",
+            callback=_no_passwords,
+            help=f"Where the tables are: postgresql://host/name or sqlite:///path.{again}",
+        ),
+        option(
+            "--database-file",
+            type=click.Path(path_type=Path),
+            metavar="PATH",
+            envvar="OUTBOX_DATABASE_FILE",
+            help=f"A file that holds that URL, with its password{'; or several, one a line' if several else ''}.",
+        ),
+        option(
+            "--schema",
+            multiple=True,
+            envvar="OUTBOX_SCHEMA",
+            metavar="NAME",
+            help=f"Schema of the tables (PostgreSQL).{again}",
+        ),
+    ]
+
+
+_LOGGED = [
     option("-v", "--verbose", count=True, envvar="OUTBOX_VERBOSE", help="Log what happens; -vv: everything."),
     option(
         "--log-format",

@@ -7,11 +7,11 @@ from typing import Any
 
 import click
 
-from outbox.cli.options import DURATION, NAMES, START, Target, about_a_database, option, to_a_destination
+from outbox.cli.options import DURATION, NAMES, START, Target, about_databases, option, to_a_destination
 
 
 @click.command()
-@about_a_database
+@about_databases
 @to_a_destination
 @option("--topics", type=NAMES, help="Only these topics; otherwise all.")
 @option(
@@ -43,7 +43,7 @@ from outbox.cli.options import DURATION, NAMES, START, Target, about_a_database,
 @option("--attempts", type=click.IntRange(1), default=10, show_default=True, help="Failures until a message is dead.")
 def relay(
     *,
-    target: Target,
+    targets: tuple[Target, ...],
     to: str | None,
     topics: tuple[str, ...] | None,
     name: str,
@@ -58,6 +58,9 @@ def relay(
 
     Runs until SIGTERM or SIGINT, which let it finish what is under way; a second one ends it at once. Several
     processes may run under one name: one works, the others stand by.
+
+    Of several databases or schemas, each database with each schema, every one has a relay of its own: one that is down
+    delays no other. With --once and --until-empty the exit code is 4 when one of them gave up.
     """
     if to is None:
         raise click.UsageError("no destination: give --to URL (nats://host:4222, stdout:) or --to-file PATH")
@@ -65,13 +68,19 @@ def relay(
         raise click.UsageError("--once and --until-empty exclude each other")
     _require_name(name)
     _require_pace(pace["lease"], pace["deadline"])
-    from outbox.cli.relaying import Relaying
+    options = {"name": name, "topics": topics, "start": start, "on_dead": on_dead, **pace}
+    ends = once or until_empty
+    if len(targets) == 1:
+        from outbox.cli.relaying import Relaying
 
-    relaying = Relaying(target, to, name=name, topics=topics, start=start, on_dead=on_dead, **pace)
-    if once or until_empty:
-        relaying.end_by_itself(once=once, patience=give_up_after)
+        relaying = Relaying(targets[0], to, **options)
+        code = relaying.end_by_itself(once=once, patience=give_up_after) if ends else relaying.run()
     else:
-        relaying.run()
+        from outbox.cli.relaying_several import RelayingSeveral
+
+        several = RelayingSeveral(targets, to, **options)
+        code = several.end_by_themselves(once=once, patience=give_up_after) if ends else several.run()
+    click.get_current_context().exit(code)
 
 
 def _require_name(name: str) -> None:

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
-import click
-
-from outbox.cli.connection import opened
+from outbox.cli.connection import asked, opened, reached
 from outbox.cli.failures import UNFINISHED
 from outbox.cli.options import Target
 from outbox.cli.output import age, say
@@ -51,13 +49,14 @@ class Counted:
 
 
 class Relaying:
-    """A relay from the command line."""
+    """A relay from the command line. Among several, what it says begins with its `place`."""
 
     def __init__(
         self,
         target: Target,
         to: str,
         *,
+        place: str | None = None,
         name: str,
         topics: tuple[str, ...] | None,
         start: str | datetime,
@@ -69,10 +68,14 @@ class Relaying:
         attempts: int,
     ) -> None:
         self._target = target
+        self._about = "" if place is None else f"{place}: "
         self._name = name
         self._topics = topics
         self._start: Any = start
         self._sender = Counted(open_sender(to), destination_of(to))
+        self._relay: Relay | None = None
+        self._stopping = False
+        self._spoke = False
         self._options: dict[str, Any] = {
             "name": name,
             "topics": topics,
@@ -85,43 +88,81 @@ class Relaying:
             ),
         }
 
-    def run(self) -> None:
-        """Send until stopped."""
-        with opened(self._target) as (database, channel):
-            say(self._announcement(database, channel))
-            channel.close()
-            self._relay(database).run()
-        say(f"{self._name}: stopped; {self._sender.sent} sent")
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked."""
+        return self._stopping
 
-    def end_by_itself(self, *, once: bool, patience: timedelta) -> None:
-        """Send one batch, or all there is; give up when nothing moves."""
+    @property
+    def silent(self) -> float:
+        """Seconds since the destination answered, or since the beginning."""
+        return time.monotonic() - self._sender.answered_at
+
+    def run(self) -> int:
+        """Send until stopped; the exit code."""
+        with reached(self._target) as database, database.explained():
+            self._relay_of(self._announced(database)).run()
+        self.say_what_was_sent()
+        return 0
+
+    def serve(self) -> None:
+        """Send until stopped, among others: beside calls that hang it begins again, and the sender stays open."""
+        with reached(self._target) as database, database.explained():
+            self._relay_of(self._announced(database)).serve()
+
+    def say_what_was_sent(self) -> None:
+        """The last word."""
+        say(f"{self._about}{self._name}: stopped; {self._sender.sent} sent")
+
+    def end_by_itself(self, *, once: bool, patience: timedelta) -> int:
+        """Send one batch, or all there is; the exit code says whether it gave up because nothing moved."""
         with opened(self._target) as (database, channel):
-            say(self._announcement(database, channel))
-            relay = self._relay(database)
+            self._announce(database, channel)
+            relay = self._relay_of(database)
             try:
-                with stopping_on_signals(relay.stop):
-                    finished = self._patiently(relay.once if once else relay.until_empty, relay, patience)
+                with stopping_on_signals(self.stop):
+                    finished = self._patiently(relay.once if once else relay.until_empty, patience)
             finally:
                 self._sender.close()
             if not finished:
-                say(f"Error: {self._why_nothing_moved(database, channel, patience)}")
-                click.get_current_context().exit(UNFINISHED)
-            say(f"{self._name}: {self._sender.sent} sent{self._left_aside(database, channel)}")
+                say(f"Error: {self._about}{self._why_nothing_moved(database, channel, patience)}")
+                return UNFINISHED
+            say(f"{self._about}{self._name}: {self._sender.sent} sent{self._left_aside(database, channel)}")
+        return 0
 
-    def _relay(self, database: Database) -> Relay:
+    def stop(self) -> None:
+        """Finish what is under way; also before it has begun. A signal handler may call it."""
+        self._stopping = True
+        if self._relay is not None:
+            self._relay.stop()
+
+    def close(self) -> None:
+        """Close the sender."""
+        self._sender.close()
+
+    def _announced(self, database: Database) -> Database:
+        """The outbox, after it was said where it begins: on a connection that is gone when the work starts."""
+        with asked(database) as (outbox, channel):
+            self._announce(outbox, channel)
+            return outbox
+
+    def _relay_of(self, database: Database) -> Relay:
         outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
-        return Relay(outbox, self._sender, **self._options)
+        self._relay = Relay(outbox, self._sender, **self._options)
+        if self._stopping:
+            self._relay.stop()
+        return self._relay
 
-    def _patiently(self, work: Callable[[], None], relay: Relay, patience: timedelta) -> bool:
+    def _patiently(self, work: Callable[[], None], patience: timedelta) -> bool:
         """Do the work; stop it when the destination has not answered for too long, or the lease never came."""
         finished, gave_up = threading.Event(), threading.Event()
         self._sender.answered_at = time.monotonic()
 
         def watch() -> None:
             while not finished.wait(0.1):
-                if time.monotonic() - self._sender.answered_at > patience.total_seconds():
+                if self.silent > patience.total_seconds():
                     gave_up.set()
-                    relay.stop()
+                    self.stop()
                     return
 
         threading.Thread(target=watch, name="outbox-patience", daemon=True).start()
@@ -131,9 +172,13 @@ class Relaying:
             finished.set()
         return not gave_up.is_set()
 
-    def _announcement(self, database: Database, channel: Channel) -> str:
-        topics = "all topics" if self._topics is None else ", ".join(self._topics)
-        return f"{self._name}: {topics} to {self._sender.destination}, {self._beginning(database, channel)}"
+    def _announce(self, database: Database, channel: Channel) -> None:
+        """Say what is sent where, and from when on; once."""
+        if not self._spoke:
+            topics = "all topics" if self._topics is None else ", ".join(self._topics)
+            where = f"{topics} to {self._sender.destination}, {self._beginning(database, channel)}"
+            say(f"{self._about}{self._name}: {where}")
+            self._spoke = True
 
     def _beginning(self, database: Database, channel: Channel) -> str:
         known = Subscriptions(database).find(channel, self._name)

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outbox.cli.options import NAMES, Target, about_a_database, as_json, confirmed, option, to_a_destination
-from outbox.cli.output import say, show_json, show_table
+from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, confirmed, option, to_a_destination
+from outbox.cli.output import age, say, show_json, show_table
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from outbox.store.lease import Holder
     from outbox.store.subscription import Subscription
 
@@ -48,8 +50,16 @@ def list_(*, target: Target, json: bool) -> None:
 @option("--all-topics", is_flag=True, help="Read all topics.")
 @to_a_destination
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key.")
+@option("--grace", type=DURATION, help="How long after its commit a message is read at the earliest.")
 def alter(
-    *, target: Target, name: str, topics: tuple[str, ...] | None, all_topics: bool, to: str | None, on_dead: Any
+    *,
+    target: Target,
+    name: str,
+    topics: tuple[str, ...] | None,
+    all_topics: bool,
+    to: str | None,
+    on_dead: Any,
+    grace: timedelta | None,
 ) -> None:
     """Give a subscription other topics, another destination or another policy, while no worker runs.
 
@@ -57,8 +67,8 @@ def alter(
     """
     if topics is not None and all_topics:
         raise click.UsageError("--topics and --all-topics exclude each other")
-    if topics is None and not all_topics and to is None and on_dead is None:
-        raise click.UsageError("nothing to alter: give --topics, --all-topics, --to or --on-dead")
+    if topics is None and not all_topics and to is None and on_dead is None and grace is None:
+        raise click.UsageError("nothing to alter: give --topics, --all-topics, --to, --on-dead or --grace")
     from outbox.sender import destination_of
     from outbox.store.subscription import Subscriptions
     from outbox.worker import errand
@@ -66,16 +76,17 @@ def alter(
     destination = None if to is None else destination_of(to)
     with target.opened() as (database, channel):
         stored = Subscriptions(database).get(channel, name)
-        if stored.destination is None and destination is None:
+        if stored.destination is None and destination is None and stored.direct is None:
             raise click.UsageError(f"{name} has no destination yet: its first worker declares all of it; or say --to")
         changed = replace(
             stored,
             topics=None if all_topics else tuple(sorted(set(topics))) if topics is not None else stored.topics,
             destination=destination or stored.destination,
             on_dead=on_dead or stored.on_dead or "block",
+            grace=stored.grace if grace is None else grace,
         )
         errand.alter(database, channel, changed)
-    say(f"{name}: {_topics(changed)} to {changed.destination}, a dead letter: {changed.on_dead}")
+    say(f"{name}: {_topics(changed)} to {_destination(changed)}, a dead letter: {changed.on_dead}{_grace(changed)}")
 
 
 @subscriptions.command()
@@ -83,32 +94,49 @@ def alter(
 @click.argument("name")
 @option("--yes", is_flag=True, help="Do not ask.")
 def drop(*, target: Target, name: str, yes: bool) -> None:
-    """Forget a subscription, with its position and what it has set aside, while no worker runs."""
+    """Forget a subscription, with its position and what it has set aside, while no worker runs.
+
+    What belongs to its direct writers, NAME:compensation, goes with it. Stop those writers first: nobody sends what
+    they leave behind.
+    """
     from outbox.store.status import parked
-    from outbox.store.subscription import Subscriptions
+    from outbox.store.subscription import Subscriptions, compensation_of
     from outbox.worker import errand
 
     with target.opened() as (database, channel):
         stored = Subscriptions(database).get(channel, name)
-        aside = [f"{count} {state}" for state, count in parked(database, channel, name) if count.number]
-        lost = f", with the messages that it has set aside ({', '.join(aside)})" if aside else ""
-        confirmed(f"drop {name}{lost}? A worker of that name would begin anew.", yes=yes)
+        names = [name, compensation_of(name)]
+        found = [each for each in names if Subscriptions(database).find(channel, each) is not None]
+        counts = [each for of in found for each in parked(database, channel, of)]
+        aside = [f"{count} {state}" for state, count in counts if count.number]
+        lost = f", with the messages that were set aside ({', '.join(aside)})" if aside else ""
+        confirmed(f"drop {' and '.join(found)}{lost}? A worker of that name would begin anew.", yes=yes)
         errand.drop(database, channel, stored)
-    say(f"{name} is dropped{lost}")
+    say(f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} dropped{lost}")
 
 
 def _row(subscription: Subscription, holder: Holder | None) -> tuple[object, ...]:
     return (
         subscription.name,
         _topics(subscription),
-        subscription.destination or "(none yet)",
+        _destination(subscription),
         subscription.on_dead or "(none yet)",
         f"{subscription.created_at:%Y-%m-%d %H:%M:%S}",
         holder.owner if holder is not None and holder.live else "nobody",
     )
 
 
+def _destination(subscription: Subscription) -> str:
+    return subscription.destination or "(none yet)"
+
+
+def _grace(subscription: Subscription) -> str:
+    return f", {age(subscription.grace.total_seconds())} after the commit" if subscription.grace else ""
+
+
 def _topics(subscription: Subscription) -> str:
+    if subscription.direct is not None:
+        return f"left behind by writers of {subscription.direct}"
     return "all topics" if subscription.topics is None else ",".join(subscription.topics)
 
 
@@ -119,6 +147,7 @@ def _as_json(subscription: Subscription, holder: Holder | None) -> dict[str, obj
         "topics": subscription.topics,
         "destination": subscription.destination,
         "on_dead": subscription.on_dead,
+        "grace_seconds": subscription.grace.total_seconds(),
         "created_at": subscription.created_at,
         "worker": holder.owner if holder is not None and live else None,
         "live": live,

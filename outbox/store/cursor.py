@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from outbox.errors import PositionError
 from outbox.message import Message
-from outbox.position import Progress, Window
+from outbox.position import Position, Progress, Window
 from outbox.store.dialect import Channel
-from outbox.store.log import Extent, Log, Reading
+from outbox.store.grace import Grace
+from outbox.store.log import Capture, Extent, Log, Reading
 
 _SMALLEST_SPAN = 1_000
 _WIDEST_SPAN = 64_000
@@ -50,25 +53,49 @@ class Batch:
 
 
 class Cursor:
-    """Reads on, whole windows when they are small, page by page when they are not."""
+    """Reads on, whole windows when they are small, page by page when they are not.
 
-    def __init__(self, log: Log, progress: Progress) -> None:
+    With a grace a window ends at a position that was captured before, and is paged.
+    """
+
+    def __init__(self, log: Log, progress: Progress, grace: Grace | None = None) -> None:
         self._log = log
         self._progress = progress
+        self._grace = grace
+        #: Ripe, and there is nothing between the base and it.
+        self._nothing_before: Position | None = None
         self._extent: Extent | None = None
         self._span = _SMALLEST_SPAN
 
     def read(self, channel: Channel) -> Batch:
         """The next batch. The cursor moves behind it if it held anything; the base of an idle one stays as stored."""
-        batch = (self._whole(channel) if self._progress.target is None else None) or self._page(channel)
+        if self._grace is not None:
+            batch = self._ripe(channel, self._grace)
+        else:
+            batch = (self._whole(channel) if self._progress.target is None else None) or self._page(channel)
         if batch.seen:
             self._progress = batch.end
         return batch
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until a read may bring something; for ever when only time does not change that."""
+        return math.inf if self._grace is None else self._grace.due_in
+
+    def young(self, channel: Channel) -> Iterator[Batch]:
+        """With a grace: what was committed before the first read and is not ripe yet; the cursor stays where it is."""
+        target = None if self._grace is None else self._grace.young
+        if target is None:
+            return
+        ahead = Cursor(self._log, Progress(self._progress.base, target, -1))
+        while ahead._progress.target is not None:
+            yield ahead.read(channel)
 
     def move_to(self, progress: Progress) -> None:
         """Go on from what has just been stored."""
         self._progress = progress
         self._extent = None
+        self._nothing_before = None
 
     def _whole(self, channel: Channel) -> Batch | None:
         """Everything since the base, or None when that is too much for one batch and a window was opened instead."""
@@ -76,10 +103,7 @@ class Cursor:
         reading = self._log.read_on(channel, base)
         capture = reading.capture
         assert capture is not None
-        if capture.position.head < base.head:
-            raise PositionError(
-                f"the server is at {capture.position}, behind the stored position {base}: it was restored or replaced"
-            )
+        self._require_ahead(capture)
         end = Progress(capture.position)
         if not reading.complete:
             self._extent = None
@@ -88,6 +112,42 @@ class Cursor:
                 self._progress = end
                 return None
         return Batch(reading=reading, window=Window(base, capture.position), end=end, seen=reading.seen)
+
+    def _ripe(self, channel: Channel, grace: Grace) -> Batch:
+        """The next page of what has been committed for as long as the grace says."""
+        capture = grace.look(self._log, channel)
+        if capture is not None:
+            self._require_ahead(capture)
+        if self._progress.target is None and not self._opens(channel, grace.ripen()):
+            return self._idle(capture)
+        batch = self._page(channel)
+        return batch if capture is None else replace(batch, reading=replace(batch.reading, capture=capture))
+
+    def _opens(self, channel: Channel, target: Position | None) -> bool:
+        """Open the window that ends at `target`, if it holds any row."""
+        base = self._progress.base
+        if target is None or target in (base, self._nothing_before):
+            return False
+        extent = self._log.extent(channel, Window(base, target))
+        if not extent.last:
+            self._nothing_before = target
+            return False
+        self._progress, self._nothing_before = Progress(base, target, -1), None
+        self._extent, self._span = extent, _SMALLEST_SPAN
+        return True
+
+    def _idle(self, capture: Capture | None) -> Batch:
+        base = self._progress.base
+        reading = self._log.nothing(capture)
+        end = Progress(self._nothing_before or base)
+        return Batch(reading=reading, window=Window(base, end.base), end=end, seen=0)
+
+    def _require_ahead(self, capture: Capture) -> None:
+        base = self._progress.base
+        if capture.position.head < base.head:
+            raise PositionError(
+                f"the server is at {capture.position}, behind the stored position {base}: it was restored or replaced"
+            )
 
     def _page(self, channel: Channel) -> Batch:
         """The next page of the open window; empty where a span of ids held nothing for us."""

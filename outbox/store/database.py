@@ -18,6 +18,7 @@ from outbox.store.postgresql import POSTGRESQL
 from outbox.store.sqlite import SQLITE
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
+_TABLES = ("message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "meta")
 _DIALECTS = {"postgresql": POSTGRESQL, "sqlite": SQLITE}
 
 
@@ -40,10 +41,7 @@ class Database:
         prefix = f'"{schema}".' if schema else ""
         self._names = {
             "now": self.dialect.now,
-            **{
-                name: f"{prefix}outbox_{name}"
-                for name in ("message", "subscription", "lease", "progress", "parked", "meta")
-            },
+            **{name: f"{prefix}outbox_{name}" for name in _TABLES},
         }
 
     def sql(self, statement: str, **parts: str) -> str:

@@ -57,7 +57,8 @@ _COUNT = "SELECT count(*) FROM {parked} WHERE subscription = :subscription AND s
 #: By primary key, whatever the state: a person who looks for a message knows only its id.
 _ONE = f"SELECT {_FIELDS} FROM {{parked}} WHERE subscription = :subscription AND id = :id"
 _MESSAGE = f"""
-    SELECT {COLUMNS.format(body="body")}, attempts + 1 FROM {{parked}} WHERE subscription = :subscription AND id = :id
+    SELECT {COLUMNS.format(body="body", direct="NULL AS direct")}, attempts + 1
+    FROM {{parked}} WHERE subscription = :subscription AND id = :id
 """
 #: The last wish counts. Nothing else of the row is touched: it belongs to the lease holder.
 _WISH = """

@@ -2,22 +2,40 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Protocol
 
 from sqlalchemy import Engine
 
 from outbox.message import Message
 
+if TYPE_CHECKING:
+    from uuid import UUID
+
+    from outbox.store.steps import Steps
+
 Row = tuple[Any, ...]
 Parameters = Mapping[str, Any]
 NONE: Parameters = {}
 
-#: The columns of a message, in the order in which `Dialect.messages` takes them. `{body}` may leave the body out.
-COLUMNS = "id, message_id, topic, key, tags, headers, {body}, content_type, created_at, deliver_at, expires_at"
+_PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+
+#: The columns of a message, in the order in which `Dialect.messages` takes them. `{body}` may leave the body out;
+#: copies that were set aside have no `{direct}`.
+COLUMNS = (
+    "id, message_id, topic, key, tags, headers, {body}, content_type, created_at, deliver_at, expires_at, {direct}"
+)
+
+#: What an append gives of a message, in this order.
+APPENDED = (
+    "message_id", "topic", "key", "slot", "tags", "headers", "body", "content_type", "deliver_at", "delay",
+    "expires_at", "direct",
+)  # fmt: skip
 
 
 class Channel(Protocol):
@@ -50,6 +68,13 @@ class Channel(Protocol):
 
     def close(self) -> None:
         """Give the connection up, whatever state it is in."""
+
+
+class Append(Protocol):
+    """Appends messages, given as rows of `APPENDED`; returns their ids when they are wanted."""
+
+    def __call__(self, names: Mapping[str, str], rows: Sequence[Row], *, ids_wanted: bool) -> Steps[list[int]]:
+        """The statements that do it; `names`: what `Database.sql` fills in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,17 +113,40 @@ class Dialect:
     incarnation: str
     #: The position of now: snapshot, incarnation, whether the answer is forbidden and why, clock.
     capture: str
-    #: `capture`, and everything committed since a position, in one statement. `chosen`: with a selection.
+    #: `capture`, and everything committed since a position, in one statement. `fresh`: one at which nothing was open.
+    #: `chosen`: without what the selection leaves out; else rows that it skips come along, without their bodies.
     read_on: str
+    read_on_fresh: str
     read_on_chosen: str
     #: One page of a window; `page_late` also looks for transactions that finished late.
     page: str
     page_late: str
     #: First and last id of a window's fresh part, then of its late part.
     extent: str
-    #: Appends messages, given as one list per column.
-    append: Callable[[Any, Mapping[str, str], Sequence[Row]], None]
+    append: Append
+    #: Two columns `name` and `id` out of what `bind_pairs` binds.
+    pairs: str
+    bind_pairs: Callable[[Sequence[tuple[str, UUID]]], Parameters]
+    #: Makes other writers of the keys bound as `keys` wait until the transaction ends; None where only one can write.
+    lock_keys: str | None
+    #: Whether one transaction at a time can write, so that a second one of the same thread would wait for ever.
+    one_writer: bool
+    #: Whether a driver's connection commits every statement by itself, or would answer COMMIT with a rollback.
+    commits_every_statement: Callable[[Any], bool]
+    is_aborted: Callable[[Any], bool]
+    #: Drivers of SQLAlchemy that can tell that.
+    drivers: frozenset[str]
+    #: Mends what an engine gets wrong about transactions.
+    prepare_engine: Callable[[Engine], None] | None
     #: Keeps a row as it is until the transaction ends, without writing a new version of it.
     share_lock: str
+    #: Locks the rows of a sub-select that nobody else has locked, and leaves the others out.
+    skip_locked: str
     #: System identifier and database oid; nulls where there are none.
     identity: str
+
+
+@lru_cache(maxsize=512)
+def pyformat(statement: str) -> bytes:
+    """`:name` parameters in the style of psycopg."""
+    return _PARAMETER.sub(r"%(\1)s", statement.replace("%", "%%")).encode()

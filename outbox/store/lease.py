@@ -11,7 +11,8 @@ from outbox.store.dialect import Channel
 _ACQUIRE = """
     UPDATE {lease} SET owner = :owner, epoch = epoch + 1, renewals = 0, lease_until = {until}
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-      AND (lease_until IS NULL OR lease_until <= {now} OR (epoch = :seen_epoch AND renewals = :seen_renewals))
+      AND (lease_until IS NULL OR lease_until <= {now} OR owner = :owner
+           OR (epoch = :seen_epoch AND renewals = :seen_renewals))
     RETURNING epoch
 """
 _RENEW = """
@@ -87,8 +88,9 @@ class Leases:
     def acquire(
         self, channel: Channel, partition: Partition, owner: str, length: timedelta, seen: Holder | None = None
     ) -> Lease | None:
-        """Take a lease that is free or has expired by the database's clock, under the next epoch.
+        """Take a lease that is free, has expired by the database's clock or is the owner's own, under the next epoch.
 
+        An owner that lost its connection takes its own lease back at once: the epoch fences what it was at before.
         `seen`: a holder that was the same, renewals and all, for a whole lease by the caller's own clock; the
         database's clock may have stepped back.
         """

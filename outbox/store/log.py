@@ -4,25 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Connection
-
 from outbox.errors import DatabaseError
-from outbox.message import HALF_TOPIC, Message, slot_of
+from outbox.message import HALF_TOPIC, Message
 from outbox.position import Position, Window
 from outbox.store.database import Database
-from outbox.store.dialect import Channel, Row
+from outbox.store.dialect import COLUMNS, Channel, Row
 
-_BODY = 6
+_TOPIC, _BODY, _DIRECT = 2, 6, 11
 _ID = itemgetter(0)
 _FORBIDDEN = {
     "standby": "this server is a standby: its snapshots miss open transactions; connect to the primary",
     "written": "a position cannot be captured in a transaction that has written; use a connection of its own",
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Selection:
+    """What of the log a reader handles.
+
+    `topics`: these; None: all, but for half messages. `skips`: not what its writers send themselves for the
+    subscription of this name. `only`: nothing else than that.
+    """
+
+    topics: tuple[str, ...] | None = None
+    skips: str | None = None
+    only: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,33 +103,31 @@ class Extent:
 
 
 class Log:
-    """Reads and appends. `channel` may be given to reads only, and is nobody else's."""
+    """Reads the log, on a channel that is nobody else's."""
 
-    def __init__(self, database: Database, limits: Limits = Limits(), topics: Sequence[str] | None = None) -> None:
+    def __init__(self, database: Database, limits: Limits = Limits(), selection: Selection = Selection()) -> None:
         self._database = database
         self._limits = limits
-        self._topics = None if topics is None else list(topics)
+        self._selection = selection
+        topics, narrow = selection.topics, selection.topics is not None or selection.only is not None
         dialect = database.dialect
         self._capture = database.sql(dialect.capture)
-        self._read_on = database.sql(dialect.read_on if topics is None else dialect.read_on_chosen)
+        self._read_on = database.sql(dialect.read_on_chosen if narrow else dialect.read_on)
+        self._read_on_fresh = database.sql(dialect.read_on_chosen if narrow else dialect.read_on_fresh)
         self._page = database.sql(dialect.page)
         self._page_late = database.sql(dialect.page_late)
         self._extent = database.sql(dialect.extent)
         self._bodies = database.sql(_BODIES, chosen=database.among("id", numbers="ids"))
+        self._at = database.sql(_AT, chosen=database.among("id", numbers="ids"))
         bound = None if topics is None else database.bind(topics)
-        self._common: dict[str, Any] = {"inline": self._limits.inline, "topics": bound}
-
-    def append(self, connection: Connection, messages: Sequence[Message]) -> None:
-        """Insert messages in the caller's transaction, in one statement; ids follow their order."""
-        slots = self._database.slots
-        rows = [
-            (
-                m.message_id, m.topic, m.key, slot_of(m.key, slots), m.tags, m.headers_json, m.body, m.content_type,
-                m.deliver_at, m.delay, m.expires_at,
-            )
-            for m in messages
-        ]  # fmt: skip
-        self._database.dialect.append(connection, self._database.names, rows)
+        # No subscription has an empty name.
+        self._skips = selection.skips or ""
+        self._common: dict[str, Any] = {
+            "inline": self._limits.inline,
+            "topics": bound,
+            "skips": self._skips,
+            "only": selection.only,
+        }
 
     def now(self, channel: Channel) -> Capture:
         """The position of now, with all that was committed before this call."""
@@ -133,7 +142,8 @@ class Log:
         """
         limit = self._limits.rows + 1
         parameters = {**self._common, "head": base.head, "open": list(base.open), "limit": limit}
-        head, rows = _split(channel.rows(self._read_on, parameters))
+        statement = self._read_on if base.open else self._read_on_fresh
+        head, rows = _split(channel.rows(statement, parameters))
         capture = self._captured(head[2], head[3], head[4], head[8])
         seen = len(rows) if head[0] is None else head[0]
         if seen >= limit:
@@ -143,6 +153,18 @@ class Log:
         return Reading(
             rows=fitting, make=self._messages, now=capture.now, complete=complete, seen=seen, capture=capture
         )
+
+    def nothing(self, capture: Capture | None) -> Reading:
+        """A reading without rows, of a moment at which none were asked for."""
+        now = datetime.now(UTC) if capture is None else capture.now
+        return Reading(rows=[], make=self._messages, now=now, complete=True, seen=0, capture=capture)
+
+    def at(self, channel: Channel, ids: Sequence[int]) -> Reading:
+        """What stands at these places, as much as the limits allow, one message at least."""
+        rows = channel.rows(self._at, {**self._common, "ids": self._database.bind(ids)})
+        fitting = self._with_bodies(channel, rows)
+        complete = len(fitting) == len(rows)
+        return Reading(rows=fitting, make=self._messages, now=datetime.now(UTC), complete=complete, seen=len(rows))
 
     def extent(self, channel: Channel, window: Window) -> Extent:
         """Where the rows of a window lie; costs one pass over its index entries."""
@@ -164,10 +186,9 @@ class Log:
         return Reading(rows=fitting, make=self._messages, now=now, complete=complete, seen=len(rows))
 
     def _messages(self, rows: list[Row]) -> list[Message]:
-        messages = self._database.dialect.messages(rows)
-        if self._topics is None:
-            messages = [message for message in messages if message.topic != HALF_TOPIC]
-        return messages
+        if self._selection.topics is None:
+            rows = [row for row in rows if row[_TOPIC] != HALF_TOPIC and row[_DIRECT] != self._skips]
+        return self._database.dialect.messages(rows)
 
     def _with_bodies(self, channel: Channel, rows: list[Row]) -> list[Row]:
         """In the order of the log; with the bodies that were too large to come along, as many as fit, one at least."""
@@ -205,6 +226,10 @@ def _bounds(window: Window) -> dict[str, Any]:
     return {"head": head, "target": target, "open": list(window.fresh_open), "late": list(window.late)}
 
 
+_AT = f"""
+    SELECT {COLUMNS.format(body="CASE WHEN length(body) <= :inline THEN body END", direct="direct")}
+    FROM {{message}} WHERE {{chosen}} AND direct = :only ORDER BY id
+"""
 #: Large bodies, as many as the limit of bytes allows; by primary key. Bodies stay out of the window function, because
 #: SQLite copies whatever goes through one.
 _BODIES = """

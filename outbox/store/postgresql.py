@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,13 +13,12 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 from psycopg.types.numeric import Int8BinaryLoader
-from sqlalchemy import Connection, Engine, TextClause, text
+from sqlalchemy import Engine
 
 from outbox.errors import DatabaseError
 from outbox.message import Message, from_microseconds, stored_message
-from outbox.store.dialect import COLUMNS, NONE, Dialect, Parameters, Row
-
-_PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+from outbox.store.dialect import APPENDED, COLUMNS, NONE, Dialect, Parameters, Row, pyformat
+from outbox.store.steps import Statement, Steps
 
 #: Ours, whatever the role's defaults are. Set once on a connection of our own, not per transaction: that would double
 #: the time of the idle poll, and each transaction here is one statement or a few.
@@ -38,12 +36,6 @@ _SETTINGS = """
 _PATIENCE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
 
 
-@lru_cache(maxsize=512)
-def _styled(statement: str) -> bytes:
-    """`:name` parameters in the style of psycopg."""
-    return _PARAMETER.sub(r"%(\1)s", statement.replace("%", "%%")).encode()
-
-
 class PostgresChannel:
     """A psycopg connection in autocommit, taken out of the engine's pool."""
 
@@ -57,6 +49,8 @@ class PostgresChannel:
             raise DatabaseError(f"workers need the psycopg driver, not {type(driver).__module__}")
         self._driver = driver
         self._name = sql.Identifier(name)
+        self._notify = sql.SQL("NOTIFY {}").format(self._name).as_bytes(driver)
+        self._announces = False
         driver.rollback()
         driver.autocommit = True
         driver.execute(_SETTINGS)
@@ -71,11 +65,11 @@ class PostgresChannel:
 
     def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
         """What a statement returns, read in the binary protocol."""
-        return self._cursor.execute(_styled(statement), parameters).fetchall()
+        return self._cursor.execute(pyformat(statement), parameters).fetchall()
 
     def run(self, statement: str, parameters: Parameters = NONE) -> int:
         """How many rows a statement touched."""
-        return self._cursor.execute(_styled(statement), parameters).rowcount
+        return self._cursor.execute(pyformat(statement), parameters).rowcount
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -99,9 +93,15 @@ class PostgresChannel:
         self._noticed = True
 
     def notify(self) -> None:
-        """NOTIFY on this connection: inside a business transaction it would take a global lock at commit."""
-        # Not durable, because a hint need not be: its commit would wait for the disk as any other.
-        self._driver.execute(sql.SQL("SET LOCAL synchronous_commit = off; NOTIFY {}").format(self._name), prepare=False)
+        """NOTIFY on this connection, which writes nothing else.
+
+        Inside a business transaction it would take a global lock at commit.
+        """
+        if not self._announces:
+            # Not durable, because a hint need not be: its commit would wait for the disk as any other.
+            self._driver.execute("SET synchronous_commit = off")
+            self._announces = True
+        self._driver.execute(self._notify, prepare=False)
 
     def close(self) -> None:
         """Close the socket. The pool is not asked: it would roll back first, and report a lost connection loudly."""
@@ -137,48 +137,40 @@ def _transient(error: Exception) -> bool:
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
 
 
-def _append(connection: Connection, names: Mapping[str, str], rows: Sequence[Row]) -> None:
+def _append(names: Mapping[str, str], rows: Sequence[Row], *, ids_wanted: bool) -> Steps[list[int]]:
     """One statement for any number of messages; ids follow the order of the list."""
-    if len(rows) == 1:
-        values = dict(zip(_APPENDED, rows[0], strict=True))
-        plain, styled = _append_one(names["message"], names["now"])
-        if connection.dialect.paramstyle == "pyformat":
-            # Past SQLAlchemy's compiler, which would cost as much as everything else that `send` does.
-            connection.exec_driver_sql(styled, values)
-        else:
-            connection.execute(plain, values)
-    else:
-        lists = dict(zip(_APPENDED, map(list, zip(*rows, strict=True)), strict=True))
-        connection.execute(text(_APPEND_MANY.format(**names)), lists)
+    template = _APPEND_ONE if len(rows) == 1 else _APPEND_MANY
+    columns = rows[0] if len(rows) == 1 else map(list, zip(*rows, strict=True))
+    parameters = dict(zip(APPENDED, columns, strict=True))
+    found = yield Statement(
+        _appending(template, names["message"], names["now"], ids_wanted=ids_wanted), parameters, ids_wanted
+    )
+    return sorted(row[0] for row in found)
 
 
 @lru_cache
-def _append_one(message: str, now: str) -> tuple[TextClause, str]:
-    statement = _APPEND_ONE.format(message=message, now=now)
-    return text(statement), _styled(statement).decode()
+def _appending(template: str, message: str, now: str, *, ids_wanted: bool) -> str:
+    return template.format(message=message, now=now) + (" RETURNING id" if ids_wanted else "")
 
-
-_APPENDED = (
-    "message_id", "topic", "key", "slot", "tags", "headers", "body", "content_type", "deliver_at", "delay", "expires_at"
-)  # fmt: skip
 
 _APPEND_ONE = """
     INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
-                           expires_at)
+                           expires_at, direct)
     VALUES (:message_id, :topic, :key, :slot, :tags, :headers, :body, :content_type, {now},
-            coalesce(CAST(:deliver_at AS timestamptz), {now} + CAST(:delay AS interval)), :expires_at)
+            coalesce(CAST(:deliver_at AS timestamptz), {now} + CAST(:delay AS interval)), :expires_at, :direct)
 """
 
 _APPEND_MANY = """
     INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
-                           expires_at)
+                           expires_at, direct)
     SELECT message_id, topic, key, slot, tags, headers, body, content_type, {now}, coalesce(deliver_at, {now} + delay),
-           expires_at
+           expires_at, direct
     FROM unnest(CAST(:message_id AS uuid[]), CAST(:topic AS text[]), CAST(:key AS text[]), CAST(:slot AS smallint[]),
                 CAST(:tags AS text[]), CAST(:headers AS text[]), CAST(:body AS bytea[]), CAST(:content_type AS text[]),
-                CAST(:deliver_at AS timestamptz[]), CAST(:delay AS interval[]), CAST(:expires_at AS timestamptz[]))
+                CAST(:deliver_at AS timestamptz[]), CAST(:delay AS interval[]), CAST(:expires_at AS timestamptz[]),
+                CAST(:direct AS text[]))
          WITH ORDINALITY AS m(message_id, topic, key, slot, tags, headers, body, content_type, deliver_at, delay,
-                              expires_at, place)
+                              expires_at, direct, place)
     ORDER BY place
 """
 
@@ -199,20 +191,21 @@ _HEAD = f"""s AS MATERIALIZED (SELECT pg_current_snapshot()::text AS snapshot, {
 
 #: The first row of a whole read carries the capture in the columns of a message; it has no message_id.
 _HEAD_ROW = """SELECT {count} AS id, NULL::uuid, snapshot, incarnation, forbidden, NULL, NULL::bytea, NULL, {{now}},
-    NULL::timestamptz, NULL::timestamptz FROM s"""
+    NULL::timestamptz, NULL::timestamptz, NULL FROM s"""
 
 #: Large bodies stay behind, and are fetched when their turn comes: this is what bounds a read in bytes.
 _BODY = "CASE WHEN octet_length(body) <= :inline THEN body END"
-_LOG_COLUMNS = COLUMNS.format(body=_BODY)
-_PLAIN = COLUMNS.format(body="body")
+_LOG_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
+#: What the writers of the subscription send themselves comes without its body, to be left out at once.
+_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", "CASE WHEN direct = :skips THEN ''::bytea"), direct="direct")
 
 #: What committed late: a probe of (xact_id, id) per transaction that was open at the base.
 _LATE = f"""SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
-        SELECT {_LOG_COLUMNS} FROM {{message}} WHERE xact_id = o.x ORDER BY xact_id, id LIMIT :limit) AS l
+        SELECT {_RAW_COLUMNS} FROM {{message}} WHERE xact_id = o.x ORDER BY xact_id, id LIMIT :limit) AS l
         LIMIT :limit"""
 
 #: What is fresh: one range of (xact_id, id). The ORDER BY keeps never-analysed tables and generic plans on the index.
-_FRESH = f"""SELECT {_LOG_COLUMNS} FROM {{message}} WHERE xact_id >= CAST(:head AS bigint)
+_FRESH = f"""SELECT {_RAW_COLUMNS} FROM {{message}} WHERE xact_id >= CAST(:head AS bigint)
         ORDER BY xact_id, id LIMIT :limit"""
 
 _READ_ON = f"""
@@ -222,14 +215,23 @@ _READ_ON = f"""
     UNION ALL ({_FRESH})
 """
 
+#: Nothing was open at the base: a third less work for the server, which counts when a single message is awaited.
+_READ_ON_FRESH = f"""
+    WITH {_HEAD}
+    {_HEAD_ROW.format(count="NULL::bigint")}
+    UNION ALL ({_FRESH})
+"""
+
+_CHOSEN = """(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS text[])))
+    AND direct IS DISTINCT FROM CAST(:skips AS text)
+    AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text))"""
+
 #: The limit applies before the selection, so that the work is bounded however rare a topic is.
 _READ_ON_CHOSEN = f"""
     WITH {_HEAD}, raw AS MATERIALIZED (({_LATE}) UNION ALL ({_FRESH}))
     {_HEAD_ROW.format(count="(SELECT count(*) FROM raw)")}
-    UNION ALL SELECT * FROM raw WHERE topic = ANY(CAST(:topics AS text[]))
+    UNION ALL SELECT * FROM raw WHERE {_CHOSEN}
 """
-
-_CHOSEN = "(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS text[])))"
 
 #: A page walks the primary key; `+ 0` keeps the planner off the other index, which would sort the whole window.
 _PAGE_FRESH = f"""SELECT {_LOG_COLUMNS} FROM {{message}}
@@ -244,7 +246,7 @@ _PAGE_LATE = f"""SELECT l.* FROM unnest(CAST(:late AS bigint[])) AS o(x) CROSS J
         ORDER BY xact_id, id LIMIT :limit) AS l"""
 
 _CLOCK_ROW = """SELECT NULL::bigint AS id, NULL::uuid, NULL, NULL, NULL, NULL, NULL::bytea, NULL, {now},
-    NULL::timestamptz, NULL::timestamptz"""
+    NULL::timestamptz, NULL::timestamptz, NULL"""
 
 _PAGE = f"{_CLOCK_ROW} UNION ALL ({_PAGE_FRESH})"
 
@@ -264,6 +266,17 @@ _EXTENT = """
               SELECT min(id + 0) AS first, max(id + 0) AS last FROM {message} WHERE xact_id = o.n) AS x) AS l
 """
 
+
+def is_aborted(driver: Any) -> bool:
+    """Whether COMMIT would be answered with ROLLBACK: libpq knows, without a round trip."""
+    return bool(driver.info.transaction_status == psycopg.pq.TransactionStatus.INERROR)
+
+
+def commits_every_statement(driver: Any) -> bool:
+    """Judged by the server's state, not by the flag: `transaction()` in autocommit is a transaction."""
+    return bool(driver.autocommit and driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)
+
+
 POSTGRESQL = Dialect(
     name="postgresql",
     now="statement_timestamp()",
@@ -282,22 +295,24 @@ POSTGRESQL = Dialect(
     incarnation=_INCARNATION,
     capture=_CAPTURE,
     read_on=_READ_ON,
+    read_on_fresh=_READ_ON_FRESH,
     read_on_chosen=_READ_ON_CHOSEN,
     page=_PAGE,
     page_late=_PAGE_WITH_LATE,
     extent=_EXTENT,
     append=_append,
+    pairs="unnest(CAST(:names AS text[]), CAST(:ids AS uuid[])) AS pairs(name, id)",
+    bind_pairs=lambda pairs: {"names": [name for name, _ in pairs], "ids": [id for _, id in pairs]},
+    # Always in the same order, so that two writers of two keys cannot wait for each other.
+    lock_keys="SELECT pg_advisory_xact_lock(hashtextextended(key, :seed))"
+    " FROM (SELECT key FROM unnest(CAST(:keys AS text[])) AS k(key) ORDER BY key) AS ordered",
+    one_writer=False,
+    commits_every_statement=commits_every_statement,
+    is_aborted=is_aborted,
+    drivers=frozenset(("psycopg", "psycopg_async", "psycopg2")),
+    prepare_engine=None,
     share_lock="FOR SHARE",
+    skip_locked="FOR UPDATE SKIP LOCKED",
     identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"
     " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid",
 )
-
-
-def is_aborted(driver: Any) -> bool:
-    """Whether COMMIT would be answered with ROLLBACK: libpq knows, without a round trip."""
-    return bool(driver.info.transaction_status == psycopg.pq.TransactionStatus.INERROR)
-
-
-def commits_every_statement(driver: Any) -> bool:
-    """Judged by the server's state, not by the flag: `transaction()` in autocommit is a transaction."""
-    return bool(driver.autocommit and driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)

@@ -7,23 +7,25 @@ import random
 import sqlite3
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Connection, Engine, event, text
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.util import await_only
 
 from outbox.errors import DatabaseError
 from outbox.message import Message, stored_message
-from outbox.store.dialect import COLUMNS, NONE, Dialect, Parameters, Row
+from outbox.store.dialect import APPENDED, COLUMNS, NONE, Dialect, Parameters, Row
+from outbox.store.steps import Statement, Steps
 
 #: How long a writer waits for the others, in seconds.
 BUSY_SECONDS = 30.0
 _PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 
 
-def begin_immediate(execute: Any, seconds: float = BUSY_SECONDS) -> None:
+def begin_immediate(execute: Any, seconds: float = BUSY_SECONDS, pause: Callable[[float], Any] = time.sleep) -> None:
     """Take the write lock now, trying every 0.3 to 2 ms.
 
     SQLite's own busy handler sleeps up to 100 ms between tries, and among busy writers one gets no turn at all.
@@ -36,7 +38,7 @@ def begin_immediate(execute: Any, seconds: float = BUSY_SECONDS) -> None:
         except sqlite3.OperationalError as error:
             if not _busy(error) or time.monotonic() > deadline:
                 raise
-        time.sleep(random.uniform(0.0003, 0.002))
+        pause(random.uniform(0.0003, 0.002))
 
 
 def _busy(error: Exception) -> bool:
@@ -59,17 +61,30 @@ def configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
-        driver: Any = connection.connection.driver_connection
-        begin_immediate(driver.execute)
+        begin_immediate(_cursor_of(connection).execute, pause=_pause_of(engine))
 
 
-def begin_before_savepoint(engine: Engine) -> None:
+def _cursor_of(connection: Connection) -> Any:
+    """A cursor that can be used here, also where SQLAlchemy awaits its driver behind our back."""
+    return connection.connection.dbapi_connection.cursor()  # type: ignore[union-attr]
+
+
+def _pause_of(engine: Engine) -> Callable[[float], Any]:
+    """How to wait without holding up those who have the lock: perhaps they are in the same event loop."""
+    if not engine.dialect.is_async:
+        return time.sleep
+    import asyncio
+
+    return lambda seconds: await_only(asyncio.sleep(seconds))
+
+
+def _begin_before_savepoint(engine: Engine) -> None:
     """Open a transaction before a SAVEPOINT: the driver does not, and its RELEASE would commit for good."""
 
     def _savepoint(connection: Connection, _name: str | None) -> None:
         driver: Any = connection.connection.driver_connection
         if not driver.in_transaction:
-            driver.execute("BEGIN")
+            _cursor_of(connection).execute("BEGIN")
 
     event.listen(engine, "savepoint", _savepoint)
 
@@ -155,50 +170,63 @@ def _messages(rows: Sequence[Row]) -> list[Message]:
     return [stored_message(row[0], uuid.UUID(row[1]), *row[2:8], *map(_moment, row[8:11]), *row[11:]) for row in rows]
 
 
-def _append(connection: Connection, names: Mapping[str, str], rows: Sequence[Row]) -> None:
+def _append(names: Mapping[str, str], rows: Sequence[Row], *, ids_wanted: bool) -> Steps[list[int]]:
     """Statements cost no round trip here, so there is one per message, prepared once."""
-    connection.execute(text(_APPEND.format(**names)), [_bound(row) for row in rows])
+    yield Statement(_APPEND.format(**names), [_bound(row) for row in rows])
+    if not ids_wanted:
+        return []
+    # Nobody else draws ids while this transaction has the write lock.
+    ((last,),) = yield Statement("SELECT last_insert_rowid()", returns=True)
+    return list(range(last - len(rows) + 1, last + 1))
 
 
 def _bound(row: Row) -> dict[str, Any]:
-    message_id, *envelope, deliver_at, delay, expires_at = row
-    return {
-        **dict(zip(("topic", "key", "slot", "tags", "headers", "body", "content_type"), envelope, strict=True)),
-        "message_id": message_id.hex,
-        "deliver_at": None if deliver_at is None else _bind_moment(deliver_at),
-        "delay": None if delay is None else f"{delay.total_seconds():+.6f} seconds",
-        "expires_at": None if expires_at is None else _bind_moment(expires_at),
-    }
+    bound = dict(zip(APPENDED, row, strict=True))
+    bound["message_id"] = bound["message_id"].hex
+    for moment in ("deliver_at", "expires_at"):
+        bound[moment] = None if bound[moment] is None else _bind_moment(bound[moment])
+    bound["delay"] = None if bound["delay"] is None else f"{bound['delay'].total_seconds():+.6f} seconds"
+    return bound
 
 
 _APPEND = """
     INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
-                           expires_at)
+                           expires_at, direct)
     VALUES (:message_id, :topic, :key, :slot, :tags, :headers, :body, :content_type, {now},
-            coalesce(:deliver_at, strftime('%Y-%m-%d %H:%M:%f', {now}, :delay)), :expires_at)
+            coalesce(:deliver_at, strftime('%Y-%m-%d %H:%M:%f', {now}, :delay)), :expires_at, :direct)
 """
 
 #: `max(id)` falls when the log is purged empty; the sequence does not.
 _SNAPSHOT = """(SELECT (coalesce(max(seq), 0) + 1) || ':' || (coalesce(max(seq), 0) + 1) || ':' FROM sqlite_sequence
     WHERE name = '{message}')"""
 
-_HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL"
-_COLUMNS = COLUMNS.format(body="CASE WHEN length(body) <= :inline THEN body END")
-_CHOSEN = "(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics)))"
-_FRESH = f"SELECT {_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
+_HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL"
+_BODY = "CASE WHEN length(body) <= :inline THEN body END"
+_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
+#: What the writers of the subscription send themselves comes without its body, to be left out at once.
+_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", "CASE WHEN direct = :skips THEN x''"), direct="direct")
+_CHOSEN = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics)))
+    AND direct IS NOT :skips AND (:only IS NULL OR direct = :only)"""
+_FRESH = f"SELECT {_RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
 
 _READ_ON = f"SELECT * FROM ({_HEAD_ROW}) UNION ALL SELECT * FROM ({_FRESH})"
 
 _READ_ON_CHOSEN = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM {{message}} WHERE id >= :head LIMIT :limit)), NULL,
-        {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL
+        {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
     UNION ALL SELECT * FROM ({_FRESH}) WHERE {_CHOSEN}"""
 
-_PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL
+_PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
     UNION ALL SELECT * FROM (SELECT {_COLUMNS} FROM {{message}}
         WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {_CHOSEN}
         ORDER BY id LIMIT :limit)"""
 
 _EXTENT = """SELECT min(id), max(id), NULL, NULL FROM {message} WHERE id >= :head AND id < :target"""
+
+
+def _commits_every_statement(driver: Any) -> bool:
+    """With an isolation level the driver begins by itself before the INSERT; without one somebody must have begun."""
+    return driver.isolation_level is None and not driver.in_transaction
+
 
 SQLITE = Dialect(
     name="sqlite",
@@ -218,16 +246,23 @@ SQLITE = Dialect(
     incarnation="''",
     capture=f"SELECT {_SNAPSHOT}, '', NULL, {{now}}",
     read_on=_READ_ON,
+    read_on_fresh=_READ_ON,
     read_on_chosen=_READ_ON_CHOSEN,
     page=_PAGE,
     page_late=_PAGE,
     extent=_EXTENT,
     append=_append,
+    # `true` keeps a following ON CONFLICT from being read as the condition of a join.
+    pairs="(SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS id"
+    " FROM json_each(:pairs) WHERE true) AS pairs",
+    bind_pairs=lambda pairs: {"pairs": json.dumps([(name, id.hex) for name, id in pairs])},
+    lock_keys=None,
+    one_writer=True,
+    commits_every_statement=_commits_every_statement,
+    is_aborted=lambda _driver: False,
+    drivers=frozenset(("pysqlite", "aiosqlite")),
+    prepare_engine=_begin_before_savepoint,
     share_lock="",
+    skip_locked="",
     identity="SELECT NULL AS system_identifier, NULL AS database_oid",
 )
-
-
-def commits_every_statement(driver: Any) -> bool:
-    """With an isolation level the driver begins by itself before the INSERT; without one somebody must have begun."""
-    return driver.isolation_level is None and not driver.in_transaction

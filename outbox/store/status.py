@@ -73,21 +73,23 @@ class _Part:
 _FRESH = """
     SELECT count(*), count(CASE WHEN {selected} THEN 1 END), min(CASE WHEN {selected} THEN created_at END),
            max(created_at), min(id)
-    FROM (SELECT id, topic, created_at FROM {message} WHERE {number} >= :head ORDER BY {number}, id LIMIT :limit) AS r
+    FROM (SELECT id, topic, direct, created_at FROM {message} WHERE {number} >= :head
+          ORDER BY {number}, id LIMIT :limit) AS r
 """
 #: What committed late: a probe of the same index per number that is open at the position.
 _LATE = """
     SELECT count(*), count(CASE WHEN {selected} THEN 1 END), min(CASE WHEN {selected} THEN created_at END),
            max(created_at), min(id)
     FROM (SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
-              SELECT id, topic, created_at FROM {message} WHERE {number} = o.x ORDER BY {number}, id LIMIT :limit) AS l
+              SELECT id, topic, direct, created_at FROM {message} WHERE {number} = o.x
+              ORDER BY {number}, id LIMIT :limit) AS l
           LIMIT :limit) AS r
 """
 #: What is left of a window that is half done, by primary key from the id that it came to.
 _REST = """
     SELECT count(*), count(CASE WHEN {selected} AND {left} THEN 1 END),
            min(CASE WHEN {selected} AND {left} THEN created_at END), max(created_at), min(id)
-    FROM (SELECT id, topic, created_at, {number} AS number FROM {message} WHERE id > :after
+    FROM (SELECT id, topic, direct, created_at, {number} AS number FROM {message} WHERE id > :after
           ORDER BY id LIMIT :limit) AS r
 """
 _LEFT = "(number < :target AND NOT {in_target} AND (number >= :head OR {in_base}))"
@@ -95,7 +97,7 @@ _LEFT = "(number < :target AND NOT {in_target} AND (number >= :head OR {in_base}
 _LAST_ID = "SELECT max(id) FROM {message}"
 _SAMPLE = """
     SELECT count(*), count(CASE WHEN {selected} AND {unsettled} THEN 1 END), max(id)
-    FROM (SELECT id, topic, {number} AS number FROM {message} WHERE id >= :first AND id < :end
+    FROM (SELECT id, topic, direct, {number} AS number FROM {message} WHERE id >= :first AND id < :end
           ORDER BY id LIMIT :limit) AS r
 """
 _UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND number < :target AND NOT {in_target})"
@@ -148,10 +150,13 @@ class _Unsettled:
         self._progress = progress
         # PostgreSQL has a column for it; elsewhere a row's own id tells what is settled.
         self._number = "xact_id" if "xact_id" in database.tables.message.columns else "id"
-        topics = subscription.topics
-        self._selected = "topic <> :topics" if topics is None else database.among("topic", texts="topics")
+        topics, only = subscription.selection.topics, subscription.selection.only
+        of_topics = "topic <> :topics" if topics is None else database.among("topic", texts="topics")
+        of_writers = "coalesce(direct, '') <> :direct" if only is None else "direct = :direct"
+        self._selected = f"{of_topics} AND {of_writers}"
         self._common = {
             "topics": HALF_TOPIC if topics is None else database.bind(topics),
+            "direct": subscription.selection.skips if only is None else only,
             "limit": MOST_COUNTED + 1,
         }
         self._parts = self._look()

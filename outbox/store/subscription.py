@@ -5,28 +5,46 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Literal
 
 from outbox.errors import SubscriptionError
 from outbox.position import EARLIEST, Position, Progress
+from outbox.store.ack import Acks
 from outbox.store.database import Database
 from outbox.store.dialect import Channel, Row
-from outbox.store.log import Log
+from outbox.store.log import Log, Selection
 
 OnDead = Literal["block", "continue"]
 #: Where a new subscription starts: "earliest", "latest", or a moment.
 Start = Literal["earliest", "latest"] | datetime
 
+_COMPENSATION = ":compensation"
+
+
+def compensation_of(name: str) -> str:
+    """The subscription that finds what direct writers of subscription `name` have left behind."""
+    return name + _COMPENSATION
+
+
+def is_compensation(name: str) -> bool:
+    """Whether a subscription's rows are only those that direct writers were to send."""
+    return name.endswith(_COMPENSATION)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a worker says that its subscription is: these things belong to the name, not to the process."""
+    """What a worker says that its subscription is: these things belong to the name, not to the process.
+
+    `destination`: None where it is not known yet. `grace`: rows are read at least so long after their commit; None: as
+    stored, or none.
+    """
 
     name: str
-    destination: str
+    destination: str | None
     topics: tuple[str, ...] | None = None
     on_dead: OnDead | None = None
+    grace: timedelta | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +58,38 @@ class Subscription:
     partitions: int
     generation: int
     created_at: datetime
+    grace: timedelta = timedelta(0)
+
+    @property
+    def direct(self) -> str | None:
+        """Of a compensation: the subscription whose direct writers it follows."""
+        return self.name.removesuffix(_COMPENSATION) if is_compensation(self.name) else None
+
+    @property
+    def selection(self) -> Selection:
+        """What of the log it handles.
+
+        What its writers send themselves it always skips: such rows may appear at any moment, and its compensation
+        stands where it was created, behind none of them.
+        """
+        if self.direct is not None:
+            return Selection(topics=self.topics, only=self.direct)
+        return Selection(topics=self.topics, skips=self.name)
 
 
-_COLUMNS = "name, topics, destination, on_dead, partitions, generation, created_at"
+_COLUMNS = "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms"
 _FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
 _ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
-    INSERT INTO {subscription} (name, topics, destination, on_dead, partitions, generation, created_at)
-    VALUES (:name, :topics, :destination, :on_dead, 1, 1, {now}) ON CONFLICT (name) DO NOTHING
+    INSERT INTO {subscription} (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms)
+    VALUES (:name, :topics, :destination, :on_dead, 1, 1, {now}, :grace_ms) ON CONFLICT (name) DO NOTHING
 """
 _DECLARE = """
     UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead
     WHERE name = :name AND destination IS NULL
 """
 _ALTER = """
-    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead
+    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, grace_ms = :grace_ms
     WHERE name = :name
 """
 _LEASE = """
@@ -97,14 +132,17 @@ class Subscriptions:
     def declare(self, channel: Channel, declared: Declaration, start: Start = "earliest") -> Subscription:
         """Find the subscription, create it at `start`, or give one that has none yet its selection and destination.
 
+        Any number of processes may do so at once: the first creates it, and the others find it.
+
         Raises:
             SubscriptionError: it stands there with another selection, destination or policy. Two workers of one name
                 and different selections would pass over each other's messages.
         """
         if self.find(channel, declared.name) is None:
             self._create(channel, declared, start)
-        values = self._values(declared)
-        channel.run(self._database.sql(_DECLARE), {**values, "on_dead": declared.on_dead or "block"})
+        if declared.destination is not None:
+            values = self._values(declared)
+            channel.run(self._database.sql(_DECLARE), {**values, "on_dead": declared.on_dead or "block"})
         stored = self.get(channel, declared.name)
         self._require_same(stored, declared)
         return stored
@@ -116,18 +154,23 @@ class Subscriptions:
             "topics": _topics_text(changed.topics),
             "destination": changed.destination,
             "on_dead": changed.on_dead,
+            "grace_ms": _milliseconds(changed.grace),
         }
         channel.run(self._database.sql(_ALTER), values)
 
     def drop(self, channel: Channel, name: str) -> None:
-        """Forget a subscription, with its leases, progress and parked messages."""
+        """Forget a subscription, with its leases, progress and parked messages; of a compensation also the acks."""
         with channel.transaction():
             for table in ("parked", "progress", "lease"):
                 channel.run(self._database.sql(f"DELETE FROM {{{table}}} WHERE subscription = :name"), {"name": name})
+            if is_compensation(name):
+                Acks(self._database, name.removesuffix(_COMPENSATION)).forget(channel)
             channel.run(self._database.sql("DELETE FROM {subscription} WHERE name = :name"), {"name": name})
 
     def _create(self, channel: Channel, declared: Declaration, start: Start) -> None:
         # The position is captured before the transaction: inside it an id of our own would stand in the way.
+        if declared.grace and isinstance(start, datetime):
+            raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
         progress = self._first_progress(channel, start)
         place = {
             "base": str(progress.base),
@@ -135,7 +178,8 @@ class Subscriptions:
             "after": progress.after,
         }
         with channel.transaction():
-            row = {**self._values(declared), "on_dead": declared.on_dead or "block"}
+            grace = _milliseconds(declared.grace or timedelta(0))
+            row = {**self._values(declared), "on_dead": declared.on_dead or "block", "grace_ms": grace}
             if channel.run(self._database.sql(_CREATE), row):
                 channel.run(self._database.sql(_LEASE), {"name": declared.name})
                 channel.run(self._database.sql(_FIRST_PROGRESS), {"name": declared.name, **place})
@@ -168,8 +212,10 @@ class Subscriptions:
             f"{what} {_shown(there)} (this worker: {_shown(here)})"
             for what, there, here in (
                 ("topics", stored.topics, declared.topics and tuple(sorted(set(declared.topics)))),
-                ("destination", stored.destination, declared.destination),
+                ("destination", stored.destination, declared.destination or stored.destination),
                 ("on-dead", stored.on_dead, declared.on_dead or stored.on_dead),
+                # A longer one does no harm: whoever counts on it has been waited for.
+                ("grace", stored.grace, max(declared.grace or stored.grace, stored.grace)),
             )
             if there != here
         ]
@@ -197,6 +243,7 @@ class Subscriptions:
             partitions=row[4],
             generation=row[5],
             created_at=created_at,
+            grace=timedelta(milliseconds=row[7]),
         )
 
 
@@ -204,10 +251,25 @@ def _topics_text(topics: Sequence[str] | None) -> str | None:
     return None if topics is None else json.dumps(sorted(set(topics)))
 
 
+def _milliseconds(grace: timedelta) -> int:
+    return -(-grace // timedelta(milliseconds=1))
+
+
 def _shown(value: object) -> str:
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g} s"
     if isinstance(value, tuple):
         return ",".join(value)
     return "all" if value is None else str(value)
 
 
-__all__ = ["Declaration", "OnDead", "Position", "Start", "Subscription", "Subscriptions"]
+__all__ = [
+    "Declaration",
+    "OnDead",
+    "Position",
+    "Start",
+    "Subscription",
+    "Subscriptions",
+    "compensation_of",
+    "is_compensation",
+]

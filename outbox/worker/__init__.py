@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from outbox.errors import HungHandlerError, LeaseLostError, SubscriptionError
 from outbox.store import identity
+from outbox.store.ack import Acks
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
+from outbox.store.grace import Grace
 from outbox.store.lease import Holder, Lease, Leases, Partition
 from outbox.store.log import Limits, Log
 from outbox.store.subscription import Declaration, Start, Subscription, Subscriptions
@@ -26,7 +29,7 @@ from outbox.worker.wake import Wake
 
 logger = logging.getLogger("outbox")
 
-_LOG_EVERY_SECONDS = 5.0
+_LOG_EVERY_SECONDS, _LOG_SELDOM_SECONDS = 5.0, 60.0
 _GROW_CAUTIOUS = 8
 
 
@@ -56,27 +59,46 @@ class Worker:
         declared: Declaration,
         handler: Handler,
         *,
-        start: Start = "earliest",
+        start: Start | None = "earliest",
         policy: HandlerPolicy | None = None,
         settings: Settings | None = None,
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+        look: Callable[[Channel], None] = lambda _channel: None,
     ) -> None:
+        """`start`: where a new subscription begins; None: somebody else creates it. `turn`: held during each call of
+        the handler. `look`: called again and again, with a connection that does nothing else meanwhile.
+        """
         self._database = database
         self._declared = declared
         self._handler = handler
         self._start = start
         self._policy = policy or HandlerPolicy()
         self._settings = settings or Settings()
-        #: Random per process start, so that a restarted worker never passes for the one before.
-        self.owner = secrets.token_hex(8)
+        self._turn = turn
+        self._look = look
+        self._owner, self._process = secrets.token_hex(8), os.getpid()
         self.wake = Wake()
         # A plain flag and a socket, no lock: a signal handler may come in the middle of anything.
         self._stopping = False
         self._halt = Wake()
         self._logged_at = float("-inf")
+        self._log_every = _LOG_EVERY_SECONDS
         self._known = False
         #: By how much smaller calls are: the fewer messages hang together, the sooner is known which one does it.
         self._cautious = 1
         self._left_behind: list[Call] = []
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked that has not been followed yet."""
+        return self._stopping
+
+    @property
+    def owner(self) -> str:
+        """Random per process start, so that neither a restarted worker nor a fork's passes for the one before."""
+        if self._process != os.getpid():
+            self._owner, self._process = secrets.token_hex(8), os.getpid()
+        return self._owner
 
     @property
     def hanging(self) -> int:
@@ -89,12 +111,15 @@ class Worker:
         self._work(self._step_or_wait)
 
     def until_empty(self) -> None:
-        """Work until everything committed before now is handled, and nothing that is parked is due."""
-        self._work(lambda tenure: tenure.step())
+        """Work until everything committed before now is handled, and nothing that is parked is due.
+
+        What waits for its grace is waited for.
+        """
+        self._work(lambda tenure: tenure.step() or self._wait_for_grace(tenure))
 
     def once(self) -> None:
         """Handle one batch, if there is one."""
-        self._work(lambda tenure: tenure.step() and False)
+        self._work(lambda tenure: not tenure.step() and self._wait_for_grace(tenure))
 
     def stop(self) -> None:
         """Finish what is under way, give the lease back, and return from `run`. May be called from anywhere."""
@@ -125,6 +150,7 @@ class Worker:
                     failures = 0
                     with self._tenure(channel, subscription) as tenure:
                         while tenure is not None and not self._stopping:
+                            self._look(channel)
                             if not go_on(tenure):
                                 return
             except HungHandlerError:
@@ -158,9 +184,11 @@ class Worker:
         if known is None and self._known:
             # Declared anew it would begin at its start, and send everything again.
             raise SubscriptionError(f"subscription {self._declared.name!r} was dropped under this worker")
-        subscription = Subscriptions(self._database).declare(channel, self._declared, self._start)
+        if known is None and self._start is None:
+            raise SubscriptionError(f"there is no subscription {self._declared.name!r}")
+        subscription = Subscriptions(self._database).declare(channel, self._declared, self._start or "latest")
         self._known = True
-        if known is None or known.destination is None:
+        if known is None or (known.destination is None and known.direct is None):
             logger.info("subscription %s begins at %s", subscription.name, self._start if known is None else "earliest")
         if subscription.partitions != 1:
             raise SubscriptionError(
@@ -184,9 +212,12 @@ class Worker:
             keeper = Keeper(
                 self._database, lease, length=settings.lease, every=settings.renew_every, taken=at, lost=self.wake.set
             )
-            channel.listen()
             # Declared again: while this worker waited, somebody may have altered what is sent where.
-            tenure = self._begin(channel, lease, self._declare(channel), keeper, caller)
+            subscription = self._declare(channel)
+            if not subscription.grace:
+                # Else there is nothing to do when something was committed, but long after.
+                channel.listen()
+            tenure = self._begin(channel, lease, subscription, keeper, caller)
             with closing(tenure):
                 yield tenure
         finally:
@@ -208,12 +239,24 @@ class Worker:
             rest=self.rest,
             most=self._settings.limits.rows,
             cautious=self._cautious,
+            turn=self._turn,
         )
-        log = Log(self._database, self._settings.limits, subscription.topics)
+        log = Log(self._database, self._settings.limits, subscription.selection)
+        direct = subscription.direct
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, lease.epoch)
         self._channel = channel
         self._interval = self._settings.poll[0].total_seconds()
-        return Tenure(self._database, channel, lease, log, self._settings.limits, hand_over, policy)
+        return Tenure(
+            self._database,
+            channel,
+            lease,
+            log,
+            self._settings.limits,
+            hand_over,
+            policy,
+            grace=Grace(subscription.grace, self._settings.poll) if subscription.grace else None,
+            acks=None if direct is None else Acks(self._database, direct),
+        )
 
     def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
         """Wait for the lease: until it expires by the database's clock, or has not moved for a lease by ours."""
@@ -221,6 +264,7 @@ class Worker:
         seen: Holder | None = None
         seen_at = clock()
         while not self._stopping:
+            self._look(channel)
             before = clock()
             still = seen if before - seen_at > length.total_seconds() else None
             lease = leases.acquire(channel, partition, self.owner, length, still)
@@ -246,6 +290,10 @@ class Worker:
             self._interval = min(2 * self._interval, longest)
         return True
 
+    def _wait_for_grace(self, tenure: Tenure) -> bool:
+        """After an idle step: rest, if there is anything to wait for."""
+        return tenure.awaits_grace() and self.rest(tenure.due_in)
+
     # Helpers
 
     def rest(self, seconds: float) -> bool:
@@ -259,6 +307,10 @@ class Worker:
         return replace(self._policy, block_on_dead=subscription.on_dead != "continue")
 
     def _log_sometimes(self, text: str, *values: object) -> None:
-        if time.monotonic() - self._logged_at >= _LOG_EVERY_SECONDS:
+        """Ever less often while the trouble lasts: one of many databases may be away for days."""
+        quiet = time.monotonic() - self._logged_at
+        if quiet >= self._log_every:
+            self._log_every = _LOG_EVERY_SECONDS if quiet > 2 * _LOG_SELDOM_SECONDS else self._log_every * 2
+            self._log_every = min(self._log_every, _LOG_SELDOM_SECONDS)
             self._logged_at = time.monotonic()
             logger.warning(text, *values)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 
 from outbox.errors import LeaseLostError, SubscriptionError
@@ -14,7 +15,7 @@ from outbox.store.dialect import Channel
 from outbox.store.lease import Holder, Lease, Leases, Partition
 from outbox.store.log import Log
 from outbox.store.parked import Parked
-from outbox.store.subscription import Subscription, Subscriptions
+from outbox.store.subscription import Subscription, Subscriptions, compensation_of
 from outbox.worker.aside import grant_wishes
 from outbox.worker.settlement import Settlement
 
@@ -51,23 +52,37 @@ def carry_out_wishes(database: Database, channel: Channel, subscription: Subscri
 
 
 def alter(database: Database, channel: Channel, changed: Subscription) -> None:
-    """Store another selection, destination or policy while no worker is at it.
+    """Store another selection, destination, policy or grace while no worker is at it; its compensation follows.
 
     Raises:
+        SubscriptionError: it is a compensation, which has the selection and the destination of its subscription.
         WorkerAliveError: somebody holds the lease.
     """
-    with borrowed(database, channel, changed):
+    stored = Subscriptions(database).get(channel, changed.name)
+    if changed.direct is not None and replace(stored, grace=changed.grace) != changed:
+        raise SubscriptionError(f"{changed.name} follows {changed.direct}; alter that one")
+    follower = Subscriptions(database).find(channel, compensation_of(changed.name))
+    with ExitStack() as leases:
+        for each in filter(None, (changed, follower)):
+            leases.enter_context(borrowed(database, channel, each))
         Subscriptions(database).alter(channel, changed)
+        if follower is not None:
+            Subscriptions(database).alter(channel, replace(follower, destination=changed.destination))
 
 
 def drop(database: Database, channel: Channel, subscription: Subscription) -> None:
-    """Forget a subscription with its progress and parked messages while no worker is at it.
+    """Forget a subscription with its progress and parked messages while no worker is at it; and its compensation.
 
     Raises:
         WorkerAliveError: somebody holds the lease.
     """
-    with borrowed(database, channel, subscription):
-        Subscriptions(database).drop(channel, subscription.name)
+    follower = Subscriptions(database).find(channel, compensation_of(subscription.name))
+    with ExitStack() as leases:
+        doomed = [each for each in (follower, subscription) if each is not None]
+        for each in doomed:
+            leases.enter_context(borrowed(database, channel, each))
+        for each in doomed:
+            Subscriptions(database).drop(channel, each.name)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 
@@ -83,8 +84,10 @@ class HandOver:
         rest: Callable[[float], bool],
         most: int,
         cautious: int = 1,
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         """`before_call` raises when the lease is not good for a call; `rest` sleeps, False when a stop is asked.
+        `turn` waits until nobody else calls the same handler.
 
         A call holds at most `most` messages; after calls that hung `cautious` times fewer, until all goes well again.
         """
@@ -92,6 +95,7 @@ class HandOver:
         self._policy = policy
         self._before_call = before_call
         self._rest = rest
+        self._turn = turn
         self._limit = most
         self._most = max(1, most // cautious)
         self._careful_until = most
@@ -153,9 +157,11 @@ class HandOver:
             batch.resolve([], [(message, self._policy.waiting(message, error)) for message in heads])
 
     def _call(self, chunk: list[Message]) -> Call:
-        self._before_call()
-        call = self._caller.start(chunk)
-        call.wait(self._policy.deadline.total_seconds())
+        # A call that is past its deadline has had its turn: the handler is called again beside it.
+        with self._turn():
+            self._before_call()
+            call = self._caller.start(chunk)
+            call.wait(self._policy.deadline.total_seconds())
         return call
 
     def _choose(self, batch: _Batch) -> list[Message]:

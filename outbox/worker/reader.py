@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
 from queue import SimpleQueue
 
@@ -56,6 +57,15 @@ class Reader:
             return False
         self._answers.put(answer)
         return isinstance(answer, Batch) and bool(answer.messages)
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until a read may bring something that waits for its grace; asked when nothing is read ahead."""
+        return self._cursor.due_in
+
+    def young(self) -> Iterator[Batch]:
+        """What was committed before the first read and waits for its grace; asked when nothing is read ahead."""
+        return self._cursor.young(self._channel)
 
     def forget(self) -> Cursor:
         """Drop what was read ahead, and hand the cursor out."""

@@ -9,14 +9,17 @@ from datetime import datetime
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.message import Message
 from outbox.position import Progress
+from outbox.store.ack import Acks
 from outbox.store.cursor import Batch, Cursor
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
+from outbox.store.grace import Grace
 from outbox.store.lease import Lease
 from outbox.store.log import Limits, Log
 from outbox.store.parked import Aside, Parked
 from outbox.store.progress import ProgressLog
 from outbox.worker.aside import EXPIRED, SetAside
+from outbox.worker.chores import Chores
 from outbox.worker.handover import BLOCKED, HandlerPolicy, HandOver, Outcome
 from outbox.worker.reader import Reader
 from outbox.worker.settlement import Fates, Settlement
@@ -27,7 +30,6 @@ _DELAYED = Aside(state="delayed", blocks=False)
 #: An advanced position is stored after this time also when nothing matched, so that a silent topic pins nothing.
 _STORE_IDLE_SECONDS = 30.0
 _STORE_PASSED_SECONDS = 1.0
-_PRUNE_SECONDS = 600.0
 
 
 class Tenure:
@@ -42,8 +44,13 @@ class Tenure:
         limits: Limits,
         hand_over: HandOver,
         policy: HandlerPolicy,
+        *,
+        grace: Grace | None = None,
+        acks: Acks | None = None,
     ) -> None:
+        """`grace`: for how long rows are left alone after their commit. `acks`: of writers that send by themselves."""
         self._channel = channel
+        self._lease = lease
         self._hand_over = hand_over
         self._policy = policy
         self._incarnation = log.now(channel).incarnation
@@ -53,10 +60,12 @@ class Tenure:
         self._settlement = Settlement(database, channel, lease, self._incarnation)
         parked = Parked(database, lease.partition.subscription)
         self._aside = SetAside(parked, channel, self._settlement, hand_over, limits)
-        self._reader = Reader(database, channel, Cursor(log, newest.progress))
+        self._reader = Reader(database, channel, Cursor(log, newest.progress, grace))
+        self._acks = acks
         self._stored = newest.progress
         self._passed = False
-        self._stored_at = self._pruned_at = time.monotonic()
+        self._stored_at = time.monotonic()
+        self._chores = Chores(database, channel, lease, self._settlement, acks)
 
     def close(self) -> None:
         """Let go of the thread that reads ahead."""
@@ -64,8 +73,12 @@ class Tenure:
 
     @property
     def due_in(self) -> float:
-        """Seconds until parked messages want to be looked at."""
-        return self._aside.due_in
+        """Seconds until parked messages, or those that wait for their grace, want to be looked at."""
+        return min(self._aside.due_in, self._reader.due_in)
+
+    def awaits_grace(self) -> bool:
+        """Whether messages from before the first step wait for their grace still; asked after an idle step."""
+        return any(self._left(batch.messages) for batch in self._reader.young())
 
     def step(self) -> bool:
         """Handle what is due aside, and the next batch of the log; False when there was nothing to do."""
@@ -82,11 +95,15 @@ class Tenure:
             self._handle(batch)
         else:
             self._store_in_passing(batch)
-        self._prune()
+        self._chores.step(self._stored.base)
         return worked or batch.seen > 0
 
     def _handle(self, batch: Batch) -> None:
-        to_send, fates = self._sort_out(batch.messages, batch.now)
+        messages = self._left(batch.messages)
+        if not messages:
+            self._store_in_passing(batch)
+            return
+        to_send, fates = self._sort_out(messages, batch.now)
         outcome = Outcome()
         if to_send:
             room = self._aside.room(self._policy.max_waiting)
@@ -96,6 +113,13 @@ class Tenure:
             self._settle_partly(batch, outcome, fates)
         else:
             self._settle(batch.end, fates)
+
+    def _left(self, messages: list[Message]) -> list[Message]:
+        """What its writer has not sent by itself; asked as late as possible, because acks come at any moment."""
+        if self._acks is None or not messages:
+            return messages
+        acked = self._acks.among(self._channel, [message.id or 0 for message in messages])
+        return [message for message in messages if message.id not in acked] if acked else messages
 
     def _others(self) -> bool:
         """Whether anything else could be tried: behind this batch, or of what is set aside."""
@@ -149,8 +173,3 @@ class Tenure:
             self._settle(batch.end, [])
             if not batch.seen:
                 self._reader.forget().move_to(batch.end)
-
-    def _prune(self) -> None:
-        if time.monotonic() - self._pruned_at >= _PRUNE_SECONDS:
-            self._settlement.prune()
-            self._pruned_at = time.monotonic()

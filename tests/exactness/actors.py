@@ -23,6 +23,7 @@ from outbox.worker.settlement import Fates, Settlement
 from tests.exactness.history import Event, delivery_of
 from tests.exactness.model import RETRY, ROWS, Model, Place, Sent
 from tests.exactness.worlds import World
+from tests.readers import selection_of
 
 PARTITION = Partition("relay")
 LIMITS = Limits(rows=ROWS)
@@ -147,7 +148,7 @@ class Holder:
     def __init__(self, world: World, model: Model, lease: Lease, channel: Channel) -> None:
         database = world.database
         self.lease, self.channel, self.hand_over = lease, channel, ScriptedHandOver(lease.epoch)
-        log = Log(database, LIMITS, model.topics)
+        log = Log(database, LIMITS, selection_of(model.topics))
         newest = ProgressLog(database).newest(channel, PARTITION)
         assert newest is not None
         self.settlement = Settlement(database, channel, lease, log.now(channel).incarnation)

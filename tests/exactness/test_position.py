@@ -19,6 +19,7 @@ from outbox.store.cursor import Cursor
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.log import Limits, Log
+from tests.readers import selection_of
 
 #: Numbers of transactions in these tests lie below.
 END = 24
@@ -201,7 +202,7 @@ class Rows:
 
     def read(self, window: Window, limits: Limits, topics: list[str] | None) -> list[int]:
         """The ids that a cursor reads, page by page; now and then another takes over from the stored progress."""
-        log, channel = Log(self._database, limits, topics), self._database.open()
+        log, channel = Log(self._database, limits, selection_of(topics)), self._database.open()
         sizes = {row.id: row.size for row in self.rows}
         cursor, read = Cursor(log, Progress(window.base, window.target, -1)), list[int]()
         try:
@@ -250,7 +251,7 @@ def read_on(engine: Engine, base: Position, limits: Limits, topics: list[str] | 
     """The ids that a cursor brings until it finds nothing more."""
     database = Database(engine)
     channel = database.open()
-    cursor, read = Cursor(Log(database, limits, topics), Progress(base)), list[int]()
+    cursor, read = Cursor(Log(database, limits, selection_of(topics)), Progress(base)), list[int]()
     try:
         while (batch := cursor.read(channel)).seen:
             read += [message.id or 0 for message in batch.messages]

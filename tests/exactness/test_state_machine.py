@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
 from collections.abc import Callable
 
@@ -84,7 +85,7 @@ class Machine(Writers):
     def _take_lease(self) -> None:
         self._wait_for_writers()
         channel = self.world.database.open()
-        lease = self.leases.acquire(channel, PARTITION, "somebody", LEASE)
+        lease = self.leases.acquire(channel, PARTITION, secrets.token_hex(4), LEASE)
         assert (lease is not None) == self.model.may_take_lease(self.world.now)
         if lease is None:
             channel.close()

@@ -1,0 +1,109 @@
+"""What `outbox relay` does with several databases: a relay for each, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import click
+
+from outbox.cli.connection import named
+from outbox.cli.failures import UNFINISHED, told
+from outbox.cli.options import Target
+from outbox.cli.output import say
+from outbox.cli.relaying import Relaying
+from outbox.errors import DatabaseError
+from outbox.relay import require_own_name, stopping_on_signals
+from outbox.relays import Relays
+from outbox.store.place import told_apart
+
+
+class RelayingSeveral:
+    """Relays from the command line. Mistakes in the options are told before anything is opened."""
+
+    def __init__(
+        self, targets: Sequence[Target], to: str, *, deadline: timedelta, lease: timedelta, **options: Any
+    ) -> None:
+        require_own_name(options["name"])
+        places = told_apart([named(target) for target in targets])
+        if len(set(targets)) < len(targets):
+            twice = next(place for target, place in zip(targets, places, strict=True) if targets.count(target) > 1)
+            raise click.UsageError(f"{twice} is given twice")
+        self._each = [
+            OneOfSeveral(Relaying(target, to, place=place, deadline=deadline, lease=lease, **options), place)
+            for target, place in zip(targets, places, strict=True)
+        ]
+        # What a healthy one may need: for the call under way, and for a renewal of its lease.
+        self._relays = Relays(self._each, drain=deadline + lease)
+
+    def run(self) -> int:
+        """Send until stopped; the exit code says whether all had finished."""
+        self._relays.run()
+        for each in self._each:
+            each.relaying.say_what_was_sent()
+        return UNFINISHED if self._relays.unfinished else 0
+
+    def end_by_themselves(self, *, once: bool, patience: timedelta) -> int:
+        """Send one batch, or all there is, of each; the exit code says whether one gave up, or else failed."""
+        for each in self._each:
+            each.patience = patience
+        with stopping_on_signals(self._relays.stop):
+            if once:
+                self._relays.once()
+            else:
+                self._relays.until_empty()
+        codes = [each.code for each in self._each] + [UNFINISHED for _ in self._relays.unfinished]
+        return UNFINISHED if UNFINISHED in codes else max(codes)
+
+
+class OneOfSeveral:
+    """A relay beside others, which opens its database by itself, as often as it takes."""
+
+    def __init__(self, relaying: Relaying, place: str) -> None:
+        self.relaying = relaying
+        self.place = place
+        #: After so much silence of the destination it gives up, if it is to end by itself.
+        self.patience = timedelta.max
+        self.code = 0
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked, or nothing was heard for too long: of a silent database, not even its answer."""
+        return self.relaying.stopping or self.relaying.silent > self.patience.total_seconds()
+
+    def serve(self) -> None:
+        """Open the database, say where it begins, and send until stopped."""
+        try:
+            self.relaying.serve()
+        except click.ClickException as error:
+            raise DatabaseError(error.message) from None
+
+    def until_empty(self) -> None:
+        """Send what is there, or give up; the exit code says which."""
+        self._end(once=False)
+
+    def once(self) -> None:
+        """Send one batch, or give up."""
+        self._end(once=True)
+
+    def stop(self) -> None:
+        """Pass on."""
+        self.relaying.stop()
+
+    def close(self) -> None:
+        """Pass on."""
+        self.relaying.close()
+
+    def _end(self, *, once: bool) -> None:
+        about = f"{self.place}: "
+        try:
+            self.code = self.relaying.end_by_itself(once=once, patience=self.patience)
+        except click.ClickException as error:
+            say(f"Error: {about}{error.message}")
+            self.code = error.exit_code
+        except Exception as error:
+            code = told(error, about)
+            if code is None:
+                raise
+            self.code = code

@@ -1,0 +1,70 @@
+"""Dedup keys: for a while after a message with one was written, another with the same is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from uuid import UUID
+
+from outbox.message import Message
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.steps import Statement, Steps
+
+PRUNED_AT_ONCE = 1_000
+
+#: Waits for a transaction that has claimed the same key and is not over; what it does decides. In the order of the
+#: keys, so that two writers cannot wait for each other.
+_CLAIM = """
+    INSERT INTO {dedup} AS known (dedup_key, message_id, expires_at)
+    SELECT name, id, {expires} FROM {pairs} WHERE true ORDER BY name
+    ON CONFLICT (dedup_key) DO UPDATE SET message_id = excluded.message_id, expires_at = excluded.expires_at
+    WHERE known.expires_at <= {now}
+    RETURNING dedup_key
+"""
+_KNOWN = "SELECT dedup_key, message_id FROM {dedup} WHERE {chosen}"
+#: What another worker is deleting is left to it: in an order of their own the two could wait for each other.
+_PRUNE = """
+    DELETE FROM {dedup} WHERE expires_at <= {now} AND dedup_key IN (
+        SELECT dedup_key FROM {dedup} WHERE expires_at <= {now} ORDER BY expires_at LIMIT :limit {unlocked})
+"""
+
+
+class Dedup:
+    """The dedup keys of one outbox, each good for `window` from its write on."""
+
+    def __init__(self, database: Database, window: timedelta) -> None:
+        self._database = database
+        self._window = window.total_seconds()
+        expires = database.later(":seconds")
+        self._claim = database.sql(_CLAIM, expires=expires, pairs=database.dialect.pairs)
+        self._known = database.sql(_KNOWN, chosen=database.among("dedup_key", texts="keys"))
+
+    def claim(self, messages: Iterable[Message]) -> Steps[dict[UUID, UUID]]:
+        """Claim the keys of these messages. Returns which of them are repetitions, and of which first message."""
+        keyed = [(message.dedup_key, message.message_id) for message in messages if message.dedup_key is not None]
+        wanted: dict[str, UUID] = {}
+        for key, message_id in keyed:
+            wanted.setdefault(key, message_id)
+        first: dict[str, UUID] = {}
+        while missing := [(key, id) for key, id in wanted.items() if key not in first]:
+            # Once more only where a key expired and was pruned between the two statements.
+            first |= yield from self._claim_or_find(missing)
+        return {message_id: first[key] for key, message_id in keyed if first[key] != message_id}
+
+    def _claim_or_find(self, wanted: list[tuple[str, UUID]]) -> Steps[dict[str, UUID]]:
+        bound = {**self._database.dialect.bind_pairs(wanted), "seconds": self._window}
+        claimed = {key for (key,) in (yield Statement(self._claim, bound, returns=True))}
+        first = {key: id for key, id in wanted if key in claimed}
+        others = [key for key, _ in wanted if key not in claimed]
+        if others:
+            # A statement of its own: the claim's snapshot may be older than the row that it met.
+            bound = {"keys": self._database.bind(others)}
+            first |= {key: UUID(str(id)) for key, id in (yield Statement(self._known, bound, returns=True))}
+        return first
+
+
+def prune(database: Database, channel: Channel) -> int:
+    """Delete keys that have expired, a portion at a time; returns how many."""
+    statement = database.sql(_PRUNE, unlocked=database.dialect.skip_locked)
+    return channel.run(statement, {"limit": PRUNED_AT_ONCE})

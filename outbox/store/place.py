@@ -1,0 +1,34 @@
+"""How a database is named where people read it: host, name and schema; never a user, never a password."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from sqlalchemy import URL
+
+
+def place_of(url: URL, schema: str | None = None) -> str:
+    """Host, database and schema, as `db1:5432/shop/tenant_a`; of SQLite the path of its file."""
+    if url.get_backend_name() == "sqlite":
+        return "/".join(filter(None, (url.database or "memory", schema)))
+    host = url.host or _said(url, "host") or _said(url, "service") or "localhost"
+    port = f":{url.port}" if url.port else ""
+    name = url.database or _said(url, "dbname") or url.username or ""
+    return "/".join(filter(None, (f"{host}{port}", name, schema)))
+
+
+def told_apart(places: Sequence[str]) -> list[str]:
+    """The places in their order; what comes again, a second relay of one database, gets a number."""
+    seen: Counter[str] = Counter()
+    found = []
+    for place in places:
+        seen[place] += 1
+        found.append(place if seen[place] == 1 else f"{place} ({seen[place]})")
+    return found
+
+
+def _said(url: URL, name: str) -> str:
+    """A parameter of the query; several hosts may be given so."""
+    value = url.query.get(name, "")
+    return value if isinstance(value, str) else ",".join(value)

@@ -1,0 +1,100 @@
+"""Writing: what `send` does inside the caller's transaction."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from uuid import UUID
+
+from outbox.message import Message, slot_of
+from outbox.store.database import Database
+from outbox.store.dedup import Dedup
+from outbox.store.steps import Statement, Steps
+from outbox.tracing import trace_headers
+
+#: A message's place in the log, and its id.
+Place = tuple[int, UUID]
+
+#: How much goes into one statement.
+_MOST_ROWS = 5_000
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """What the writer sends by itself, for a subscription that selects these topics; None: all."""
+
+    subscription: str
+    topics: frozenset[str] | None = None
+
+    def takes(self, message: Message) -> bool:
+        """Whether it is one that needs no order, no waiting and no dead letter."""
+        plain = message.key is None and message.deliver_at is None and message.delay is None
+        return plain and message.expires_at is None and (self.topics is None or message.topic in self.topics)
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What a write brought: the ids of the messages, in their order, and the places of those sent by their writer."""
+
+    message_ids: list[UUID]
+    direct: list[Place] = field(default_factory=list)
+
+
+class Writing:
+    """Appends to the log of one outbox."""
+
+    def __init__(self, database: Database, dedup_window: timedelta) -> None:
+        self._database = database
+        self._dedup = Dedup(database, dedup_window)
+
+    def append(
+        self, messages: Sequence[Message], *, lock_keys: bool = False, direct: Direct | None = None
+    ) -> Steps[Written]:
+        """Insert messages; ids follow their order. A repetition of a dedup key is left out, and has the first's id.
+
+        `lock_keys`: make other writers of the same keys wait. `direct`: what the writer will send by itself.
+        """
+        if lock_keys and self._database.dialect.lock_keys is not None:
+            keys = [message.key for message in messages if message.key is not None]
+            # Equal keys of two schemas are two keys.
+            seed = zlib.crc32((self._database.schema or "").encode())
+            yield Statement(self._database.dialect.lock_keys, {"keys": keys, "seed": seed}, returns=True)
+        first: dict[UUID, UUID] = {}
+        if any(message.dedup_key is not None for message in messages):
+            first = yield from self._dedup.claim(messages)
+        written = Written([first.get(message.message_id, message.message_id) for message in messages])
+        new = [message for message in messages if message.message_id not in first] if first else messages
+        for part in _parts(new):
+            yield from self._insert(part, direct, written)
+        return written
+
+    def _insert(self, messages: Sequence[Message], direct: Direct | None, written: Written) -> Steps[None]:
+        slots, trace = self._database.slots, trace_headers()
+        taken = [direct is not None and direct.takes(message) for message in messages]
+        name = None if direct is None else direct.subscription
+        rows = [
+            (
+                m.message_id, m.topic, m.key, slot_of(m.key, slots), m.tags, m.headers_json_with(trace), m.body,
+                m.content_type, m.deliver_at, m.delay, m.expires_at, name if ours else None,
+            )
+            for m, ours in zip(messages, taken, strict=True)
+        ]  # fmt: skip
+        ids = yield from self._database.dialect.append(self._database.names, rows, ids_wanted=any(taken))
+        if ids:
+            placed = zip(ids, messages, taken, strict=True)
+            written.direct.extend((id, m.message_id) for id, m, ours in placed if ours)
+
+
+def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """As many messages in one statement as is good for the server."""
+    first = size = 0
+    for at, message in enumerate(messages):
+        if at > first and (at - first == _MOST_ROWS or size + len(message.body) > _MOST_BYTES):
+            yield messages[first:at]
+            first, size = at, 0
+        size += len(message.body)
+    if first < len(messages):
+        yield messages[first:]
