@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import sys
+import threading
 from uuid import UUID
 
 import pytest
@@ -150,6 +151,25 @@ def test_nothing_is_done_before_it_is_on_disk(tmp_path, monkeypatch):
 
     sender.send([a_message("orders", 2)])
     assert len(synced) == 3
+
+
+def test_several_senders_append_to_one_file_and_leave_no_line_torn_or_empty(tmp_path):
+    """Relays of several databases may have one destination."""
+    path = tmp_path / "messages.jsonl"
+    calls = [[a_message("orders", n) for n in range(200)] for _ in range(100)]
+
+    def append() -> None:
+        sender = FileSender(path)
+        for call in calls:
+            sender.send(call)
+
+    threads = [threading.Thread(target=append) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert len([read(line) for line in path.open()]) == 3 * 100 * 200
 
 
 def test_a_path_may_hold_any_character(tmp_path):

@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC
 from pathlib import Path
 from typing import TextIO
@@ -93,6 +94,7 @@ class FileSender:
     def _append(self, lines: bytes) -> None:
         is_new = not self._path.exists()
         with self._path.open("a+b") as file:
+            _wait_for_others(file.fileno())
             file.write(lines if _ends_with_newline(file.fileno()) else b"\n" + lines)
             file.flush()
             os.fsync(file.fileno())
@@ -116,6 +118,15 @@ def json_line(message: Message) -> str:
     except UnicodeDecodeError:
         fields["body_base64"] = base64.b64encode(message.body).decode()
     return json.dumps(fields, separators=(",", ":")) + "\n"
+
+
+def _wait_for_others(file: int) -> None:
+    """Several relays may append to one file: who sees half a call of another would take its line for torn."""
+    # Not on every system, nor on every file system; there a line may be followed by an empty one.
+    with suppress(ImportError, OSError):
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _ends_with_newline(file: int) -> bool:
