@@ -1,4 +1,14 @@
-"""Crash points, armed: this process dies, or stops, at the n-th time a named point is reached."""
+"""Crash points, armed: this process dies, or stops, at the n-th time a named point is reached.
+
+    arm_kill("relay.after_send", hit=3)        # in a process of the test's own, before it begins its work
+    Relay(outbox, sender).run()                # dies when its third batch is sent and not yet settled
+
+Points are places in the library's code where a crash would hurt most: `crash_point("…")` marks them. Some of them:
+`outbox.after_insert`, `outbox.before_commit` and `outbox.after_commit` in a writer; `relay.before_send`,
+`relay.after_send`, `worker.before_settle` and `worker.after_settle` in a relay. An application may mark its own with
+`outbox.faults.crash_point("billing.before_charge")`; where nothing is armed that costs one comparison. One point at a
+time is armed in a process.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""A server program run beside this process, which never outlives it."""
+"""A server program run beside this process, which never outlives it.
+
+`Program` starts and ends it, `Guard` ends it when this process is killed; accounts, folders and ports are for servers
+that are particular about them. `servers` has PostgreSQL and NATS ready made.
+"""
 
 from __future__ import annotations
 

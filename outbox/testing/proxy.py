@@ -1,4 +1,14 @@
-"""A network that fails on demand: a TCP proxy between a client and a server."""
+"""A network that fails on demand: a TCP proxy between a client and a server.
+
+    with TcpProxy("127.0.0.1", 5432) as proxy:
+        engine = create_engine(f"postgresql+psycopg://postgres@127.0.0.1:{proxy.port}/shop")
+        ...                         # all is well
+        proxy.refuse()              # the server is down
+        proxy.pass_through()        # and back
+
+What a client sees in each mode is what it sees in production: `refuse` is a stopped server, `black_hole` a network
+that drops packets, `cut_after` an answer that was lost on its way.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from sqlalchemy import create_engine, text
 
-from outbox import Message, Outbox, Relay, Retry, Verdict, faults
+from outbox import Message, Outbox, Relay, Retry, Verdict
 from outbox import create_engine as create_outbox_engine
 from outbox.store.log import Limits
+from outbox.testing.faults import arm_kill
 from outbox.verdict import DONE
 from outbox.worker import Settings
 
@@ -83,16 +84,7 @@ def write(url: str) -> None:
 def child(argument: str) -> None:
     """What a process of these tests does: write or relay, and die at the n-th time a point is reached."""
     task = json.loads(argument)
-    left = task["hit"]
-
-    def reached(name: str) -> None:
-        nonlocal left
-        if name == task["point"]:
-            left -= 1
-            if left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    faults.arm(reached)
+    arm_kill(task["point"], task["hit"])
     if task["role"] == "write":
         write(task["url"])
     else:
@@ -173,11 +165,9 @@ def test_a_relay_that_dies_repeats_a_batch_at_most(shop, tmp_path, point, hit):
 
 def test_the_list_of_crash_points_is_complete():
     """A new point belongs into the lists above."""
-    found = set()
-    for file in (ROOT / "outbox").rglob("*.py"):
-        for line in file.read_text().splitlines():
-            if "crash_point(" in line and "def " not in line:
-                found.add(line.split('crash_point("')[1].split('"')[0])
+    called = re.compile(r'^\s+crash_point\("([a-z._]+)"\)', re.MULTILINE)
+    files = [file for file in (ROOT / "outbox").rglob("*.py") if "testing" not in file.parts]
+    found = {name for file in files for name in called.findall(file.read_text())}
 
     assert found == {*WRITER, *RELAY}
 

@@ -1,0 +1,282 @@
+"""What the code under test has sent, also where the test rolls everything back.
+
+    def test_order(outbox_capture):
+        place_order("ann", 42)
+        outbox_capture.assert_sent("orders", key="order-1", body={"id": 1})
+
+Without pytest: `with Capture() as capture:`. No relay and no destination is needed; the INSERTs are real ones.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Self, cast, overload
+from uuid import UUID
+
+from outbox.message import Message
+from outbox.sender import Sender
+from outbox.testing.watch import Entry, Watch
+from outbox.verdict import DONE, Done, Reject, Verdict
+
+_SHOWN_BODY = 120
+_SHOWN_MESSAGES = 20
+
+
+class _Any:
+    """Whatever it is; `None` is a value that can be asked for."""
+
+    def __repr__(self) -> str:
+        return "ANY"
+
+
+ANY: Final = _Any()
+
+
+class Capture:
+    """Collects every message that any `Outbox` of this process appends while it is active, in that order.
+
+    A message counts from its `send` on, committed or not, and is forgotten when its savepoint or its transaction is
+    rolled back. So in a test that keeps everything inside one transaction of its own, a Session bound to a Connection,
+    say, what the application "commits" counts, whichever `join_transaction_mode` the Session has; what the test rolls
+    back after that changes nothing. A raw psycopg connection is asked which of its rows are there, when that can be
+    known: before its COMMIT or after it.
+    """
+
+    def __init__(self) -> None:
+        self._watch = Watch()
+        self._first = 0
+        #: How often each was handed to `deliver`, and those that will not be again.
+        self._attempts: dict[UUID, int] = {}
+        self._finished: set[UUID] = set()
+
+    def __enter__(self) -> Self:
+        self._watch.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._watch.stop()
+
+    @property
+    def messages(self) -> list[Message]:
+        """What was sent, in order."""
+        return [entry.message for entry in self._entries() if not entry.rolled_back]
+
+    @property
+    def committed(self) -> list[Message]:
+        """Of these, what is committed for everybody: nothing, in a test that rolls everything back."""
+        return [entry.message for entry in self._entries() if entry.committed]
+
+    @property
+    def rolled_back(self) -> list[Message]:
+        """What was appended and is gone with its savepoint or transaction."""
+        return [entry.message for entry in self._entries() if entry.rolled_back]
+
+    def of(self, topic: str) -> list[Message]:
+        """What was sent to one topic, in order."""
+        return [message for message in self.messages if message.topic == topic]
+
+    def clear(self) -> None:
+        """Forget what was captured so far."""
+        self._first = len(self._watch.entries)
+
+    @overload
+    def assert_sent(
+        self,
+        topic: str,
+        *,
+        key: str | _Any | None = ...,
+        tags: str | _Any | None = ...,
+        body: object = ...,
+        headers: Mapping[str, str] | None = ...,
+        count: None = ...,
+        where: Callable[[Message], object] | None = ...,
+    ) -> Message: ...
+
+    @overload
+    def assert_sent(
+        self,
+        topic: str,
+        *,
+        key: str | _Any | None = ...,
+        tags: str | _Any | None = ...,
+        body: object = ...,
+        headers: Mapping[str, str] | None = ...,
+        count: int,
+        where: Callable[[Message], object] | None = ...,
+    ) -> list[Message]: ...
+
+    def assert_sent(
+        self,
+        topic: str,
+        *,
+        key: str | _Any | None = ANY,
+        tags: str | _Any | None = ANY,
+        body: object = ANY,
+        headers: Mapping[str, str] | None = None,
+        count: int | None = None,
+        where: Callable[[Message], object] | None = None,
+    ) -> Message | list[Message]:
+        """Require a message of this description, and return the first one; with `count` exactly so many, and all.
+
+        Args:
+            topic: its topic.
+            key, tags: exactly these; `None` is a message without.
+            body: what was given to `send`; JSON is compared as values, everything else as bytes.
+            headers: these at least.
+            count: how many such messages there are; 0 for none.
+            where: a function that is true of it.
+
+        Raises:
+            AssertionError: there is none, or another number; the text shows what was sent instead.
+        """
+        __tracebackhide__ = True
+        wanted = _Wanted(topic, key, tags, body, headers, where)
+        found = [message for message in self.messages if not wanted.differences(message)]
+        if count is None and found:
+            return found[0]
+        if count is not None and len(found) == count:
+            return found
+        number = "no message was" if not found else f"{_counted(len(found))}"
+        unlike = "" if count is None else f", not {count},"
+        raise AssertionError(f"{number} sent{unlike} {wanted}\n{self._told(wanted)}")
+
+    def assert_nothing_sent(self, topic: str | None = None) -> None:
+        """Require that nothing was sent, to one topic or at all.
+
+        Raises:
+            AssertionError: something was; the text shows it.
+        """
+        __tracebackhide__ = True
+        found = self.messages if topic is None else self.of(topic)
+        if found:
+            where = "" if topic is None else f" to {topic!r}"
+            raise AssertionError(f"{_counted(len(found))} sent{where}:\n{_listed(map(_shown, found))}")
+
+    def deliver(self, handler: Callable[[Message], Verdict | None] | Sender) -> list[Verdict]:
+        """Hand what was captured to a function of one message, or to a sender, in order; returns the verdicts.
+
+        This is what a relay would do after the commit, for tests that never commit. Each message comes as a handler
+        gets it, with a place in the log and a time, although neither is the real one; times of delivery are ignored.
+        What is `Done` or rejected does not come again; the rest comes with the next call, as its next attempt.
+        What a function raises reaches the test.
+        """
+        entries = [entry for entry in enumerate(self._entries(), self._first + 1) if not entry[1].rolled_back]
+        due = [self._handed(place, e.message) for place, e in entries if e.message.message_id not in self._finished]
+        send = cast("Callable[[Sequence[Message]], Sequence[Verdict]] | None", getattr(handler, "send", None))
+        if send is not None:
+            verdicts = list(send(due)) if due else []
+            for message, verdict in zip(due, verdicts, strict=True):
+                self._note(message, verdict)
+            return verdicts
+        function = cast("Callable[[Message], Verdict | None]", handler)
+        return [self._note(message, function(message) or DONE) for message in due]
+
+    def _handed(self, place: int, message: Message) -> Message:
+        handed = copy.copy(message)
+        handed.id = place
+        handed.created_at = datetime.now(UTC)
+        handed.attempt = self._attempts.get(message.message_id, 0) + 1
+        return handed
+
+    def _note(self, message: Message, verdict: Verdict) -> Verdict:
+        if isinstance(verdict, Done | Reject):
+            self._finished.add(message.message_id)
+        self._attempts[message.message_id] = message.attempt
+        return verdict
+
+    def _entries(self) -> list[Entry]:
+        self._watch.settle()
+        return self._watch.entries[self._first :]
+
+    def _told(self, wanted: _Wanted) -> str:
+        """What was sent instead, that topic first, and what was rolled back."""
+        sent = sorted(self.messages, key=lambda message: message.topic != wanted.topic)
+        gone = self.rolled_back
+        text = f"what was sent:\n{_listed(map(wanted.compared, sent))}" if sent else "nothing was sent"
+        return f"{text}\nwhat was rolled back:\n{_listed(map(_shown, gone))}" if gone else text
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """The description of a message."""
+
+    topic: str
+    key: str | _Any | None
+    tags: str | _Any | None
+    body: object
+    headers: Mapping[str, str] | None
+    where: Callable[[Message], object] | None
+
+    def differences(self, message: Message) -> list[str]:
+        """The names of what differs; of another topic nothing else is said."""
+        if message.topic != self.topic:
+            return ["topic"]
+        headers = message.headers
+        equal = {
+            "key": self.key is ANY or message.key == self.key,
+            "tags": self.tags is ANY or message.tags == self.tags,
+            "headers": all(headers.get(name) == value for name, value in (self.headers or {}).items()),
+            "body": self.body is ANY or _same_body(message, self.body),
+        }
+        found = [name for name, same in equal.items() if not same]
+        return found or ([] if self.where is None or self.where(message) else ["where"])
+
+    def compared(self, message: Message) -> str:
+        """A message, and what differs."""
+        differing = [name for name in self.differences(message) if name != "topic"]
+        if not differing:
+            return _shown(message)
+        what = "where is false" if differing == ["where"] else f"not the same: {', '.join(differing)}"
+        return f"{_shown(message)}   ({what})"
+
+    def __str__(self) -> str:
+        fields = {"key": self.key, "tags": self.tags, "body": self.body, "headers": self.headers or ANY}
+        parts = [f"{name}={value!r:.{_SHOWN_BODY}}" for name, value in fields.items() if value is not ANY]
+        if self.where is not None:
+            parts.append(f"where={getattr(self.where, '__qualname__', repr(self.where))}")
+        return f"to {self.topic!r}" + (f" with {', '.join(parts)}" if parts else "")
+
+
+def _same_body(message: Message, expected: object) -> bool:
+    if isinstance(expected, bytes | bytearray | memoryview):
+        return message.body == bytes(expected)
+    wanted = Message(message.topic, expected)
+    if message.body == wanted.body:
+        return True
+    try:
+        return wanted.content_type == "application/json" and bool(json.loads(message.body) == json.loads(wanted.body))
+    except ValueError:
+        return False
+
+
+def _shown(message: Message) -> str:
+    fields: dict[str, Any] = {"key": message.key, "tags": message.tags, "headers": message.headers or None}
+    parts = [f"{name}={value!r}" for name, value in fields.items() if value is not None]
+    return " ".join([repr(message.topic), *parts, f"body={_shown_body(message.body)}"])
+
+
+def _shown_body(body: bytes) -> str:
+    try:
+        text = body.decode()
+    except UnicodeDecodeError:
+        return f"{body[:_SHOWN_BODY]!r}{_more(len(body))}"
+    shown = text if text.isprintable() and text else repr(text)
+    return f"{shown[:_SHOWN_BODY]}{_more(len(shown))}"
+
+
+def _more(length: int) -> str:
+    return f"… ({length} in all)" if length > _SHOWN_BODY else ""
+
+
+def _listed(lines: Iterable[str]) -> str:
+    lines = list(lines)
+    more = [f"… and {len(lines) - _SHOWN_MESSAGES} more"] if len(lines) > _SHOWN_MESSAGES else []
+    return "\n".join(f"  {line}" for line in [*lines[:_SHOWN_MESSAGES], *more])
+
+
+def _counted(number: int) -> str:
+    return "1 message was" if number == 1 else f"{number} messages were"

@@ -1,0 +1,330 @@
+"""The contract of dialects as a suite: on a database whose dialect passes it, an outbox keeps its promises.
+
+    class TestCockroach(DialectContract):
+        dialect = COCKROACH
+
+        @pytest.fixture
+        def engine(self):
+            ...                    # a database of this test, with empty outbox tables
+
+It talks to the database through the parts of `outbox.store` that workers are made of, and judges them by the algebra of
+`outbox.position`, which knows no SQL. Give it every version of the server that is to be supported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from datetime import UTC, datetime, timedelta
+from typing import Any, ClassVar
+
+import pytest
+from sqlalchemy import Engine
+
+from outbox.errors import SchemaError
+from outbox.message import HALF_TOPIC, Message, uuid7
+from outbox.outbox import Outbox
+from outbox.position import EARLIEST, Progress
+from outbox.store import probe
+from outbox.store.ack import Acks
+from outbox.store.cursor import Cursor
+from outbox.store.database import Database
+from outbox.store.dialect import Channel, Dialect
+from outbox.store.inbox import InboxRows
+from outbox.store.log import Limits, Log, Selection
+from outbox.store.steps import on, run
+from outbox.testing.dialect_parts import LeaseContract, ParkedContract
+from outbox.testing.schedules import Schedule, read_whole
+
+_AWKWARD = " a'b\"c%s:x \\ é 😀 "
+_SMALL = Limits(rows=4, bytes=10_000)
+
+
+class DialectContract(LeaseContract, ParkedContract):
+    """Subclass it with a fixture `engine`, and with a `dialect` if the library does not know it."""
+
+    #: None: the library's own for this engine.
+    dialect: ClassVar[Dialect | None] = None
+
+    @pytest.fixture
+    def engine(self) -> Engine:
+        """An engine on a database with empty outbox tables."""
+        raise NotImplementedError("a subclass of DialectContract has a fixture `engine`")
+
+    @pytest.fixture
+    def outbox(self, engine: Engine) -> Iterator[Outbox]:
+        """An outbox on it."""
+        outbox = Outbox(engine, dialect=self.dialect)
+        yield outbox
+        outbox.close()
+
+    @pytest.fixture
+    def database(self, outbox: Outbox) -> Database:
+        """The database of the outbox."""
+        return outbox.database
+
+    @pytest.fixture
+    def channel(self, database: Database) -> Iterator[Channel]:
+        """A connection as workers have it."""
+        with closing(database.open()) as channel:
+            yield channel
+
+    # Appending
+
+    def test_ids_follow_the_order_of_the_list(self, outbox: Outbox, channel: Channel) -> None:
+        """One call, any number of messages, with and without keys."""
+        messages = [Message("alpha", str(n), key=f"k{n % 5}" if n % 3 else None) for n in range(500)]
+        with outbox.begin() as session:
+            ids = outbox.send_all(session, messages)
+
+        found = read_whole(Log(outbox.database), channel)
+
+        assert ids == [message.message_id for message in messages]
+        assert [message.message_id for message in found] == ids
+        assert [message.id for message in found] == sorted({message.id or 0 for message in found})
+
+    def test_every_field_comes_back_exactly(self, outbox: Outbox, channel: Channel) -> None:
+        """Of one message that is sent alone, and of the same among others."""
+        fields: dict[str, Any] = {
+            "body": b"\x00\xff\r\n",
+            "key": _AWKWARD,
+            "tags": _AWKWARD.strip(),
+            "headers": {"X-Trace": "a:b'c%s", "name": "Zoë Ω"},
+            "content_type": "application/x; a=b",
+            "deliver_at": datetime(2031, 2, 3, 4, 5, 6, 789_000, tzinfo=UTC),
+            "expires_at": datetime(2032, 2, 3, 4, 5, 6, 789_000, tzinfo=UTC),
+        }
+        plain: dict[str, Any] = {**dict.fromkeys(fields), "body": b"", "headers": {}}
+        made = [Message("alpha", **values) for values in (fields, plain, fields, plain)]
+        with outbox.begin() as session:
+            for message in made[:2]:
+                outbox.send_all(session, [message])
+            outbox.send_all(session, made[2:])
+
+        found = read_whole(Log(outbox.database), channel)
+
+        assert [{name: getattr(m, name) for name in fields} for m in found] == [fields, plain] * 2
+        assert [(m.message_id, m.topic, m.attempt) for m in found] == [(m.message_id, "alpha", 1) for m in made]
+
+    def test_times_are_those_of_the_database(self, outbox: Outbox, channel: Channel) -> None:
+        """A message is created, and its delay begins, between two looks at that clock."""
+        log = Log(outbox.database)
+        before = log.now(channel).now
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("alpha", b"", delay=timedelta(hours=1)), Message("alpha", b"")])
+        after = log.now(channel).now
+
+        delayed, plain = read_whole(log, channel)
+
+        assert delayed.created_at is not None and delayed.deliver_at is not None and plain.created_at is not None
+        assert before <= delayed.created_at <= plain.created_at <= after
+        # SQLite's own arithmetic is good to the millisecond.
+        assert abs(delayed.deliver_at - delayed.created_at - timedelta(hours=1)) <= timedelta(milliseconds=1)
+
+    @pytest.mark.parametrize("size", [0, 1, 1_000, 65_536, 4 * 1024 * 1024])
+    def test_a_body_of_any_size_comes_back(self, outbox: Outbox, channel: Channel, size: int) -> None:
+        """Large bodies are fetched apart from their rows."""
+        body = (bytes(range(256)) * (size // 256 + 1))[:size]
+        with outbox.begin() as session:
+            outbox.send(session, "alpha", body)
+            outbox.send(session, "alpha", b"after it")
+
+        found = read_whole(Log(outbox.database), channel)
+
+        assert [message.body for message in found] == [body, b"after it"]
+
+    def test_what_is_rolled_back_is_gone(self, outbox: Outbox, channel: Channel) -> None:
+        """With its transaction, or with its savepoint alone."""
+        with suppress(ZeroDivisionError), outbox.begin() as session:
+            outbox.send(session, "alpha", "gone")
+            raise ZeroDivisionError
+        with outbox.begin() as session:
+            outbox.send(session, "alpha", "1")
+            with suppress(ZeroDivisionError), session.begin_nested():
+                outbox.send(session, "alpha", "gone")
+                raise ZeroDivisionError
+            with session.begin_nested():
+                outbox.send(session, "alpha", "2")
+
+        found = read_whole(Log(outbox.database), channel)
+
+        assert [message.body for message in found] == [b"1", b"2"]
+
+    def test_a_dedup_key_is_good_once(self, outbox: Outbox, channel: Channel) -> None:
+        """In one call, and in a later transaction; whose transaction was rolled back had none."""
+        with suppress(ZeroDivisionError), outbox.begin() as session:
+            outbox.send(session, "alpha", "gone", dedup_key=_AWKWARD)
+            raise ZeroDivisionError
+        with outbox.begin() as session:
+            twins = [Message("alpha", "1", dedup_key=_AWKWARD), Message("alpha", "again", dedup_key=_AWKWARD)]
+            ids = outbox.send_all(session, [*twins, Message("alpha", "2")])
+        with outbox.begin() as session:
+            later = outbox.send(session, "alpha", "later", dedup_key=_AWKWARD)
+
+        found = read_whole(Log(outbox.database), channel)
+
+        assert [message.body for message in found] == [b"1", b"2"]
+        assert ids == [found[0].message_id, found[0].message_id, found[1].message_id]
+        assert later == ids[0]
+
+    def test_a_consumer_handles_a_message_once(self, outbox: Outbox) -> None:
+        """In its own transaction: rolled back, it has not; other consumers are not concerned."""
+        inbox = InboxRows(outbox.database, timedelta(days=7))
+        message, another = uuid7(), uuid7()
+        answers = []
+        for end, consumer, id in [
+            ("rollback", _AWKWARD, message), ("commit", _AWKWARD, message), ("commit", _AWKWARD, message),
+            ("commit", "another", message), ("commit", _AWKWARD, another),
+        ]:  # fmt: skip
+            with outbox.engine.connect() as connection:
+                connection.begin()
+                answers.append(run(on(connection), inbox.handle(consumer, id)))
+                getattr(connection, end)()
+
+        assert answers == [True, True, False, True, True]
+
+    def test_acks_are_found_by_their_messages(self, outbox: Outbox, channel: Channel) -> None:
+        """Those of one subscription, however far apart in the log."""
+        acks, others = Acks(outbox.database, "relay"), Acks(outbox.database, "another")
+        acks.insert(channel, "writer", [3, 5, 4, 1_000_000])
+        acks.insert(channel, "writer", [9])
+        others.insert(channel, "writer", [4, 6])
+
+        found = [each.among(channel, [1, 4, 5, 6, 9, 1_000_000]) for each in (acks, others)]
+
+        assert found == [{4, 5, 9, 1_000_000}, {4, 6}]
+
+    def test_tables_that_are_not_there_are_an_error_that_says_so(self, engine: Engine) -> None:
+        """And names the command that makes them."""
+        elsewhere = Outbox(engine, schema="nowhere", dialect=self.dialect)
+
+        with pytest.raises(SchemaError, match="outbox db upgrade"), elsewhere.begin() as session:
+            elsewhere.send(session, "alpha", b"")
+
+    # Reading
+
+    @pytest.mark.parametrize("seed", range(12))
+    def test_windows_hold_what_was_committed_between_their_positions(
+        self, outbox: Outbox, channel: Channel, seed: int
+    ) -> None:
+        """Whatever is open meanwhile, whoever commits late: each row is in one window, in the order of the ids.
+
+        The judge knows what was committed when, and the algebra: a whole read, every page of the same window, its
+        extent, and a second look at it when everything is over, must bring the same.
+        """
+        schedule = Schedule(outbox, channel, seed)
+        schedule.run(steps=60)
+
+        schedule.check_again()
+
+    def test_an_early_writer_who_commits_late_is_in_the_next_window(self, outbox: Outbox, channel: Channel) -> None:
+        """Its ids are lower than those that were read before: nobody may go on behind the last id."""
+        if outbox.database.dialect.one_writer:
+            pytest.skip("one writer at a time cannot be overtaken")
+        log = Log(outbox.database)
+        with outbox.engine.connect() as slow:
+            outbox.send(slow, "alpha", "slow")
+            with outbox.engine.begin() as quick:
+                outbox.send(quick, "alpha", "quick")
+            first = log.read_on(channel, EARLIEST)
+            outbox.send(slow, "alpha", "slow again")
+            slow.commit()
+        assert first.capture is not None
+
+        second = log.read_on(channel, first.capture.position)
+
+        assert [[m.body for m in each.messages] for each in (first, second)] == [[b"quick"], [b"slow", b"slow again"]]
+
+    def test_an_idle_read_brings_nothing(self, outbox: Outbox, channel: Channel) -> None:
+        """Also beside a transaction that is open."""
+        log = Log(outbox.database)
+        base = log.now(channel).position
+        with outbox.engine.connect() as connection:
+            outbox.send(connection, "alpha", "not yet")
+            idle = [log.read_on(channel, base) for _ in range(3)]
+
+        assert [(reading.rows, reading.complete, reading.seen) for reading in idle] == [([], True, 0)] * 3
+
+    @pytest.mark.parametrize("rows", [3, 4, 5, 6, 8, 21])
+    def test_a_read_keeps_to_its_rows(self, outbox: Outbox, channel: Channel, rows: int) -> None:
+        """What is too much for one read comes page by page, once and in order."""
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("alpha", str(n)) for n in range(rows)])
+
+        batches = list(batches_of(outbox.database, channel, _SMALL, Selection()))
+
+        assert [int(message.body) for batch in batches for message in batch] == list(range(rows))
+        assert max(map(len, batches)) <= _SMALL.rows
+
+    def test_a_read_keeps_to_its_bytes(self, outbox: Outbox, channel: Channel) -> None:
+        """One message always comes, however large."""
+        sizes = [10, 9_000, 9_000, 30_000, 10, 2_000, 2_001, 2_002, 6_000, 0]
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("alpha", bytes(size)) for size in sizes])
+
+        batches = list(batches_of(outbox.database, channel, _SMALL, Selection()))
+
+        assert [len(message.body) for batch in batches for message in batch] == sizes
+        for batch in batches:
+            large = [len(message.body) for message in batch if len(message.body) > _SMALL.inline]
+            assert len(large) <= 1 or sum(large) <= _SMALL.bytes
+
+    @pytest.mark.parametrize("limits", [Limits(), _SMALL], ids=["whole", "paged"])
+    @pytest.mark.parametrize(
+        ("selection", "expected"),
+        [
+            (Selection(), ["alpha", "beta", "gamma|%", "direct"]),
+            (Selection(topics=("beta", "gamma|%")), ["beta", "gamma|%"]),
+            (Selection(topics=(HALF_TOPIC,)), [HALF_TOPIC]),
+            (Selection(topics=("delta",)), []),
+            (Selection(skips="relay"), ["alpha", "beta", "gamma|%"]),
+            (Selection(skips="another"), ["alpha", "beta", "gamma|%", "direct"]),
+            (Selection(topics=("alpha", "direct"), skips="relay"), ["alpha"]),
+            (Selection(only="relay"), ["direct"]),
+            (Selection(only="another"), []),
+            (Selection(topics=("alpha",), only="relay"), []),
+        ],
+        ids=str,
+    )
+    def test_a_selection_chooses(
+        self, outbox: Outbox, channel: Channel, limits: Limits, selection: Selection, expected: list[str]
+    ) -> None:
+        """By topic, and by the subscription whose writers send a row themselves; half messages come on demand only."""
+        messages = [Message(topic, b"") for topic in ["alpha", "beta", "half", "gamma|%", "direct"] * 3]
+        for half in messages[2::5]:
+            half.topic = HALF_TOPIC
+        with outbox.begin() as session:
+            outbox.send_all(session, messages)
+        probe.direct(outbox.database, channel, topic="direct", subscription="relay")
+
+        batches = batches_of(outbox.database, channel, limits, selection)
+
+        assert [message.topic for batch in batches for message in batch] == expected * 3
+
+    def test_a_position_never_falls(self, outbox: Outbox, channel: Channel) -> None:
+        """Not with a log that is purged empty: the next message is in the next window, once."""
+        log = Log(outbox.database)
+        heads = [log.now(channel).position.head]
+        for number in range(3):
+            with outbox.begin() as session:
+                outbox.send(session, "alpha", str(number))
+            heads.append(log.now(channel).position.head)
+        base = log.now(channel).position
+        probe.empty(outbox.database, channel)
+        empty = log.read_on(channel, base)
+        assert empty.capture is not None
+        heads.append(empty.capture.position.head)
+        with outbox.begin() as session:
+            outbox.send(session, "alpha", "next")
+
+        found = log.read_on(channel, empty.capture.position)
+
+        assert heads == sorted(heads)
+        assert [message.body for message in found.messages] == [b"next"]
+
+
+def batches_of(database: Database, channel: Channel, limits: Limits, selection: Selection) -> Iterator[list[Message]]:
+    """The log from its beginning, as a worker reads it."""
+    cursor = Cursor(Log(database, limits, selection), Progress(EARLIEST))
+    while (batch := cursor.read(channel)).seen:
+        yield batch.messages

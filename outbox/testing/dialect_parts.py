@@ -1,0 +1,219 @@
+"""Parts of the contract of dialects: the fence around leases and progress, and messages that are set aside."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+from outbox.message import Message
+from outbox.outbox import Outbox
+from outbox.position import EARLIEST, Position, Progress
+from outbox.store import probe
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.lease import Lease, Leases, Partition
+from outbox.store.log import Log
+from outbox.store.parked import Aside, Parked
+from outbox.store.progress import ProgressLog
+from outbox.store.subscription import Declaration, Subscriptions
+
+_NAME = "contract"
+_PARTITION = Partition(_NAME)
+_LONG, _OVER = timedelta(minutes=10), timedelta(seconds=-1)
+
+
+class LeaseContract:
+    """Who may write progress: the holder of the newest epoch, on the server that it read from."""
+
+    def test_a_lease_has_one_holder(self, database: Database, channel: Channel) -> None:
+        """Until it is released, or over by the database's clock; each holder's epoch is new."""
+        leases = _declared(database, channel)
+        first = leases.acquire(channel, _PARTITION, "first", _LONG)
+        refused = leases.acquire(channel, _PARTITION, "second", _LONG)
+        assert first is not None
+
+        assert refused is None
+        assert leases.renew(channel, first, _OVER)
+        second = leases.acquire(channel, _PARTITION, "second", _LONG)
+        assert second is not None and second.epoch > first.epoch
+        assert not leases.renew(channel, first, _LONG)
+        leases.release(channel, first)
+        assert leases.acquire(channel, _PARTITION, "third", _LONG) is None
+        leases.release(channel, second)
+        third = leases.acquire(channel, _PARTITION, "third", _LONG)
+        assert third is not None and third.epoch > second.epoch
+
+    def test_a_lost_lease_writes_nothing(self, database: Database, channel: Channel) -> None:
+        """Whoever holds an old epoch neither moves the position nor gets hold of the lease row."""
+        leases, progress = _declared(database, channel), ProgressLog(database)
+        incarnation = Log(database).now(channel).incarnation
+        old, new = _taken(leases, channel, "old", _OVER), _taken(leases, channel, "new", _LONG)
+        before = probe.count(database, channel, "progress")
+
+        settled = progress.settle(channel, old, 1, Progress(Position(7)), incarnation)
+        with channel.transaction():
+            held = [leases.hold(channel, lease, incarnation) for lease in (old, new)]
+
+        assert (settled, held) == (False, [False, True])
+        assert probe.count(database, channel, "progress") == before
+        assert progress.settle(channel, new, 1, Progress(Position(7)), incarnation)
+
+    def test_a_position_of_another_server_is_not_stored(self, database: Database, channel: Channel) -> None:
+        """A server that was restarted may give its numbers out again."""
+        leases, progress = _declared(database, channel), ProgressLog(database)
+        lease = _taken(leases, channel, "holder", _LONG)
+        elsewhere = Log(database).now(channel).incarnation + " restarted"
+
+        settled = progress.settle(channel, lease, 1, Progress(Position(7)), elsewhere)
+        with channel.transaction():
+            held = leases.hold(channel, lease, elsewhere)
+
+        assert (settled, held) == (False, False)
+        assert _stored(progress, channel) == Progress(EARLIEST)
+
+    def test_the_newest_progress_counts(self, database: Database, channel: Channel) -> None:
+        """The last of the newest epoch, however high the numbers of the one before; also after a prune."""
+        leases, progress = _declared(database, channel), ProgressLog(database)
+        incarnation = Log(database).now(channel).incarnation
+        inside = Progress(Position(3), Position(9, (4, 7)), 12)
+        seen = [_stored(progress, channel)]
+        old = _taken(leases, channel, "old", _LONG)
+        for n, each in enumerate([Progress(Position(20)), Progress(Position(30, (21, 25)))], 1):
+            assert progress.settle(channel, old, n, each, incarnation)
+            seen.append(_stored(progress, channel))
+        leases.release(channel, old)
+        new = _taken(leases, channel, "new", _LONG)
+        assert progress.settle(channel, new, 1, inside, incarnation)
+        seen.append(_stored(progress, channel))
+
+        progress.prune(channel, new, 1)
+
+        seen.append(_stored(progress, channel))
+        assert seen == [
+            Progress(EARLIEST), Progress(Position(20)), Progress(Position(30, (21, 25))), inside, inside
+        ]  # fmt: skip
+
+    def test_a_transaction_of_a_channel_is_whole(self, database: Database, channel: Channel) -> None:
+        """What raised inside it wrote nothing, and the channel can be used again."""
+        leases, progress = _declared(database, channel), ProgressLog(database)
+        incarnation = Log(database).now(channel).incarnation
+        lease = _taken(leases, channel, "holder", _LONG)
+        try:
+            with channel.transaction():
+                assert progress.settle(channel, lease, 1, Progress(Position(7)), incarnation)
+                raise ZeroDivisionError
+        except ZeroDivisionError:
+            seen = [_stored(progress, channel)]
+        with channel.transaction():
+            assert progress.settle(channel, lease, 1, Progress(Position(8)), incarnation)
+        seen.append(_stored(progress, channel))
+
+        assert seen == [Progress(EARLIEST), Progress(Position(8))]
+
+
+class ParkedContract:
+    """Messages set aside: which of them may be tried now, and in which order."""
+
+    def test_parked_messages_come_in_the_order_of_their_keys(
+        self, outbox: Outbox, database: Database, channel: Channel
+    ) -> None:
+        """The due head of each key; behind one that waits, nothing of its key; keyless ones stand for themselves."""
+        ids = _appended(outbox, channel, ["a", "b", "a", "b", None, None, "c"])
+        parked = Parked(database, _NAME)
+        now, later = timedelta(0), timedelta(hours=1)
+        fates = {
+            Aside(state="retry", blocks=True, attempts=1, error="x", delay=now): [ids[0], ids[4]],
+            Aside(state="waiting", blocks=True, error="y", delay=later): [ids[1], ids[5]],
+            Aside(state="blocked", blocks=True): [ids[2], ids[3]],
+            Aside(state="dead", blocks=True, attempts=9, error="z"): [ids[6]],
+        }
+        with channel.transaction():
+            parked.park(channel, fates)
+
+        assert _ready(parked, channel) == [(ids[0], 2), (ids[4], 2)]
+        assert parked.keys(channel, 10) == parked.held_among(channel, ["a", "b", "c", "d"]) == {"a", "b", "c"}
+        assert 3_500 < (parked.next_due(channel) or 0) <= 3_600
+        parked.remove(channel, [ids[0]])
+        assert parked.released_keys(channel) == {"a"}
+        assert _ready(parked, channel, released=["a", "b"]) == [(ids[2], 1), (ids[4], 2)]
+        parked.change(channel, {Aside(state="retry", blocks=True, attempts=3, delay=now): [ids[1]]})
+        assert _ready(parked, channel, released=["a", "b"]) == [(ids[1], 4), (ids[2], 1), (ids[3], 1), (ids[4], 2)]
+        assert _ready(parked, channel, released=["a", "b"], sick=["alpha"]) == []
+        assert _ready(parked, channel, released=["a", "b"], rows=2) == [(ids[1], 4), (ids[2], 1)]
+
+    def test_parked_copies_are_exact_and_outlive_the_log(
+        self, outbox: Outbox, database: Database, channel: Channel
+    ) -> None:
+        """Bodies are copied inside the database; as many come as fit, one at least."""
+        bodies = [bytes([n]) * 5_000 for n in range(4)]
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("alpha", body, key="k", headers={"n": "é"}) for body in bodies])
+        sent = Log(database).read_on(channel, EARLIEST).messages
+        parked = Parked(database, _NAME)
+        with channel.transaction():
+            fate = Aside(state="retry", blocks=True, delay=timedelta(0))
+            parked.park(channel, {fate: [message.id or 0 for message in sent]})
+        probe.empty(database, channel)
+
+        ready = [each.message for each in parked.ready(channel, [], [], 10, 12_000)]
+
+        assert [(m.message_id, m.body, m.key, m.headers) for m in ready] == [
+            (m.message_id, m.body, m.key, m.headers) for m in sent[:2]
+        ]
+
+    def test_delayed_messages_fall_due_in_their_order(
+        self, outbox: Outbox, database: Database, channel: Channel
+    ) -> None:
+        """By when they are due, not by when they were sent; what is not due yet stays, and blocks nothing."""
+        log = Log(database)
+        soon = [timedelta(milliseconds=ms) for ms in (300, 200, 100)]
+        with outbox.begin() as session:
+            delayed = [Message("alpha", b"", key="a", delay=delay) for delay in (*soon, timedelta(hours=1))]
+            outbox.send_all(session, delayed)
+        ids = [message.id or 0 for message in log.read_on(channel, EARLIEST).messages]
+        parked = Parked(database, _NAME)
+        with channel.transaction():
+            parked.park(channel, {Aside(state="delayed", blocks=False): ids})
+        assert parked.keys(channel, 10) == set()
+        time.sleep(0.35)
+
+        assert parked.some_fell_due(channel)
+        with channel.transaction():
+            fallen = parked.fall_due(channel, 10)
+
+        assert fallen == ["a"] * 3
+        assert [id for id, _ in _ready(parked, channel, released=["a"])] == [ids[2], ids[1], ids[0]]
+        assert not parked.some_fell_due(channel)
+
+
+def _declared(database: Database, channel: Channel) -> Leases:
+    """A subscription, whose lease nobody has."""
+    Subscriptions(database).declare(channel, Declaration(name=_NAME, destination="callable:contract"))
+    return Leases(database)
+
+
+def _taken(leases: Leases, channel: Channel, owner: str, length: timedelta) -> Lease:
+    lease = leases.acquire(channel, _PARTITION, owner, length)
+    assert lease is not None
+    return lease
+
+
+def _stored(progress: ProgressLog, channel: Channel) -> Progress:
+    newest = progress.newest(channel, _PARTITION)
+    assert newest is not None
+    return newest.progress
+
+
+def _appended(outbox: Outbox, channel: Channel, keys: Sequence[str | None]) -> list[int]:
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("alpha", b"x", key=key) for key in keys])
+    return [message.id or 0 for message in Log(outbox.database).read_on(channel, EARLIEST).messages]
+
+
+def _ready(
+    parked: Parked, channel: Channel, released: Sequence[str] = (), sick: Sequence[str] = (), rows: int = 10
+) -> list[tuple[int, int]]:
+    """The ids of what may be tried now, each with the number of its attempt."""
+    found = parked.ready(channel, released, sick, rows, 1_000_000)
+    return [(each.message.id or 0, each.message.attempt) for each in found]

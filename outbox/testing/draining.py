@@ -1,0 +1,61 @@
+"""Deliver now what a test has committed: a relay in this thread, which ends when nothing is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from outbox.message import Message
+from outbox.outbox import Outbox
+from outbox.relay import Destination, Relay
+from outbox.sender import Sender, destination_of, open_sender
+from outbox.senders.function import FunctionSender
+from outbox.testing.scripted import ScriptedSender
+from outbox.verdict import Done, Verdict
+
+
+def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "relay", **options: Any) -> list[Message]:
+    """Run a relay until it has nothing left to do, and return what its destination stored, in order.
+
+    A message that failed is parked by the relay as in production, and comes again when it is due: not in this call.
+
+    Args:
+        outbox: whose messages.
+        sender: a sender, a function of one message or a URL; without one every message is taken and none is kept.
+        name: the subscription, which begins with the earliest message; each name gets each message once.
+        options: others of `Relay`.
+    """
+    destination = ScriptedSender() if sender is None else sender
+    recorder = _Recorder(_opened(destination), destination_of(destination))
+    try:
+        Relay(outbox, recorder, name=name, **options).until_empty()
+    finally:
+        # The caller's own may be used again.
+        if isinstance(destination, str):
+            recorder.close()
+    return recorder.stored
+
+
+class _Recorder:
+    """Passes on, and keeps what was stored. Subscriptions take it for the sender behind it."""
+
+    def __init__(self, sender: Sender, destination: str) -> None:
+        self.destination = destination
+        self.stored: list[Message] = []
+        self._sender = sender
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """As the sender behind it."""
+        verdicts = self._sender.send(messages)
+        self.stored += [m for m, verdict in zip(messages, verdicts, strict=False) if isinstance(verdict, Done)]
+        return verdicts
+
+    def close(self) -> None:
+        """As the sender behind it."""
+        self._sender.close()
+
+
+def _opened(destination: Destination) -> Sender:
+    if isinstance(destination, str):
+        return open_sender(destination)
+    return FunctionSender(destination) if callable(destination) else destination

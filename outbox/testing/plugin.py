@@ -1,0 +1,43 @@
+"""Fixtures for tests of applications that use `outbox`; pytest finds them by itself once the package is installed.
+
+Nothing is imported until a test asks for one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from outbox import Message
+    from outbox.testing.capture import Capture
+    from outbox.testing.scripted import ScriptedSender
+
+    Drain = Callable[..., list[Message]]
+
+
+@pytest.fixture
+def outbox_capture() -> Iterator[Capture]:
+    """Every message that any outbox appends during the test, also if the test rolls everything back: see `Capture`."""
+    from outbox.testing.capture import Capture
+
+    with Capture() as capture:
+        yield capture
+
+
+@pytest.fixture
+def outbox_drain() -> Drain:
+    """Deliver now what the test has committed: see `outbox.testing.drain`."""
+    from outbox.testing.draining import drain
+
+    return drain
+
+
+@pytest.fixture
+def scripted_sender() -> ScriptedSender:
+    """A destination that does as it is told, and answers `Done` otherwise: see `ScriptedSender`."""
+    from outbox.testing.scripted import ScriptedSender
+
+    return ScriptedSender()

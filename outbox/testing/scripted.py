@@ -1,0 +1,159 @@
+"""A destination that does what a test tells it to, and notes what it was given.
+
+    sender = ScriptedSender(ConnectionError("gone"), Unavailable("starting"))           # the first call, the second
+    sender.on(topic="orders").answer(Retry("503"), Retry("503"))                        # the first two of these
+    sender.on(key="order-7").always(Reject("no such customer"))
+    Relay(outbox, sender).until_empty()
+    assert [m.body for m in sender.stored] == [b"1", b"2"]
+
+What no script speaks of is `Done`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Self
+
+from outbox.message import Message
+from outbox.verdict import DONE, Done, Unavailable, Verdict
+
+#: What becomes of one message: a verdict, or an exception that the whole call raises, or a wait for an event before.
+Answer = Verdict | BaseException | threading.Event
+#: What becomes of one call: an answer for all of it, one verdict per message, or None: as the rules say.
+Step = Answer | Sequence[Verdict] | None
+
+_EARLIER = Unavailable("an earlier message of its key was not stored")
+_LONGEST_HANG = 60.0
+
+
+class ScriptedSender:
+    """A sender whose verdicts follow a script.
+
+    Args:
+        script: one step for each call, in order. Afterwards, and where a step is None, the rules of `on` decide
+            message by message, the first one that has an answer; a message that none answers is `Done`.
+        destination: by which name subscriptions know it.
+
+    An exception is raised by the call. An event is waited for, a minute at most: that is a destination that hangs;
+    the script goes on when it is set. The rules keep the promise of `Sender`: behind the first message of a key that is
+    not `Done`, the others of that key are `Unavailable`. A step of one verdict per message is taken as it is.
+    """
+
+    def __init__(self, *script: Step, destination: str = "scripted") -> None:
+        self.destination = destination
+        #: What each call was given, also those that raised or hang.
+        self.calls: list[list[Message]] = []
+        #: What was answered with `Done`, in order, repeats included.
+        self.stored: list[Message] = []
+        #: How often it was closed.
+        self.closed = 0
+        self._script = deque(script)
+        self._rules: list[Rule] = []
+        self._changed = threading.Condition()
+
+    @property
+    def given(self) -> list[Message]:
+        """Every message of every call, in order."""
+        return [message for call in self.calls for message in call]
+
+    def on(
+        self,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        where: Callable[[Message], object] | None = None,
+    ) -> Rule:
+        """A new rule for messages of this description, behind those that there are already."""
+        rule = Rule(topic, key, where)
+        self._rules.append(rule)
+        return rule
+
+    def next(self, *steps: Step) -> Self:
+        """More steps behind those of the script."""
+        self._script.extend(steps)
+        return self
+
+    def wait_for_calls(self, number: int, seconds: float = 30.0) -> bool:
+        """Wait until so many calls have begun; False if that takes too long."""
+        with self._changed:
+            return self._changed.wait_for(lambda: len(self.calls) >= number, seconds)
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """One verdict per message, as the script says."""
+        with self._changed:
+            self.calls.append(list(messages))
+            self._changed.notify_all()
+            step = self._script.popleft() if self._script else None
+        verdicts = self._verdicts(step, messages)
+        self.stored += [m for m, verdict in zip(messages, verdicts, strict=False) if isinstance(verdict, Done)]
+        return verdicts
+
+    def close(self) -> None:
+        """Count it."""
+        self.closed += 1
+
+    def _verdicts(self, step: Step, messages: Sequence[Message]) -> list[Verdict]:
+        if isinstance(step, threading.Event):
+            _wait(step)
+            step = None
+        if isinstance(step, BaseException):
+            raise step
+        if isinstance(step, Sequence):
+            return list(step)
+        return self._ruled(messages) if step is None else [step] * len(messages)
+
+    def _ruled(self, messages: Sequence[Message]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        stopped: set[str] = set()
+        for message in messages:
+            behind = message.key is not None and message.key in stopped
+            verdicts.append(_EARLIER if behind else self._answered(message))
+            if message.key is not None and not isinstance(verdicts[-1], Done):
+                stopped.add(message.key)
+        return verdicts
+
+    def _answered(self, message: Message) -> Verdict:
+        for rule in self._rules:
+            answer = rule.take(message)
+            if isinstance(answer, threading.Event):
+                _wait(answer)
+                return DONE
+            if isinstance(answer, BaseException):
+                raise answer
+            if answer is not None:
+                return answer
+        return DONE
+
+
+class Rule:
+    """What becomes of the messages of one description."""
+
+    def __init__(self, topic: str | None, key: str | None, where: Callable[[Message], object] | None) -> None:
+        self._topic, self._key, self._where = topic, key, where
+        self._answers: deque[Answer] = deque()
+        self._always: Answer | None = None
+
+    def answer(self, *answers: Answer) -> Self:
+        """The next messages of this description, one answer each; then it says nothing any more."""
+        self._answers.extend(answers)
+        return self
+
+    def always(self, answer: Answer) -> Self:
+        """All messages of this description, when the answers before are used up."""
+        self._always = answer
+        return self
+
+    def take(self, message: Message) -> Answer | None:
+        """The next answer, if this message is one of those."""
+        if (self._topic or message.topic) != message.topic or (self._key or message.key) != message.key:
+            return None
+        if self._where is not None and not self._where(message):
+            return None
+        return self._answers.popleft() if self._answers else self._always
+
+
+def _wait(event: threading.Event) -> None:
+    if not event.wait(_LONGEST_HANG):
+        raise TimeoutError(f"the event of the script was not set within {_LONGEST_HANG:.0f} s")
