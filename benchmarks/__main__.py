@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import report
+from benchmarks.async_write import async_write
+from benchmarks.business import business_1, business_5, business_direct
 from benchmarks.drain import drain_pinned_vs_claim, drain_vs_claim, drain_vs_fetch
 from benchmarks.flat import flat_backlog, flat_pinned
-from benchmarks.latency import latency
+from benchmarks.imports import importing
+from benchmarks.latency import direct_latency, latency
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.site import Site
 from benchmarks.write import write
@@ -19,11 +22,17 @@ from outbox.testing.servers import PostgresServer
 
 #: By the names of what they measure.
 BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
+    ("import",): importing,
     ("write",): write,
+    ("async_write",): async_write,
+    ("business_1",): business_1,
+    ("business_5",): business_5,
+    ("business_direct",): business_direct,
     ("drain_vs_claim",): drain_vs_claim,
     ("drain_vs_fetch",): drain_vs_fetch,
     ("drain_pinned_vs_claim",): drain_pinned_vs_claim,
     ("latency_p50", "latency_p99"): latency,
+    ("direct_latency_p50",): direct_latency,
     ("flat_backlog",): flat_backlog,
     ("flat_pinned",): flat_pinned,
 }

@@ -40,7 +40,7 @@ def latency(site: Site) -> list[Measurement]:
     with site.place() as place:
         BARE.metadata.create_all(place.engine)
         for _ in range(site.scale.long_rounds):
-            ours = _milliseconds(place, _relay, _outbox_writer(place), site.scale.latency_messages)
+            ours = _milliseconds(place, _relay, _writer(Outbox(place.engine)), site.scale.latency_messages)
             bare = _milliseconds(place, _listener, _bare_writer(place), site.scale.latency_messages)
             medians.add(_quantile(ours, 0.5), _quantile(bare, 0.5))
             tails.add(_quantile(ours, 0.99), _quantile(bare, 0.99))
@@ -50,25 +50,69 @@ def latency(site: Site) -> list[Measurement]:
     ]
 
 
+def direct_latency(site: Site) -> list[Measurement]:
+    """Milliseconds from commit to the sender's call in the writer's own process, against a relay's in another one."""
+    medians = Turns("direct_latency_p50")
+    with site.place() as direct, site.place() as relayed:
+        for place in (direct, relayed):
+            BARE.metadata.create_all(place.engine)
+        for _ in range(site.scale.long_rounds):
+            ours = _direct_milliseconds(direct, site.scale.direct_messages)
+            other = _milliseconds(relayed, _relay, _writer(Outbox(relayed.engine)), site.scale.direct_messages)
+            medians.add(_quantile(ours, 0.5), _quantile(other, 0.5))
+    return [Measurement(name="direct_latency_p50", goal=at_most(1), unit="ms", ours=medians.ours, other=medians.other)]
+
+
+def _direct_milliseconds(place: Place, count: int) -> list[float]:
+    """The latency of each message that its writer's process itself sends, without any relay."""
+    ours, theirs = multiprocessing.Pipe()
+    arrival = Arrival(theirs)
+    outbox = Outbox(create_engine(place.url), sender=arrival, direct="relay")
+    write = _writer(outbox)
+    _warm_up(ours, write)
+    committed = _write_at_its_pace(write, count)
+    outbox.close()
+    outbox.engine.dispose()
+    return _differences(committed, arrival.at)
+
+
 def _milliseconds(place: Place, receiver: Receiver, write: Writer, count: int) -> list[float]:
     """The latency of each message, written at its own pace while the receiver runs in another process."""
     with _running(receiver, place.url) as pipe:
-        number = 0
-        while not pipe.poll(0.1):  # until the first one arrives
-            write(b"warm-up %d" % number)
-            number += 1
-        pipe.recv()
-        pauses = random.Random(count)
-        committed: Arrivals = {}
-        for number in range(count):
-            time.sleep(pauses.uniform(*_PAUSE))
-            body = b"%d" % number
-            committed[body] = write(body)
-        time.sleep(1)
+        _warm_up(pipe, write)
+        committed = _write_at_its_pace(write, count)
         pipe.send("stop")
         if not pipe.poll(_PATIENCE):
             raise RuntimeError("the receiver does not answer")
         arrived: Arrivals = pipe.recv()
+    return _differences(committed, arrived)
+
+
+def _warm_up(pipe: Pipe, write: Writer) -> None:
+    """Write until the first message arrives."""
+    until = time.monotonic() + _PATIENCE
+    number = 0
+    while not pipe.poll(0.1):
+        if time.monotonic() > until:
+            raise RuntimeError("no message arrives")
+        write(b"warm-up %d" % number)
+        number += 1
+    pipe.recv()
+
+
+def _write_at_its_pace(write: Writer, count: int) -> Arrivals:
+    """When each message was committed."""
+    pauses = random.Random(count)
+    committed: Arrivals = {}
+    for number in range(count):
+        time.sleep(pauses.uniform(*_PAUSE))
+        body = b"%d" % number
+        committed[body] = write(body)
+    time.sleep(1)
+    return committed
+
+
+def _differences(committed: Arrivals, arrived: Arrivals) -> list[float]:
     return [(arrived[body] - at) / 1e6 for body, at in committed.items()]
 
 
@@ -86,11 +130,9 @@ def _running(receiver: Receiver, url: str) -> Iterator[Pipe]:
         process.join()
 
 
-def _outbox_writer(place: Place) -> Writer:
-    outbox = Outbox(place.engine)
-
+def _writer(outbox: Outbox) -> Writer:
     def write(body: bytes) -> int:
-        with place.engine.connect() as connection:
+        with outbox.engine.connect() as connection:
             connection.execute(insert(BARE), {"body": b"business"})
             outbox.send(connection, "orders", body)
             connection.commit()

@@ -67,9 +67,14 @@ class Scale:
     #: Of those that take a minute or more for each.
     long_rounds: int = 3
     transactions: int = 2_500
+    #: How often it is each side's turn, and for how long.
+    business_turns: int = 12
+    business_seconds: float = 0.3
+    imports: int = 5
     drained: int = 200_000
     passed: int = 300_000
     latency_messages: int = 1_000
+    direct_messages: int = 500
     flat_drained: int = 100_000
     flat_passed: tuple[int, int] = (100_000, 2_000_000)
     settles: int = 60_000
@@ -83,9 +88,13 @@ QUICK = Scale(
     rounds=1,
     long_rounds=1,
     transactions=50,
+    business_turns=1,
+    business_seconds=0.1,
+    imports=1,
     drained=3_000,
     passed=3_000,
     latency_messages=25,
+    direct_messages=25,
     flat_drained=2_000,
     flat_passed=(1_000, 4_000),
     settles=400,

@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import time
-import uuid
 from collections.abc import Callable
 from statistics import median
 
-from sqlalchemy import Column, Connection, Identity, Integer, MetaData, Table, Text, insert
+from sqlalchemy import Connection, insert
 from sqlalchemy.engine import Engine
 
 from benchmarks.measure import Measurement, Turns, at_most
 from benchmarks.site import Site
+from benchmarks.writers import BODY, ORDERS, row_by_hand
 from outbox import Outbox, create_engine
 
-ORDERS = Table(
-    "orders",
-    MetaData(),
-    Column("id", Integer, Identity(), primary_key=True),
-    Column("customer", Text, nullable=False),
-    Column("total", Integer, nullable=False),
-)
 #: Transactions of one side before it is the turn of the other.
 _BLOCK = 50
-_BODY = b'{"customer": "c-1", "total": 42, "note": "' + b"x" * 256 + b'"}'
 
 
 def write(site: Site) -> list[Measurement]:
@@ -36,24 +27,10 @@ def write(site: Site) -> list[Measurement]:
         message = outbox.database.tables.message
 
         def send(connection: Connection) -> None:
-            outbox.send(connection, "orders", _BODY)
+            outbox.send(connection, "orders", BODY)
 
         def insert_message(connection: Connection) -> None:
-            connection.execute(
-                insert(message),
-                {
-                    "message_id": uuid.uuid4(),
-                    "topic": "orders",
-                    "key": None,
-                    "slot": random.randrange(256),
-                    "tags": None,
-                    "headers": None,
-                    "body": _BODY,
-                    "content_type": None,
-                    "deliver_at": None,
-                    "expires_at": None,
-                },
-            )
+            connection.execute(insert(message), row_by_hand())
 
         for engine, append in ((place.engine, send), (by_hand, insert_message)):
             _microseconds(engine, append, site.scale.transactions // 10)

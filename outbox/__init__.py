@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sqlalchemy import Engine
+    from sqlalchemy.ext.asyncio import AsyncEngine
 
     from outbox.errors import (
         DatabaseError,
@@ -22,9 +23,11 @@ if TYPE_CHECKING:
         SubscriptionError,
         TransactionAbortedError,
     )
+    from outbox.inbox import Inbox
     from outbox.message import Message
     from outbox.outbox import Outbox
     from outbox.relay import Relay
+    from outbox.relays import Relays
     from outbox.sender import Sender
     from outbox.verdict import Done, Reject, Retry, RetryPolicy, Unavailable, Verdict
 
@@ -32,6 +35,7 @@ __all__ = [
     "DatabaseError",
     "Done",
     "HungHandlerError",
+    "Inbox",
     "InvalidMessageError",
     "LeaseLostError",
     "Message",
@@ -42,6 +46,7 @@ __all__ = [
     "PositionError",
     "Reject",
     "Relay",
+    "Relays",
     "Retry",
     "RetryPolicy",
     "SchemaError",
@@ -51,14 +56,17 @@ __all__ = [
     "TransactionAbortedError",
     "Unavailable",
     "Verdict",
+    "create_async_engine",
     "create_engine",
 ]
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
 _HOMES = {
+    "Inbox": "outbox.inbox",
     "Message": "outbox.message",
     "Outbox": "outbox.outbox",
     "Relay": "outbox.relay",
+    "Relays": "outbox.relays",
     "Sender": "outbox.sender",
     **dict.fromkeys(("Done", "Reject", "Retry", "RetryPolicy", "Unavailable", "Verdict"), "outbox.verdict"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "outbox.errors"),
@@ -74,6 +82,23 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def create_async_engine(url: str, **options: Any) -> AsyncEngine:
+    """SQLAlchemy's `create_async_engine`; on SQLite as in `create_engine`. Needs the extra `async`."""
+    try:
+        from sqlalchemy.ext import asyncio
+    except ImportError as error:
+        from outbox.errors import MissingExtraError
+
+        raise MissingExtraError("asyncio needs greenlet: pip install 'outbox-log[async]'") from error
+
+    from outbox.store.sqlite import configure
+
+    engine = asyncio.create_async_engine(url, **options)
+    if engine.dialect.name == "sqlite":
+        configure(engine.sync_engine)
+    return engine
 
 
 def create_engine(url: str, **options: Any) -> Engine:

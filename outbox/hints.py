@@ -7,11 +7,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
+from outbox.store.writing import Place
 
 logger = logging.getLogger("outbox")
 
@@ -38,8 +39,12 @@ class Hints:
         self._listeners.add(listener)
         return listener
 
-    def hint(self, transaction: int = 0) -> None:
-        """Something was committed; if it was expected, that has come true."""
+    def hint(self) -> None:
+        """Something was committed."""
+        self.committed(0)
+
+    def committed(self, transaction: int) -> None:
+        """An expected commit has come true."""
         self._expected.pop(transaction, None)
         self._wake_listeners()
         with suppress(Exception):
@@ -47,7 +52,7 @@ class Hints:
             self._hinted = True
             self._event.set()
 
-    def expect(self, transaction: int = 0) -> None:
+    def expect(self, transaction: int, places: Sequence[Place] = ()) -> None:
         """Something is about to be committed, and nobody may tell when it was: hint in a moment, unless told before."""
         with suppress(Exception):
             self._awake()

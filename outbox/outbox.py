@@ -2,79 +2,100 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from datetime import datetime, timedelta
-from typing import Any, Concatenate, ParamSpec, TypeVar
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
 
-from sqlalchemy import Engine
-from sqlalchemy.orm import Session, sessionmaker
+import psycopg
+from sqlalchemy import Connection, Engine
+from sqlalchemy.orm import Session
 
-from outbox.errors import DatabaseError
+from outbox.binds import engine_of, own_engine_of
+from outbox.direct import DirectSends
+from outbox.handles import Handle, Link, of_scope, require_async
 from outbox.hints import Hints
-from outbox.message import Message
-from outbox.relay import Destination, Relay
+from outbox.message import Message, MessageFields
+from outbox.relay import Destination, Relay, opened, require_own_name
 from outbox.schema import SLOTS
+from outbox.scopes import Decorator, Propagation, Scopes, Transactional
+from outbox.sender import destination_of
+from outbox.shared import SharedSender
 from outbox.store.database import Database
 from outbox.store.dialect import Dialect
-from outbox.store.log import Log
-from outbox.transactions import Handle, Transactions
+from outbox.store.steps import aon, arun, on, run
+from outbox.store.writing import Direct, Writing, Written
+from outbox.transactions import Transactions
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine
+
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    from outbox.binds import Bind
+    from outbox.handles import AsyncHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+#: Called right after messages were appended, with the outbox, the connection and the messages; for tests.
+observers: list[Callable[[Outbox, object, Sequence[Message]], None]] = []
 
 
 class Outbox:
     """Appends messages inside the caller's transactions.
 
     Args:
-        bind: the engine of the database that holds the outbox tables, or a `sessionmaker` bound to it.
+        bind: the engine of the database that holds the outbox tables, or a `sessionmaker` bound to it; or an
+            `AsyncEngine` or an `async_sessionmaker`.
         schema: the tables' schema, if not the search path's first.
         slots: how many shares the key space has; fixed when the tables are made.
+        dedup_window: for how long after a message with a dedup key was written another with the same one is not.
+        sender: where messages go: for `start` and `running` without one of their own, and for direct sends.
+        direct: the subscription for which this process, right after its commits, itself sends what has no key and no
+            times; the relay of that name sends the rest, and what is left behind. Not on connections of psycopg's own.
+        worker_engine: what threads of our own connect by. Only an `AsyncEngine` needs one, and only when its URL
+            alone does not say how to connect.
     """
 
     def __init__(
         self,
-        bind: Engine | sessionmaker[Session],
+        bind: Bind,
         *,
         schema: str | None = None,
         slots: int = SLOTS,
         dialect: Dialect | None = None,
+        dedup_window: timedelta = timedelta(days=7),
+        sender: Destination | None = None,
+        direct: str | None = None,
+        worker_engine: Engine | None = None,
     ) -> None:
-        # What a transactional function returns is used after its commit.
-        self._sessions = bind if isinstance(bind, sessionmaker) else sessionmaker(bind, expire_on_commit=False)
-        engine = bind.kw.get("bind") if isinstance(bind, sessionmaker) else bind
-        if not isinstance(engine, Engine):
-            raise DatabaseError(f"Outbox needs an Engine or a sessionmaker bound to one, not {type(bind).__name__}")
+        engine = worker_engine or engine_of(bind)
         self.database = Database(engine, schema, slots=slots, dialect=dialect)
         self.hints = Hints(self.database)
-        self._log = Log(self.database)
-        self._transactions = Transactions(self.database, self.hints)
+        self._shared = None
+        if sender is not None and not isinstance(sender, str):
+            self._shared = sender = SharedSender(opened(sender), destination_of(sender))
+        self._sender: Destination | None = sender
+        self._direct = self._sends_directly(direct)
+        self._writing = Writing(self.database, dedup_window)
+        listeners = (self.hints,) if self._direct is None else (self.hints, self._direct)
+        self._transactions = Transactions(self.database, *listeners)
+        self._transactions.watch(own_engine_of(bind) or engine)
+        self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
         self._relay: Relay | None = None
-        self._current: ContextVar[Session | None] = ContextVar("outbox_session", default=None)
 
     @property
     def engine(self) -> Engine:
-        """The engine of the database that holds the tables."""
+        """The engine by which workers reach the tables; of an AsyncEngine it is the blocking twin."""
         return self.database.engine
 
+    # Writing
+
     def send(
-        self,
-        handle: Handle,
-        topic: str,
-        body: object,
-        *,
-        key: str | None = None,
-        tags: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        content_type: str | None = None,
-        deliver_at: datetime | None = None,
-        delay: timedelta | None = None,
-        expires_at: datetime | None = None,
-        lock_key: bool = False,
+        self, handle: Handle, topic: str, body: object, *, lock_key: bool = False, **fields: Unpack[MessageFields]
     ) -> UUID:
         """Append one message in the caller's transaction, and return its id.
 
@@ -85,73 +106,83 @@ class Outbox:
         transaction ends).
 
         Args:
-            handle: a `Session`, a `scoped_session` or a Core `Connection`, in a transaction.
-            topic, body and the rest: see `Message`.
+            handle: a `Session`, a `scoped_session`, a Core `Connection` or a psycopg `Connection`, in a transaction.
+            topic, body and fields: see `Message`. With a `dedup_key` that was used within the window nothing is
+                written, and the id is that of the first message.
 
         Raises:
             InvalidMessageError: before any SQL, naming field, limit and fix.
             NoTransactionError: the connection commits every statement by itself.
             SchemaError: the tables are not there.
         """
-        message = Message(
-            topic,
-            body,
-            key=key,
-            tags=tags,
-            headers=headers,
-            content_type=content_type,
-            deliver_at=deliver_at,
-            delay=delay,
-            expires_at=expires_at,
-        )
-        self._append(handle, [message], lock_key=lock_key)
-        return message.message_id
+        return self._write(handle, [Message(topic, body, **fields)], lock_keys=lock_key)[0]
 
-    def send_all(self, handle: Handle, messages: Sequence[Message]) -> list[UUID]:
-        """Append many messages in one statement; their ids come back in order, which is also their order in the log."""
-        messages = list(messages)
-        for message in messages:
-            if not isinstance(message, Message):
-                raise TypeError(f"send_all takes Message objects, not {type(message).__name__}")
-        if messages:
-            self._append(handle, messages)
-        return [message.message_id for message in messages]
+    def send_all(self, handle: Handle, messages: Iterable[Message], *, lock_keys: bool = False) -> list[UUID]:
+        """Append any number of messages in few statements; their ids come back in order, which is that of the log."""
+        return self._write(handle, _checked(messages, "send_all"), lock_keys=lock_keys)
 
-    @contextmanager
-    def begin(self) -> Iterator[Session]:
-        """A session in a transaction that commits at the end, or the one of this outbox that is running already."""
-        running = self._current.get()
-        if running is not None:
-            yield running
-            return
-        with self._sessions.begin() as session:
-            token = self._current.set(session)
-            try:
-                yield session
-            finally:
-                self._current.reset(token)
+    async def asend(
+        self, handle: AsyncHandle, topic: str, body: object, *, lock_key: bool = False, **fields: Unpack[MessageFields]
+    ) -> UUID:
+        """`send` on an AsyncSession, an async_scoped_session, an AsyncConnection or a psycopg AsyncConnection."""
+        require_async(handle, "asend")
+        return (await self._awrite(handle, [Message(topic, body, **fields)], lock_keys=lock_key))[0]
 
-    def transactional(self, function: Callable[Concatenate[Session, P], R]) -> Callable[P, R]:
+    async def asend_all(
+        self, handle: AsyncHandle, messages: Iterable[Message], *, lock_keys: bool = False
+    ) -> list[UUID]:
+        """`send_all` on one of the handles of `asend`."""
+        require_async(handle, "asend_all")
+        return await self._awrite(handle, _checked(messages, "asend_all"), lock_keys=lock_keys)
+
+    # Transactions
+
+    def begin(self, propagation: Propagation = "required") -> AbstractContextManager[Session]:
+        """A session in a transaction that commits at the end.
+
+        Inside another one of this outbox, "required" joins that: there is one commit, at its end. "requires_new"
+        opens one of its own all the same, which commits on its own; "mandatory" raises when there is none to join.
+        A transaction runs in one thread and one task; others that it starts have to open their own.
+        """
+        return self._scopes.begin(propagation)
+
+    def abegin(self, propagation: Propagation = "required") -> AbstractAsyncContextManager[AsyncSession]:
+        """`begin` with an AsyncSession, on an AsyncEngine."""
+        return self._scopes.abegin(propagation)
+
+    @overload
+    def transactional(
+        self, function: Callable[Concatenate[AsyncSession, P], Coroutine[Any, Any, R]]
+    ) -> Transactional[AsyncSession, P, Coroutine[Any, Any, R]]: ...
+    @overload
+    def transactional(self, function: Callable[Concatenate[Session, P], R]) -> Transactional[Session, P, R]: ...
+    @overload
+    def transactional(self, *, propagation: Propagation = "required") -> Decorator: ...
+    def transactional(
+        self, function: Callable[..., Any] | None = None, *, propagation: Propagation = "required"
+    ) -> Any:
         """A function that opens a transaction, gets its session as first argument, and commits when it returns.
 
-        Called inside another one of the same outbox it joins that transaction; what is returned or raised is the
-        caller's. Passing a session explicitly is a matter of calling `function.__wrapped__(session, …)`.
+        Called inside another one of this outbox it joins that transaction, or what else `propagation` says (see
+        `begin`). What is returned or raised is the caller's. A session that is passed as first argument wins: then
+        nothing is opened or committed. Functions with `async` get an `AsyncSession`.
         """
+        if function is None:
+            return lambda given: self._scopes.wrap(given, propagation)
+        return self._scopes.wrap(function, propagation)
 
-        @functools.wraps(function)
-        def in_transaction(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self.begin() as session:
-                return function(session, *args, **kwargs)
+    # Relaying within the application
 
-        return in_transaction
-
-    def start(self, sender: Destination, **options: Any) -> Relay:
+    def start(self, sender: Destination | None = None, **options: Any) -> Relay:
         """Run a relay in a thread of this process, until `stop`; `options` are those of `Relay`.
 
         Several processes may do the same: one of them at a time holds the lease. After a fork call it in the child.
         """
+        destination = sender if sender is not None else self._sender
+        if destination is None:
+            raise TypeError("no destination: pass one, as Outbox(…, sender=…) or here")
         self.stop()
-        self._relay = Relay(self, sender, **options)
+        self._relay = Relay(self, destination, **options)
         self._relay.start()
         return self._relay
 
@@ -162,27 +193,81 @@ class Outbox:
             self._relay.join(timeout.total_seconds())
             self._relay = None
 
-    def close(self) -> None:
-        """End what this outbox runs in the background: its relay, and the connection that its hints go out on.
-
-        The engine is the application's; `engine.dispose()` does not know of that connection.
-        """
-        self.stop()
-        self.hints.close()
-
     @contextmanager
-    def running(self, sender: Destination, **options: Any) -> Iterator[Relay]:
+    def running(self, sender: Destination | None = None, **options: Any) -> Iterator[Relay]:
         """`start` and `stop` around an application."""
         try:
             yield self.start(sender, **options)
         finally:
             self.stop()
 
-    def _append(self, handle: Handle, messages: list[Message], *, lock_key: bool = False) -> None:
-        keyed = [message.key for message in messages if message.key is not None]
-        connection = self._transactions.connection_of(handle, flush=bool(keyed))
-        if lock_key:
-            self._transactions.lock_keys(connection, keyed)
+    def close(self) -> None:
+        """End what this outbox runs in the background: its relay, its direct sends when what waits is sent, its hints.
+
+        The engine is the application's; `engine.dispose()` does not know of that connection.
+        """
+        self.stop()
+        if self._direct is not None:
+            self._direct.close()
+        if self._shared is not None:
+            self._shared.release()
+        self.hints.close()
+
+    def _sends_directly(self, name: str | None) -> DirectSends | None:
+        if name is None:
+            return None
+        if self._sender is None:
+            raise TypeError("direct needs a destination: Outbox(…, sender=…, direct=…)")
+        require_own_name(name)
+        self.database.require_independent_connections()
+        direct = DirectSends(self.database, self._sender, name)
+        # An outbox that is forgotten leaves no thread behind, nor the engine that the thread works on.
+        weakref.finalize(self, direct.end).atexit = False
+        return direct
+
+    # How messages are written
+
+    def _write(self, handle: Handle, messages: Sequence[Message], *, lock_keys: bool) -> list[UUID]:
+        if not messages:
+            return []
+        link = self._transactions.link_of(handle, flush=any(message.key is not None for message in messages))
         with self.database.explained():
-            self._log.append(connection, messages)
-        self._transactions.sent(connection)
+            direct = self._direct_for(link, len(messages))
+            written = run(on(link), self._writing.append(messages, lock_keys=lock_keys, direct=direct))
+        return self._sent(link, messages, written)
+
+    def _direct_for(self, link: Link, number: int) -> Direct | None:
+        # The commit of a driver's own connection is noticed by nobody.
+        if self._direct is None or not isinstance(link, Connection):
+            return None
+        return self._direct.for_more(self._transactions.expected_of(link) + number)
+
+    async def _awrite(self, handle: Any, messages: Sequence[Message], *, lock_keys: bool) -> list[UUID]:
+        if not isinstance(handle, psycopg.AsyncConnection):
+            # What SQLAlchemy awaits is written for connections that block, and run beside the event loop's stack.
+            ids: list[UUID] = await of_scope(handle).run_sync(self._write, messages, lock_keys=lock_keys)
+            return ids
+        if not messages:
+            return []
+        self._transactions.require_driver(handle)
+        with self.database.explained():
+            written = await arun(aon(handle), self._writing.append(messages, lock_keys=lock_keys))
+        return self._sent(handle, messages, written)
+
+    def _sent(
+        self, link: Link | psycopg.AsyncConnection[Any], messages: Sequence[Message], written: Written
+    ) -> list[UUID]:
+        self._transactions.sent(link, written.direct)
+        for observer in observers:
+            new = [m for m, id in zip(messages, written.message_ids, strict=True) if m.message_id == id]
+            observer(self, link, new)
+        return written.message_ids
+
+
+def _checked(messages: Iterable[Message], verb: str) -> list[Message]:
+    """All of them, before any SQL."""
+    found = list(messages)
+    for message in found:
+        if not isinstance(message, Message):
+            raise TypeError(f"{verb} takes Message objects, not {type(message).__name__}")
+    return found

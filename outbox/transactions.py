@@ -6,40 +6,54 @@ savepoint or for a session inside somebody else's transaction; the connection's 
 
 from __future__ import annotations
 
+import logging
 import weakref
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
-from sqlalchemy import Connection, Engine, event, text
+import psycopg
+from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.errors import NoTransactionError, TransactionAbortedError
+from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedError
 from outbox.faults import crash_point
-from outbox.hints import Hints
-from outbox.store import postgresql, sqlite
+from outbox.handles import Handle, Link, refuse
 from outbox.store.database import Database
+from outbox.store.writing import Place
 
-Handle = Session | scoped_session[Session] | Connection
+logger = logging.getLogger("outbox")
+
+
+class Listener(Protocol):
+    """Told of commits. Never blocks and never raises: it is called in commit hooks."""
+
+    def expect(self, transaction: int, places: Sequence[Place]) -> None:
+        """A transaction is about to be committed, and nobody may tell when it was."""
+
+    def committed(self, transaction: int) -> None:
+        """An expected commit has come true."""
 
 
 class Transactions:
     """Watches the transactions in which messages were sent."""
 
-    def __init__(self, database: Database, hints: Hints) -> None:
+    def __init__(self, database: Database, *listeners: Listener) -> None:
         self._database = database
-        self._hints = hints
+        self._dialect = database.dialect
+        self._listeners = listeners
         self._watched: weakref.WeakSet[Engine] = weakref.WeakSet()
-        # Keys in a connection's `info`: messages were sent in the running transaction; in the one committed last.
-        # Each outbox has its own, because an engine may serve several.
+        # Keys in a connection's `info`: places of what was sent in the running transaction; whether the one before
+        # was committed. Each outbox has its own, because an engine may serve several.
         self._sent, self._committed = object(), object()
-        self._watch(database.engine)
+        self.watch(database.engine)
 
-    def connection_of(self, handle: Handle, *, flush: bool) -> Connection:
+    def link_of(self, handle: Handle, *, flush: bool) -> Link:
         """The connection that the handle's transaction is on.
 
         Raises:
             TypeError: it is none of the accepted handles.
             NoTransactionError: the connection is in autocommit.
+            DatabaseError: it is connected to another kind of database, or by a driver that cannot be used.
         """
         if isinstance(handle, Connection):
             connection = handle
@@ -48,36 +62,60 @@ class Transactions:
             if flush and session.autoflush:
                 session.flush()
             connection = session.connection(bind_arguments={"clause": self._database.tables.message})
+        elif isinstance(handle, psycopg.Connection):
+            self.require_driver(handle)
+            return handle
         else:
-            raise TypeError(f"send takes a Session, a scoped_session or a Connection, not {type(handle).__name__}")
-        self._require_transaction(connection)
-        if connection.engine not in self._watched:
-            self._watch(connection.engine)
-        return connection
-
-    def lock_keys(self, connection: Connection, keys: Sequence[str]) -> None:
-        """Serialise the writers of these keys until the transaction ends, in an order that cannot deadlock."""
-        if self._database.dialect.name == "postgresql":
-            for key in sorted(set(keys)):
-                connection.execute(text("SELECT pg_advisory_xact_lock(hashtextextended(:key, 0))"), {"key": key})
-
-    def sent(self, connection: Connection) -> None:
-        """Messages are part of this connection's transaction now."""
-        connection.info[self._sent] = True
-        crash_point("outbox.after_insert")
-
-    def _require_transaction(self, connection: Connection) -> None:
+            raise refuse(handle, "send")
+        self.watch(connection.engine)
         if not connection.in_transaction():
             connection.begin()
-        driver: Any = connection.connection.driver_connection
-        module = postgresql if self._database.dialect.name == "postgresql" else sqlite
-        if module.commits_every_statement(driver):
+        self._require_transaction(connection.connection.driver_connection)
+        return connection
+
+    def require_driver(self, driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+        """Make sure that psycopg's own connection is in a transaction of the right kind of database.
+
+        Raises:
+            NoTransactionError: it commits every statement by itself.
+            DatabaseError: the outbox is not on PostgreSQL.
+        """
+        if self._dialect.name != "postgresql":
+            raise DatabaseError(f"the outbox is on {self._dialect.name}, a psycopg connection is to PostgreSQL")
+        self._require_transaction(driver)
+
+    def sent(self, link: Link | psycopg.AsyncConnection[Any], places: Sequence[Place] = ()) -> None:
+        """Messages are part of this connection's transaction now; `places`: those that their writer will send."""
+        if isinstance(link, Connection):
+            link.info.setdefault(self._sent, []).extend(places)
+        crash_point("outbox.after_insert")
+
+    def expected_of(self, connection: Connection) -> int:
+        """How many messages of the running transaction their writer will send."""
+        return len(connection.info.get(self._sent, ()))
+
+    def _require_transaction(self, driver: Any) -> None:
+        if self._dialect.commits_every_statement(driver):
             raise NoTransactionError(
                 "this connection commits every statement by itself (AUTOCOMMIT), so the message would outlive a"
                 " rollback; use an engine without isolation_level='AUTOCOMMIT', or begin a transaction"
             )
 
-    def _watch(self, engine: Engine) -> None:
+    def watch(self, engine: Engine) -> None:
+        """Notice the transactions on this engine, from their begin on; once is enough.
+
+        Raises:
+            DatabaseError: it is to another kind of database, or by a driver that cannot be used.
+        """
+        if engine in self._watched:
+            return
+        if engine.dialect.name != self._dialect.name:
+            raise DatabaseError(f"the outbox is on {self._dialect.name}, this connection is to {engine.dialect.name}")
+        if engine.dialect.driver not in self._dialect.drivers:
+            known = ", ".join(sorted(self._dialect.drivers))
+            raise DatabaseError(
+                f"{engine.dialect.driver} does not tell whether a transaction failed; use one of these drivers: {known}"
+            )
         self._watched.add(engine)
         event.listen(engine, "commit", self._before_commit)
         event.listen(engine, "rollback", self._forget)
@@ -85,31 +123,29 @@ class Transactions:
         event.listen(engine, "commit_twophase", lambda connection, *_: self._before_commit(connection, "tpc_rollback"))
         event.listen(engine, "rollback_twophase", lambda connection, *_: self._forget(connection))
         event.listen(engine, "checkin", self._returned)
-        if engine.dialect.name == "sqlite":
-            sqlite.begin_before_savepoint(engine)
+        if self._dialect.prepare_engine is not None:
+            self._dialect.prepare_engine(engine)
 
     def _before_commit(self, connection: Connection, roll_back: str = "rollback") -> None:
         """The real commit comes next; `roll_back` is the driver's word for the contrary."""
-        if not connection.info.get(self._sent, False):
+        if self._sent not in connection.info:
             return
         try:
             self._require_sound(connection)
         except TransactionAbortedError:
             # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
             connection.info.pop(self._sent)
-            getattr(connection.connection.driver_connection, roll_back)()
+            getattr(connection.connection.dbapi_connection, roll_back)()
             raise
-        del connection.info[self._sent]
+        places = connection.info.pop(self._sent)
         crash_point("outbox.before_commit")
         connection.info[self._committed] = True
         # A connection that its owner keeps will not be returned: then a moment's delay has to do.
-        self._hints.expect(id(connection.info))
+        self._tell(lambda listener: listener.expect(id(connection.info), places))
 
     def _require_sound(self, connection: Connection) -> None:
         """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
-        driver: Any = connection.connection.driver_connection
-        postgres = self._database.dialect.name == "postgresql"
-        if postgres and connection.info.get(self._sent, False) and postgresql.is_aborted(driver):
+        if self._sent in connection.info and self._dialect.is_aborted(connection.connection.driver_connection):
             raise TransactionAbortedError(
                 "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
                 " would be lost; roll back, or use a savepoint around what may fail"
@@ -120,7 +156,15 @@ class Transactions:
         record.info.pop(self._sent, None)
         if record.info.pop(self._committed, False):
             crash_point("outbox.after_commit")
-            self._hints.hint(id(record.info))
+            self._tell(lambda listener: listener.committed(id(record.info)))
+
+    def _tell(self, tell: Callable[[Listener], None]) -> None:
+        for listener in self._listeners:
+            try:
+                tell(listener)
+            except Exception:
+                # It would keep the application from committing, or reach it although everything is committed.
+                logger.exception("a listener to commits failed; what it would have sent is found by a worker")
 
     def _forget(self, connection: Connection) -> None:
         # A lost connection has nothing to forget, and asking it would raise in the application's rollback.

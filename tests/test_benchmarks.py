@@ -10,12 +10,18 @@ import pytest
 ROOT = Path(__file__).parent.parent
 
 GOALS = {
+    "import": "<= 1.30",
     "write": "<= 1.10",
+    "async_write": "<= 1.10",
+    "business_1": ">= 0.90",
+    "business_5": ">= 0.90",
+    "business_direct": ">= 0.80",
     "drain_vs_claim": ">= 1.50",
     "drain_vs_fetch": ">= 0.60",
     "drain_pinned_vs_claim": ">= 3.00",
     "latency_p50": "<= 1.50",
     "latency_p99": "<= 2.00",
+    "direct_latency_p50": "<= 1.00",
     "flat_backlog": ">= 0.90",
     "flat_pinned": ">= 0.90",
 }

@@ -1,5 +1,6 @@
 """The examples run as their first lines say."""
 
+import json
 import os
 import re
 import subprocess
@@ -71,6 +72,23 @@ def test_an_application_sends_its_own_messages(folder):
         'invoices: {"customer":"ann"}',
         'invoices: {"customer":"eve"}',
     ]
+
+
+def test_coroutines_check_out_a_basket_in_one_transaction(folder):
+    first, *messages = run(*typed("async_orders.py")).splitlines()
+
+    assert first == "orders [1, 2] are placed"
+    assert [json.loads(message)["body"] for message in messages] == [
+        '{"id":1,"total":42}',
+        '{"id":2,"total":7}',
+        "Thank you for 2 orders!",
+    ]
+
+
+def test_one_relay_serves_the_databases_of_all_tenants(folder):
+    messages = [json.loads(line) for line in run(*typed("tenants.py")).splitlines()]
+
+    assert sorted(message["headers"]["tenant"] for message in messages) == ["acme", "acme", "globex"]
 
 
 class Recorder(ThreadingHTTPServer):

@@ -21,10 +21,10 @@ LIGHT = {
 }
 
 PUBLIC = [
-    "DatabaseError", "Done", "HungHandlerError", "InvalidMessageError", "LeaseLostError", "Message",
-    "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "PositionError", "Reject", "Relay", "Retry",
+    "DatabaseError", "Done", "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError", "Message",
+    "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "PositionError", "Reject", "Relay", "Relays", "Retry",
     "RetryPolicy", "SchemaError", "Sender", "SenderError", "SubscriptionError", "TransactionAbortedError",
-    "Unavailable", "Verdict", "create_engine",
+    "Unavailable", "Verdict", "create_async_engine", "create_engine",
 ]  # fmt: skip
 
 

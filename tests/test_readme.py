@@ -40,6 +40,7 @@ def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
         """orders order-1 b'{"id":1,"status":"placed","version":1}'""",
         "mail None b'Thank you!'",
         """orders None b'{"total":1}'""",
+        "orders None b'no key, no delay'",
     ]
 
 

@@ -261,9 +261,13 @@ WRONG = [None, "session", object(), Session, sqlite3.connect(":memory:")]
 def test_a_wrong_handle_is_told_what_is_accepted(engine, handle: Any):
     outbox = Outbox(engine)
 
-    with pytest.raises(TypeError, match="takes a Session, a scoped_session or a Connection, not "):
+    with pytest.raises(
+        TypeError, match="takes a Session, a scoped_session, a Connection or a psycopg Connection, not "
+    ):
         outbox.send(handle, "orders", b"")
-    with pytest.raises(TypeError, match="takes a Session, a scoped_session or a Connection, not "):
+    with pytest.raises(
+        TypeError, match="takes a Session, a scoped_session, a Connection or a psycopg Connection, not "
+    ):
         outbox.send_all(handle, [Message("orders", b"")])
 
 

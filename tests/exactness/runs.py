@@ -214,7 +214,7 @@ class Run:
 
     def _wait_for_another(self, relay: Child) -> None:
         """Until another relay delivers, or there is nothing left to deliver."""
-        self._wait(lambda: self._active() not in (None, relay) or not self._missing(), 30)
+        self._wait(lambda: self._active() not in (None, relay) or not self._missing(), 120)
 
     def _missing(self) -> bool:
         if self._writing:

@@ -1,0 +1,67 @@
+"""How many transactions with messages four writers get through together, against the same rows inserted by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from statistics import median
+
+from benchmarks.measure import Goal, Measurement, Turns, at_least
+from benchmarks.site import Site
+from benchmarks.writers import ORDERS, Make, Team, insert_by_hand, send_all, send_directly, team
+
+_WARM_UP_SECONDS = 0.3
+
+
+def business_1(site: Site) -> list[Measurement]:
+    """Transactions a second with one message of `send_all`."""
+    return [_against_by_hand(site, "business_1", messages=1)]
+
+
+def business_5(site: Site) -> list[Measurement]:
+    """Transactions a second with five."""
+    return [_against_by_hand(site, "business_5", messages=5)]
+
+
+def business_direct(site: Site) -> list[Measurement]:
+    """Transactions a second and all their messages sent by the writers, against those that leave it to a relay."""
+    shares: list[float] = []
+    with _writers(site) as writers:
+        turns = _turns(site, writers, "business_direct", (send_directly, send_all), 1, shares)
+    remark = f"{median(shares):.0%} of the messages sent directly"
+    return [_measurement(turns, at_least(0.8), remark)]
+
+
+def _against_by_hand(site: Site, name: str, messages: int) -> Measurement:
+    with _writers(site) as writers:
+        turns = _turns(site, writers, name, (send_all, insert_by_hand), messages, [])
+    return _measurement(turns, at_least(0.9))
+
+
+def _turns(site: Site, writers: Team, name: str, makes: tuple[Make, Make], messages: int, shares: list[float]) -> Turns:
+    """Short turns, so that whatever else the machine does meets both sides alike; the first one warms up."""
+    for make in makes:
+        writers.write(make, messages, _WARM_UP_SECONDS)
+    turns = Turns(name)
+    for _ in range(site.scale.rounds):
+        rates: tuple[list[float], list[float]] = ([], [])
+        for _ in range(site.scale.business_turns):
+            for make, found in zip(makes, rates, strict=True):
+                rate, sent = writers.write(make, messages, site.scale.business_seconds)
+                found.append(rate)
+                if make is send_directly:
+                    shares.append(sent / (rate * messages))
+        turns.add(median(rates[0]), median(rates[1]))
+    return turns
+
+
+@contextmanager
+def _writers(site: Site) -> Iterator[Team]:
+    with site.place() as place:
+        ORDERS.metadata.create_all(place.engine)
+        with team(place.url) as writers:
+            yield writers
+
+
+def _measurement(turns: Turns, goal: Goal, remark: str = "") -> Measurement:
+    return Measurement(name=turns.name, goal=goal, unit="tx/s", ours=turns.ours, other=turns.other, remark=remark)

@@ -1,0 +1,180 @@
+"""A team of processes that write transactions by turns, as many business applications do at once."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.connection import Connection as Pipe
+from typing import Any
+
+from sqlalchemy import Column, Connection, Identity, Integer, MetaData, Table, Text, insert
+from sqlalchemy.engine import Engine
+
+from outbox import Message, Outbox, Verdict, create_engine
+from outbox.verdict import DONE
+
+ORDERS = Table(
+    "orders",
+    MetaData(),
+    Column("id", Integer, Identity(), primary_key=True),
+    Column("customer", Text, nullable=False),
+    Column("total", Integer, nullable=False),
+)
+BODY = b'{"customer": "c-1", "total": 42, "note": "' + b"x" * 256 + b'"}'
+
+_WRITERS = 4
+_PATIENCE = 60.0
+#: Whoever sends directly and was not called for so long has nothing left.
+_QUIET_SECONDS = 0.2
+
+
+def row_by_hand() -> dict[str, Any]:
+    """A row of the log, as one would make it without this library."""
+    return {
+        "message_id": uuid.uuid4(),
+        "topic": "orders",
+        "key": None,
+        "slot": random.randrange(256),
+        "tags": None,
+        "headers": None,
+        "body": BODY,
+        "content_type": None,
+        "deliver_at": None,
+        "expires_at": None,
+    }
+
+
+class Counting:
+    """A sender that does nothing, and notes how many messages it was given and when it was called last."""
+
+    destination = "sender:counting"
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.called_at = 0.0
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """All of them are done."""
+        self.count += len(messages)
+        self.called_at = time.perf_counter()
+        return [DONE] * len(messages)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way of writing messages into a transaction; `sender` if they are sent by whoever wrote them."""
+
+    engine: Engine
+    append: Callable[[Connection, int], None]
+    sender: Counting | None = None
+
+
+def send_all(url: str, sender: Counting | None = None) -> Way:
+    """With this library; with direct sends, if there is a sender."""
+    engine = create_engine(url)
+    outbox = Outbox(engine) if sender is None else Outbox(engine, sender=sender, direct="relay")
+
+    def append(connection: Connection, messages: int) -> None:
+        outbox.send_all(connection, [Message("orders", BODY) for _ in range(messages)])
+
+    return Way(engine, append, sender)
+
+
+def send_directly(url: str) -> Way:
+    """With this library, and a thread of each writer that sends what is committed."""
+    way = send_all(url, Counting())
+    assert way.sender is not None
+    until = time.monotonic() + _PATIENCE
+    # The first ones are the relay's, until the thread has made sure that somebody looks after what it leaves behind.
+    while way.sender.count == 0:
+        transactions(way, 1, 0.01)
+        if time.monotonic() > until:
+            raise RuntimeError("nothing is sent directly")
+    return way
+
+
+def insert_by_hand(url: str) -> Way:
+    """With SQLAlchemy Core."""
+    engine = create_engine(url)
+    table = Outbox(create_engine(url)).database.tables.message
+    statement = insert(table)
+
+    def append(connection: Connection, messages: int) -> None:
+        rows = [row_by_hand() for _ in range(messages)]
+        connection.execute(statement, rows if messages > 1 else rows[0])
+
+    return Way(engine, append)
+
+
+def transactions(way: Way, messages: int, seconds: float) -> tuple[float, float]:
+    """Write one order and its messages, again and again: transactions a second, and the messages sent meanwhile.
+
+    What is sent directly counts until it is sent.
+    """
+    sent = way.sender.count if way.sender else 0
+    written, started = 0, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        with way.engine.begin() as connection:
+            connection.execute(insert(ORDERS), {"customer": "c-1", "total": written})
+            way.append(connection, messages)
+        written += 1
+    ended = time.perf_counter()
+    if way.sender is None:
+        return written / (ended - started), 0.0
+    while time.perf_counter() - max(ended, way.sender.called_at) < _QUIET_SECONDS:
+        time.sleep(_QUIET_SECONDS / 10)
+    ended = max(ended, way.sender.called_at)
+    return written / (ended - started), (way.sender.count - sent) / (ended - started)
+
+
+Make = Callable[[str], Way]
+
+
+class Team:
+    """Processes with a connection each; all of them do the same at the same time."""
+
+    def __init__(self, pipes: Sequence[Pipe]) -> None:
+        self._pipes = pipes
+
+    def write(self, make: Make, messages: int, seconds: float) -> tuple[float, float]:
+        """Transactions a second of all together, and messages sent."""
+        for pipe in self._pipes:
+            pipe.send((make, messages, seconds))
+        found: list[tuple[float, float]] = []
+        for pipe in self._pipes:
+            if not pipe.poll(seconds + _PATIENCE):
+                raise RuntimeError("a writer does not answer")
+            found.append(pipe.recv())
+        return sum(rate for rate, _ in found), sum(rate for _, rate in found)
+
+
+@contextmanager
+def team(url: str) -> Iterator[Team]:
+    """Start the processes; they end with the block."""
+    context = multiprocessing.get_context("spawn")
+    with ExitStack() as stack:
+        pipes: list[Pipe] = []
+        for _ in range(_WRITERS):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_write_as_told, args=(url, theirs), daemon=True)
+            process.start()
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            pipes.append(ours)
+        yield Team(pipes)
+
+
+def _write_as_told(url: str, pipe: Pipe) -> None:
+    made = cache(lambda make: make(url))
+    while True:
+        make, messages, seconds = pipe.recv()
+        pipe.send(transactions(made(make), messages, seconds))

@@ -1,0 +1,59 @@
+"""What an application has of its database: an engine or a factory of sessions, awaited or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import sqlalchemy
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import NullPool
+
+from outbox.errors import DatabaseError
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
+    Bind = Engine | sessionmaker[Session] | AsyncEngine | async_sessionmaker[AsyncSession]
+
+#: Drivers that block, for the threads of workers and hints.
+_BLOCKING = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
+
+
+def engine_of(bind: Bind) -> Engine:
+    """The engine that threads of our own may use.
+
+    An AsyncEngine's connections belong to its event loop, so that a twin is made from its URL. What was given to
+    `create_async_engine` besides the URL it does not have.
+
+    Raises:
+        DatabaseError: there is no engine in it.
+    """
+    engine = own_engine_of(bind)
+    if engine is None:
+        raise DatabaseError(
+            "an Engine, a sessionmaker bound to one, an AsyncEngine or an async_sessionmaker bound to one is needed,"
+            f" not {type(bind).__name__}"
+        )
+    if not engine.dialect.is_async:
+        return engine
+    name = engine.dialect.name
+    return sqlalchemy.create_engine(engine.url.set(drivername=_BLOCKING.get(name, name)), poolclass=NullPool)
+
+
+def own_engine_of(bind: Bind) -> Engine | None:
+    """The engine whose events tell of the application's transactions; an AsyncEngine's is the one inside of it."""
+    found: Any = bind if hasattr(bind, "sync_engine") else getattr(bind, "kw", {}).get("bind", bind)
+    inner = getattr(found, "sync_engine", found)
+    return inner if isinstance(inner, Engine) else None
+
+
+def sessions_on(bind: Bind) -> Any:
+    """A factory of sessions; what they return is used after its commit."""
+    if isinstance(bind, Engine):
+        return sessionmaker(bind, expire_on_commit=False)
+    if hasattr(bind, "sync_engine"):
+        from sqlalchemy.ext.asyncio import async_sessionmaker
+
+        return async_sessionmaker(cast("AsyncEngine", bind), expire_on_commit=False)
+    return bind

@@ -1,0 +1,197 @@
+"""The courier of direct sends: reads back what was committed, hands it to the sender, and acknowledges it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from datetime import timedelta
+
+from outbox.errors import OutboxError, SubscriptionError
+from outbox.faults import crash_point
+from outbox.message import Message
+from outbox.relay import Destination, opened
+from outbox.sender import Sender, destination_of
+from outbox.shared import SharedSender
+from outbox.store import identity
+from outbox.store.ack import Acks
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.log import Limits, Log, Selection
+from outbox.store.subscription import Declaration, Subscriptions, compensation_of
+from outbox.store.writing import Direct, Place
+from outbox.verdict import Done, Unavailable, Verdict
+from outbox.worker.keeper import clock
+
+logger = logging.getLogger("outbox")
+
+#: How long a writer's messages are its own: the compensation leaves them alone for so long after their commit.
+GRACE_SECONDS = 10.0
+#: Messages that are read, and at most sent, at once.
+MOST_AT_ONCE = 1_000
+#: What writing an ack may take.
+FLUSH_SECONDS = 1.0
+_REFRESH_SECONDS = 30.0
+_RETRY_SECONDS = 1.0
+
+
+class Courier:
+    """Works for one subscription, on a connection of its own, in one thread."""
+
+    def __init__(self, database: Database, destination: Destination, name: str) -> None:
+        self._database = database
+        self._destination = destination
+        self._name = name
+        self._log = Log(database, Limits(), Selection(only=name))
+        self._acks = Acks(database, name)
+        self._writer = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._channel: Channel | None = None
+        self._sender: Sender | None = None
+        self._refresh_at = 0.0
+        self._last_told: str | None = None
+        #: Whether the destination was away at the last delivery.
+        self.away = False
+        #: Whether the compensation is known to exist, and the database to answer.
+        self.usable = False
+
+    @property
+    def wants_refresh(self) -> bool:
+        """Whether it is time to look at the subscriptions again."""
+        return self.refresh_in <= 0
+
+    @property
+    def refresh_in(self) -> float:
+        """Seconds until then."""
+        return max(0.0, self._refresh_at - clock())
+
+    def refresh(self) -> Direct | None:
+        """Make sure that the compensation exists, and find out what the subscription selects.
+
+        Raises:
+            SubscriptionError: it sends to another destination.
+            OutboxError: anything else that people have to mend.
+        """
+        if self._sender is None:
+            self._sender = opened(self._destination)
+        channel = self._connected()
+        with self._database.explained():
+            identity.establish(self._database, channel)
+        identity.verify(self._database, channel)
+        subscriptions = Subscriptions(self._database)
+        destination = destination_of(self._destination)
+        own = subscriptions.find(channel, self._name)
+        if own is not None and own.destination not in (None, destination):
+            raise SubscriptionError(
+                f"subscription {self._name!r} sends to {own.destination}, this writer to {destination}; give it the"
+                f" same, or run: outbox subscriptions alter {self._name}"
+            )
+        grace = timedelta(seconds=GRACE_SECONDS)
+        # Its position comes before the first row that it is to find: only from now on rows are marked.
+        declared = Declaration(name=compensation_of(self._name), destination=destination, grace=grace)
+        subscriptions.declare(channel, declared, "latest")
+        self._refresh_at = clock() + _REFRESH_SECONDS
+        self.usable = True
+        self._last_told = None
+        topics = None if own is None or own.topics is None else frozenset(own.topics)
+        return Direct(self._name, topics)
+
+    def deliver(self, bag: dict[Place, float]) -> None:
+        """Send what the bag says stands at these places, each before the moment until which it is ours to send.
+
+        Memory is not asked: only what was committed can be read, and SQLite gives the id of a rolled-back row away
+        again. What is dealt with is taken out of the bag. What is left is not to be seen, or not yet; or the database
+        failed before its turn came.
+        """
+        self.away = False
+        places = sorted(bag)
+        while places and not self.away:
+            page = places[:MOST_AT_ONCE]
+            reading = self._log.at(self._connected(), [id for id, _ in page])
+            if not reading.complete and reading.reached is not None:
+                page = [place for place in page if place[0] <= (reading.reached or 0)]
+            places = places[len(page) :]
+            found = [message for message in reading.messages if _place(message) in bag]
+            if found:
+                self._send(found, bag)
+        if self.away:
+            bag.clear()
+
+    def begin_again(self, error: Exception) -> None:
+        """Let go of the connection after an error, and see whether all is well before anything else."""
+        self.usable = False
+        self._tell(error)
+        # What people have to mend takes its time.
+        self._refresh_at = clock() + (_REFRESH_SECONDS if isinstance(error, OutboxError) else _RETRY_SECONDS)
+        self._disconnect()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._disconnect()
+        if self._sender is not None:
+            with suppress(Exception):
+                self._sender.close()
+
+    def _send(self, messages: list[Message], bag: dict[Place, float]) -> None:
+        """Hand over what we may send still when it is our turn, and say so."""
+        with self._turn() as sender:
+            now = clock()
+            ours = [message for message, until in ((m, bag.pop(_place(m))) for m in messages) if now < until]
+            verdicts = self._asked(sender, ours) if ours else []
+        done = [m.id or 0 for m, verdict in zip(ours, verdicts, strict=True) if isinstance(verdict, Done)]
+        if done:
+            self._acknowledge(done)
+        crash_point("direct.after_ack")
+
+    def _turn(self) -> AbstractContextManager[Sender]:
+        assert self._sender is not None
+        return self._sender.turn() if isinstance(self._sender, SharedSender) else nullcontext(self._sender)
+
+    def _asked(self, sender: Sender, messages: list[Message]) -> Sequence[Verdict]:
+        """What the destination says. Whatever is not done is the compensation's, with all that is to be counted."""
+        crash_point("direct.before_send")
+        try:
+            verdicts = sender.send(messages)
+        except Exception as error:
+            self._tell(error)
+            verdicts = [Unavailable(_told(error))] * len(messages)
+        crash_point("direct.after_send")
+        self.away = any(isinstance(verdict, Unavailable) for verdict in verdicts)
+        return verdicts
+
+    def _acknowledge(self, ids: list[int]) -> None:
+        try:
+            self._acks.insert(self._connected(), self._writer, ids)
+        except Exception:
+            # What is sent must not be sent again for the sake of a connection. An ack may stand there twice.
+            self._disconnect()
+            self._acks.insert(self._connected(), self._writer, ids)
+
+    def _tell(self, error: Exception) -> None:
+        """Say once why it does not work."""
+        told = _told(error)
+        if told != self._last_told:
+            self._last_told = told
+            logger.warning("direct sends of %s go by the relay meanwhile: %s", self._name, told)
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            self._channel = self._database.open()
+        return self._channel
+
+    def _disconnect(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            with suppress(Exception):
+                channel.close()
+
+
+def _place(message: Message) -> Place:
+    return message.id or 0, message.message_id
+
+
+def _told(error: Exception) -> str:
+    """Our own errors say what to do; a driver's text may hold anything."""
+    return str(error) if isinstance(error, OutboxError) else type(error).__name__

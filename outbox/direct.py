@@ -1,0 +1,137 @@
+"""Direct send: the writer itself sends what needs no order, right after its commit.
+
+Nothing depends on it. What it leaves behind, because it was killed, or has too much to do, or because the destination
+is away, the compensation of the subscription finds in the log after its grace.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+
+from outbox.courier import FLUSH_SECONDS, GRACE_SECONDS, Courier
+from outbox.relay import DEADLINE, Destination
+from outbox.rounds import Rounds
+from outbox.store.database import Database
+from outbox.store.writing import Direct, Place
+from outbox.worker.keeper import clock
+
+#: The writer's right to send ends so long before the compensation begins that a call begun at its end, and its ack,
+#: are over by then.
+_RIGHT_SECONDS = GRACE_SECONDS - DEADLINE.total_seconds() - FLUSH_SECONDS
+_MOST_WAITING = 10_000
+_LAST_SECONDS = 5.0
+
+
+class DirectSends:
+    """What commit hooks see of direct sends: they never block there and never raise.
+
+    Everything belongs to one process: a fork begins anew in the child, without what the parent has to send.
+    """
+
+    def __init__(self, database: Database, destination: Destination, name: str) -> None:
+        self._database = database
+        self._destination = destination
+        self._name = name
+        self._abandoned = False
+        self._rounds: Rounds | None
+        self._begin_anew()
+        _all.add(self)
+
+    def for_more(self, number: int) -> Direct | None:
+        """What may be sent directly of a transaction that has so many messages to be; None: nothing.
+
+        Nothing before the compensation is known to exist, nor while the destination is away or too much is waiting:
+        then all goes by the relay, whose business such things are.
+        """
+        with suppress(Exception):
+            rounds = self._running()
+            if rounds is not None and rounds.ready and rounds.waiting + number <= _MOST_WAITING:
+                return rounds.known
+        return None
+
+    def expect(self, transaction: int, places: Sequence[Place]) -> None:
+        """These messages are about to be committed, and nobody may tell when it was."""
+        if places:
+            with suppress(Exception):
+                rounds = self._running()
+                if rounds is not None and rounds.waiting <= _MOST_WAITING:
+                    rounds.expect(transaction, places, until=clock() + _RIGHT_SECONDS)
+
+    def committed(self, transaction: int) -> None:
+        """An expected commit has come true."""
+        rounds = self._rounds
+        if rounds is not None:
+            rounds.committed(transaction)
+
+    def end(self) -> None:
+        """Send what is waiting, and then nothing any more. Takes no lock: it may be called from anywhere."""
+        self._abandoned = True
+        rounds = self._rounds
+        if rounds is not None:
+            rounds.end()
+
+    def close(self, timeout: float = _LAST_SECONDS) -> None:
+        """Send what is waiting, for at most `timeout` seconds, and end the thread; a later commit begins anew."""
+        rounds, self._rounds = self._rounds, None
+        if rounds is not None:
+            rounds.end()
+            rounds.join(timeout)
+
+    def _running(self) -> Rounds | None:
+        rounds = self._rounds
+        if rounds is not None and rounds.running:
+            return rounds
+        if self._abandoned:
+            return None
+        with self._lock:
+            if self._rounds is None or not self._rounds.running:
+                _drain_at_exit()
+                rounds = Rounds(Courier(self._database, self._destination, self._name))
+                # May fail for want of memory, or because the interpreter is about to end: then the next one tries.
+                rounds.start()
+                self._rounds = rounds
+            return self._rounds
+
+    def _begin_anew(self) -> None:
+        """A fork copies locks in any state, but no threads."""
+        # Signal handlers commit, too: they may interrupt whoever has the lock.
+        self._lock = threading.RLock()
+        self._rounds = None
+
+
+_all: weakref.WeakSet[DirectSends] = weakref.WeakSet()
+_drains_at_exit = False
+
+
+def _drain() -> None:
+    deadline = clock() + _LAST_SECONDS
+    for each in list(_all):
+        with suppress(Exception):
+            each.close(max(0.0, deadline - clock()))
+
+
+def _drain_at_exit() -> None:
+    """While there may be threads still: a sender may need some to connect."""
+    global _drains_at_exit
+    if not _drains_at_exit:
+        _drains_at_exit = True
+        import concurrent.futures.thread  # noqa: F401 - what is registered after it is called before it
+
+        with suppress(AttributeError, RuntimeError):
+            threading._register_atexit(_drain)  # type: ignore[attr-defined]  # there is no public name for this moment
+        # And once more for what the last threads have committed.
+        atexit.register(_drain)
+
+
+def _after_fork_in_child() -> None:
+    for each in list(_all):
+        each._begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,82 @@
+"""Handles: the ways in which an application holds a transaction."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from sqlalchemy import Connection
+from sqlalchemy.orm import Session, scoped_session
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
+
+    #: The same, awaited.
+    AsyncHandle = AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
+
+Handle = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
+#: What a transaction is on in the end.
+Link = Connection | psycopg.Connection[Any]
+
+_SYNC = "a Session, a scoped_session, a Connection or a psycopg Connection"
+_ASYNC = "an AsyncSession, an async_scoped_session, an AsyncConnection or a psycopg AsyncConnection"
+
+
+def is_async(handle: object) -> bool:
+    """Whether statements on this handle are awaited."""
+    # Whoever has such a handle has imported its module.
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    if isinstance(handle, psycopg.AsyncConnection):
+        return True
+    return module is not None and isinstance(
+        handle, module.AsyncSession | module.async_scoped_session | module.AsyncConnection
+    )
+
+
+def is_session(handle: object) -> bool:
+    """Whether it is a session of SQLAlchemy's ORM, awaited or not."""
+    if isinstance(handle, Session | scoped_session):
+        return True
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    return module is not None and isinstance(handle, module.AsyncSession | module.async_scoped_session)
+
+
+def of_scope(handle: Any) -> Any:
+    """The session that a scope stands for at this moment; any other handle stands for itself."""
+    module = sys.modules.get("sqlalchemy.ext.asyncio")
+    scopes = (scoped_session,) if module is None else (scoped_session, module.async_scoped_session)
+    return handle() if isinstance(handle, scopes) else handle
+
+
+def require_async(handle: object, verb: str) -> None:
+    """Refuse what cannot be awaited, and say what can.
+
+    Raises:
+        TypeError: it is no async handle; `verb` is the method that was called.
+    """
+    if not is_async(handle):
+        sync = isinstance(handle, Session | scoped_session | Connection | psycopg.Connection)
+        fix = f"; with this one call {verb[1:]}() without await" if sync else _hint(handle)
+        raise TypeError(f"{verb} takes {_ASYNC}, not {_described(handle)}{fix}")
+
+
+def refuse(handle: object, verb: str) -> TypeError:
+    """The error about a handle that nothing can be written on."""
+    fix = f"; with this one: await a{verb}(…)" if is_async(handle) else _hint(handle)
+    return TypeError(f"{verb} takes {_SYNC}, not {_described(handle)}{fix}")
+
+
+def _described(handle: object) -> str:
+    return f"the class {handle.__name__}" if isinstance(handle, type) else f"{type(handle).__name__}"
+
+
+def _hint(handle: object) -> str:
+    """What people mean when they pass something that makes handles."""
+    if callable(handle) and "session" in type(handle).__name__.lower():
+        return "; call it to get a session"
+    if "Engine" in type(handle).__name__:
+        return "; begin a transaction on it: with outbox.begin() as session"
+    if hasattr(handle, "cursor"):
+        return "; of the drivers' own connections only psycopg's can be used"
+    return ""

@@ -1,0 +1,42 @@
+"""A sender that belongs to an Outbox: its relay and its direct sends use it in turns, and neither closes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from outbox.message import Message
+from outbox.sender import Sender
+from outbox.verdict import Verdict
+from outbox.worker.turns import Turns
+
+
+class SharedSender:
+    """Passes calls on, one at a time."""
+
+    def __init__(self, sender: Sender, destination: str) -> None:
+        self._sender = sender
+        self._pid, self._turns = os.getpid(), Turns()
+        self.destination = destination
+
+    @contextmanager
+    def turn(self) -> Iterator[Sender]:
+        """The sender, when it is our turn; until the end nobody else calls it."""
+        if self._pid != os.getpid():
+            # A fork copies turns, but nobody who would pass them on.
+            self._pid, self._turns = os.getpid(), Turns()
+        with self._turns.turn():
+            yield self._sender
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Hand messages over when it is our turn."""
+        with self.turn() as sender:
+            return sender.send(messages)
+
+    def close(self) -> None:
+        """Others may be using it still: `release` closes it."""
+
+    def release(self) -> None:
+        """Close it for good."""
+        self._sender.close()

@@ -1,0 +1,78 @@
+"""Writers that send by themselves right after their commits, for tests."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session
+
+from outbox import Outbox, courier, direct
+from tests.fire.destination import Destination, relay_to
+from tests.waiting import eventually
+
+
+@contextmanager
+def writing_directly(engine: Any, destination: Any, **options: Any) -> Iterator[Outbox]:
+    """An outbox whose writer sends by itself from now on."""
+    outbox = Outbox(engine, sender=destination, direct="relay", **options)
+    try:
+        assert eventually(lambda: promises(outbox), 30), "direct sends did not begin"
+        yield outbox
+    finally:
+        outbox.close()
+
+
+def promises(outbox: Outbox) -> bool:
+    """Whether a message that is written now would be sent by its writer."""
+    assert outbox._direct is not None
+    return outbox._direct.for_more(1) is not None
+
+
+def at_rest(outbox: Outbox) -> bool:
+    """Whether the writer has nothing to send any more."""
+    assert outbox._direct is not None
+    rounds = outbox._direct._rounds
+    return rounds is None or (rounds._idle and rounds._busy_since is None and rounds.waiting == 0)
+
+
+def settled(outbox: Outbox, destination: Destination, bodies: list[bytes]) -> bool:
+    """Whether exactly these have arrived when nothing waits any more, in whatever order."""
+    assert eventually(lambda: at_rest(outbox) and len(destination.bodies) >= len(bodies), 20)
+    return sorted(destination.bodies) == sorted(bodies)
+
+
+def send(outbox: Outbox, handle: Session | Connection, *bodies: bytes) -> None:
+    """Messages that their writer may send."""
+    for body in bodies:
+        outbox.send(handle, "orders", body)
+
+
+def marked(engine: Engine) -> list[bytes]:
+    """What writers were to send by themselves, as it stands in the log."""
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT body FROM outbox_message WHERE direct = 'relay' ORDER BY id"))
+        return [bytes(row[0]) for row in rows]
+
+
+def relayed(engine: Engine, name: str = "test") -> list[bytes]:
+    """What is left when the writers have ended: everything that relay and compensation deliver, after the grace.
+
+    `name`: of the writers' destination.
+    """
+    destination = Destination()
+    destination.destination = name
+    relay_to(destination, Outbox(engine)).until_empty()
+    return destination.bodies
+
+
+def briefly(monkeypatch: pytest.MonkeyPatch, grace: float = 2.0, right: float = 1.0) -> None:
+    """Writers of this process have less time."""
+    monkeypatch.setattr(courier, "GRACE_SECONDS", grace)
+    monkeypatch.setattr(direct, "_RIGHT_SECONDS", right)
+
+
+def held(destination: Destination, hanging: Callable[[], bool]) -> None:
+    """Calls of the sender do not come back while `hanging` says so."""
+    destination.hanging = lambda _messages: hanging()

@@ -1,0 +1,169 @@
+"""Broken twins of direct send: each is caught by a script that the library itself passes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.exc import IntegrityError
+
+from outbox import Message, Outbox, faults
+from outbox import outbox as module
+from outbox.courier import Courier
+from outbox.direct import DirectSends
+from outbox.message import Message as Sent
+from outbox.store.ack import Acks
+from outbox.store.dialect import Channel
+from outbox.store.subscription import Declaration, Subscription, Subscriptions, is_compensation
+from outbox.store.writing import Place
+from outbox.verdict import DONE
+from tests.directly import at_rest, briefly, relayed, send, writing_directly
+from tests.fire.destination import Destination, relay_to
+from tests.waiting import eventually
+
+
+# The thread that sends is ended in the way of these tests, which pytest would tell.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Writers have little time; crash points are disarmed at the end."""
+    briefly(monkeypatch)
+    yield
+    faults.arm(None)
+
+
+def die_at(point: str) -> None:
+    """The thread that sends ends there, as with its process."""
+
+    def reached(name: str) -> None:
+        if name == point:
+            raise SystemExit
+
+    faults.arm(reached)
+
+
+def a_commit_that_fails(engine: Engine) -> list[bytes]:
+    """At COMMIT a deferred constraint says no."""
+    destination = Destination()
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE t (n integer UNIQUE DEFERRABLE INITIALLY DEFERRED)"))
+    with writing_directly(engine, destination) as outbox:
+        with suppress(IntegrityError), engine.begin() as connection:
+            connection.execute(text("INSERT INTO t VALUES (1), (1)"))
+            send(outbox, connection, b"phantom")
+        with outbox.begin() as session:
+            send(outbox, session, b"1")
+        assert eventually(lambda: at_rest(outbox) and b"1" in destination.bodies)
+    return destination.bodies + relayed(engine)
+
+
+def a_writer_that_dies_before_it_sends(engine: Engine) -> list[bytes]:
+    """What it has committed stands in the log."""
+    destination = Destination()
+    with writing_directly(engine, destination) as outbox:
+        die_at("direct.before_send")
+        with outbox.begin() as session:
+            send(outbox, session, b"1")
+        assert outbox._direct is not None
+        rounds = outbox._direct._rounds
+        assert rounds is not None
+        assert eventually(lambda: not rounds.running)
+        faults.arm(None)
+    return destination.bodies + relayed(engine)
+
+
+def nothing_fails(engine: Engine) -> list[bytes]:
+    """A relay runs beside a writer whose destination takes its time."""
+    destination = Destination()
+    destination.hanging = lambda messages: bool(time.sleep(0.5))
+    with writing_directly(engine, destination) as outbox:
+        relay = relay_to(destination, Outbox(engine))
+        relay.start()
+        time.sleep(1.5)  # until it has found the compensation
+        with outbox.begin() as session:
+            send(outbox, session, b"1")
+        assert eventually(lambda: at_rest(outbox) and b"1" in destination.bodies)
+        time.sleep(3)
+        relay.stop()
+        relay.join(20)
+    return destination.bodies
+
+
+class FromMemory(DirectSends):
+    """Sends at the event before the commit what was given to it."""
+
+    given: dict[object, Message] = {}
+
+    def expect(self, transaction: int, places: Sequence[Place]) -> None:
+        """Now."""
+        verdicts = getattr(self._destination, "send")([self.given[id] for _, id in places])  # noqa: B009
+        assert set(verdicts) <= {DONE}
+
+
+def from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def observe(_outbox: Outbox, _link: object, messages: Sequence[Sent]) -> None:
+        FromMemory.given.update({message.message_id: message for message in messages})
+
+    monkeypatch.setattr(module, "DirectSends", FromMemory)
+    monkeypatch.setattr(module, "observers", [observe])
+
+
+def marks_without_compensation(monkeypatch: pytest.MonkeyPatch) -> None:
+    declare = Subscriptions.declare
+
+    def forgetful(self: Subscriptions, channel: Channel, declared: Declaration, *start: object) -> Subscription | None:
+        if is_compensation(declared.name):
+            return None
+        return declare(self, channel, declared, *start)  # type: ignore[arg-type]  # as it came
+
+    monkeypatch.setattr(Subscriptions, "declare", forgetful)
+
+
+def acks_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Acks, "among", lambda *_: set())
+
+
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    briefly(monkeypatch, grace=0.0)
+
+
+def acks_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = Courier._asked
+
+    def early(self: Courier, sender: object, messages: list[Message]) -> object:
+        self._acknowledge([message.id or 0 for message in messages])
+        return asked(self, sender, messages)  # type: ignore[arg-type]  # as it came
+
+    monkeypatch.setattr(Courier, "_asked", early)
+
+
+@pytest.mark.parametrize(
+    ("script", "twin", "found"),
+    [
+        (a_commit_that_fails, from_memory, [b"phantom", b"1"]),
+        (a_writer_that_dies_before_it_sends, marks_without_compensation, []),
+        (nothing_fails, acks_are_ignored, [b"1", b"1"]),
+        (nothing_fails, no_grace, [b"1", b"1"]),
+        (a_writer_that_dies_before_it_sends, acks_first, []),
+    ],
+)
+def test_a_broken_twin_is_caught(
+    pg_engine: Engine,
+    monkeypatch: pytest.MonkeyPatch,
+    script: Callable[[Engine], list[bytes]],
+    twin: Callable[[pytest.MonkeyPatch], None],
+    found: list[bytes],
+) -> None:
+    twin(monkeypatch)
+
+    assert script(pg_engine) == found
+
+
+@pytest.mark.parametrize("script", [a_commit_that_fails, a_writer_that_dies_before_it_sends, nothing_fails])
+def test_the_library_passes(pg_engine: Engine, script: Callable[[Engine], list[bytes]]) -> None:
+    assert script(pg_engine) == [b"1"]

@@ -1,0 +1,101 @@
+"""Direct send and the life of a process: what is committed is sent before its end, and by whoever committed it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from outbox import Outbox
+from tests.directly import marked, relayed
+from tests.fire.destination import Destination, relay_to
+from tests.waiting import eventually
+
+ROOT = Path(__file__).parents[1]
+
+
+def program(engine: Engine, path: Path, way: str, *arguments: str) -> subprocess.Popen[bytes]:
+    url = engine.url.render_as_string(hide_password=False)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.direct_program", url, str(path), way, *arguments]
+    return subprocess.Popen(command, cwd=ROOT)
+
+
+def arrived(path: Path) -> list[str]:
+    return [line.split()[1] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "bodies"),
+    [
+        ("returns", 0, ["1", "2"]),
+        ("exits", 3, ["1", "2"]),
+        ("raises", 1, ["1", "2"]),
+        ("leaves_a_thread", 0, ["1"]),  # when the main thread has ended, all goes by the relay
+        ("forks", 0, ["child", "parent", "parent again"]),
+        ("is_a_process_of_multiprocessing", 0, ["child"]),
+    ],
+)
+def test_a_program_that_ends_has_sent_what_it_committed(engine, tmp_path, way, code, bodies):
+    """Nothing waits for the grace, and nothing is sent by two."""
+    path = tmp_path / "arrived"
+
+    assert program(engine, path, way).wait(60) == code
+    assert sorted(arrived(path)) == bodies
+    assert sorted(map(bytes.decode, marked(engine))) == bodies
+    by_process = {line.split()[1]: line.split()[0] for line in path.read_text().splitlines()}
+    if way == "forks":
+        assert by_process["parent"] == by_process["parent again"] != by_process["child"]
+
+
+def test_a_program_that_ends_before_direct_sends_have_begun_leaves_all_to_the_relay(engine, tmp_path):
+    """At once, not after a grace."""
+    assert program(engine, tmp_path / "arrived", "is_short").wait(60) == 0
+
+    assert (marked(engine), relayed(engine, "file")) == ([], [b"1", b"2"])
+
+
+def test_what_a_program_leaves_behind_that_is_gone_comes_after_the_grace(engine, tmp_path):
+    """Within the grace and two polls, beside what is plain."""
+    path = tmp_path / "arrived"
+    destination = Destination()
+    destination.destination = "file"
+    relay = relay_to(destination, Outbox(engine))
+    relay.start()
+
+    assert program(engine, path, "is_gone").wait(60) == 4
+    gone = time.monotonic()
+    complete = eventually(lambda: len(destination.bodies) + len(arrived(path)) >= 2, 40)
+    took = time.monotonic() - gone
+    relay.stop()
+    relay.join(20)
+
+    assert complete
+    assert sorted([*map(bytes.decode, destination.bodies), *arrived(path)]) == ["1", "2"]
+    assert took < 10 + 2 * 1 + 5
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_without_failures_nothing_is_sent_twice(engine, tmp_path, processes, full):
+    """Two threads in each process, and two relays; waited for until every grace is over."""
+    path, each = tmp_path / "arrived", 400 if full else 50
+    destination = Destination()
+    destination.destination = "file"
+    relays = [relay_to(destination, Outbox(engine)) for _ in range(2)]
+    for relay in relays:
+        relay.start()
+    programs = [program(engine, path, "writes", str(each)) for _ in range(processes)]
+
+    codes = [each.wait(120) for each in programs]
+    time.sleep(13)
+    for relay in relays:
+        relay.stop()
+        relay.join(20)
+
+    sent = [*map(bytes.decode, destination.bodies), *arrived(path)]
+    assert codes == [0] * processes
+    assert len(sent) == len(set(sent)) == processes * 2 * each
+    assert len(arrived(path)) >= len(sent) / 2, "direct sends have hardly been used"
