@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from statistics import median
 
 from benchmarks.measure import Goal, Measurement, Turns, at_least
@@ -26,28 +27,39 @@ def business_5(site: Site) -> list[Measurement]:
 def business_direct(site: Site) -> list[Measurement]:
     """Transactions a second and all their messages sent by the writers, against those that leave it to a relay."""
     shares: list[float] = []
+    pace = Pace(site.scale.rounds, site.scale.direct_turns, site.scale.direct_seconds)
     with _writers(site) as writers:
-        turns = _turns(site, writers, "business_direct", (send_directly, send_all), 1, shares)
+        turns = _turns(writers, "business_direct", (send_directly, send_all), 1, pace, shares)
     remark = f"{median(shares):.0%} of the messages sent directly"
     return [_measurement(turns, at_least(0.8), remark)]
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Short turns, so that whatever else the machine does meets both sides alike."""
+
+    rounds: int
+    turns: int
+    seconds: float
+
+
 def _against_by_hand(site: Site, name: str, messages: int) -> Measurement:
+    pace = Pace(site.scale.rounds, site.scale.business_turns, site.scale.business_seconds)
     with _writers(site) as writers:
-        turns = _turns(site, writers, name, (send_all, insert_by_hand), messages, [])
+        turns = _turns(writers, name, (send_all, insert_by_hand), messages, pace, [])
     return _measurement(turns, at_least(0.9))
 
 
-def _turns(site: Site, writers: Team, name: str, makes: tuple[Make, Make], messages: int, shares: list[float]) -> Turns:
-    """Short turns, so that whatever else the machine does meets both sides alike; the first one warms up."""
+def _turns(writers: Team, name: str, makes: tuple[Make, Make], messages: int, pace: Pace, shares: list[float]) -> Turns:
+    """The rates of both sides, after a turn of each to warm up; `shares`: how much was sent directly."""
     for make in makes:
         writers.write(make, messages, _WARM_UP_SECONDS)
     turns = Turns(name)
-    for _ in range(site.scale.rounds):
+    for _ in range(pace.rounds):
         rates: tuple[list[float], list[float]] = ([], [])
-        for _ in range(site.scale.business_turns):
+        for _ in range(pace.turns):
             for make, found in zip(makes, rates, strict=True):
-                rate, sent = writers.write(make, messages, site.scale.business_seconds)
+                rate, sent = writers.write(make, messages, pace.seconds)
                 found.append(rate)
                 if make is send_directly:
                     shares.append(sent / (rate * messages))

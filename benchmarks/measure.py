@@ -67,9 +67,11 @@ class Scale:
     #: Of those that take a minute or more for each.
     long_rounds: int = 3
     transactions: int = 2_500
-    #: How often it is each side's turn, and for how long.
+    #: How often it is each side's turn, and for how long; longer where a turn ends with what it left to be sent.
     business_turns: int = 12
     business_seconds: float = 0.3
+    direct_turns: int = 4
+    direct_seconds: float = 1.0
     imports: int = 5
     drained: int = 200_000
     passed: int = 300_000
@@ -90,6 +92,8 @@ QUICK = Scale(
     transactions=50,
     business_turns=1,
     business_seconds=0.1,
+    direct_turns=1,
+    direct_seconds=0.1,
     imports=1,
     drained=3_000,
     passed=3_000,

@@ -98,13 +98,14 @@ class DirectSends:
             return self._rounds
 
     def _begin_anew(self) -> None:
-        """A fork copies locks in any state, but no threads."""
+        """At first, and in a fork: it copies locks in any state, but no threads."""
         # Signal handlers commit, too: they may interrupt whoever has the lock.
         self._lock = threading.RLock()
         self._rounds = None
 
 
 _all: weakref.WeakSet[DirectSends] = weakref.WeakSet()
+_left_behind: list[object] = []
 _drains_at_exit = False
 
 
@@ -130,6 +131,8 @@ def _drain_at_exit() -> None:
 
 def _after_fork_in_child() -> None:
     for each in list(_all):
+        # The parent's connections must not be torn down here.
+        _left_behind.append(each._rounds)
         each._begin_anew()
 
 

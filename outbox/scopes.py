@@ -38,6 +38,8 @@ S_contra = TypeVar("S_contra", contravariant=True)
 class Transactional(Protocol[S_contra, P, R_co]):
     """A function in a transaction: called without a session it gets one, a session that is given wins."""
 
+    __name__: str
+
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
     @overload

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from outbox import Done, Message, Outbox, create_engine
@@ -50,15 +50,6 @@ def send(outbox: Outbox, *bodies: str) -> None:
             outbox.send(session, "orders", body)
 
 
-def forked(work: Callable[[], None]) -> None:
-    """Do something in a child, which ends as programs do."""
-    pid = os.fork()
-    if pid == 0:
-        work()
-        sys.exit(0)
-    assert os.waitpid(pid, 0) == (pid, 0)
-
-
 def returns(outbox: Outbox) -> None:
     send(outbox, "1", "2")
 
@@ -92,7 +83,7 @@ def forks(outbox: Outbox) -> None:
     assert outbox._direct is not None
     send(outbox, "parent")
     child = forked_child(outbox)
-    send(outbox, "parent again")
+    send(outbox, "parent-again")
     assert os.waitpid(child, 0) == (child, 0)
 
 
@@ -145,9 +136,10 @@ def writes(outbox: Outbox) -> None:
 
 
 def main() -> None:
-    """Do what the arguments say: url, file, way, and more of that way's own."""
+    """Do what the arguments say: url, file or destination, way, and more of that way's own."""
     url, path, way = sys.argv[1:4]
-    outbox = Outbox(create_engine(url), sender=LineFile(Path(path)), direct="relay")
+    sender = path if "://" in path else LineFile(Path(path))
+    outbox = Outbox(create_engine(url), sender=sender, direct="relay")
     if way != "is_short":
         assert eventually(lambda: promises(outbox), 30)
     globals()[way](outbox)

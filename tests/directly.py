@@ -1,6 +1,6 @@
 """Writers that send by themselves right after their commits, for tests."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Outbox, courier, direct
+from outbox import Message, Outbox, courier, direct
 from tests.fire.destination import Destination, relay_to
 from tests.waiting import eventually
 
@@ -73,6 +73,11 @@ def briefly(monkeypatch: pytest.MonkeyPatch, grace: float = 2.0, right: float = 
     monkeypatch.setattr(direct, "_RIGHT_SECONDS", right)
 
 
-def held(destination: Destination, hanging: Callable[[], bool]) -> None:
-    """Calls of the sender do not come back while `hanging` says so."""
-    destination.hanging = lambda _messages: hanging()
+def before_each_call(destination: Destination, act: Callable[[Sequence[Message]], object]) -> None:
+    """Do something with the messages of a call before the destination takes them."""
+
+    def hanging(messages: Sequence[Message]) -> bool:
+        act(messages)
+        return False
+
+    destination.hanging = hanging

@@ -9,6 +9,9 @@ import psycopg
 from sqlalchemy import URL, Connection, Engine
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session, async_sessionmaker
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.pool import NullPool
+
+from outbox import create_engine
 
 
 @contextmanager
@@ -74,6 +77,13 @@ async def an_async_psycopg_connection(engine: AsyncEngine, **options: Any) -> As
         yield connection
     finally:
         await connection.close()
+
+
+def awaited(engine: Engine) -> AsyncEngine:
+    """An engine to the same database that is awaited; without a pool, so that any event loop may use it."""
+    drivers = {"postgresql": "postgresql+psycopg_async", "sqlite": "sqlite+aiosqlite"}
+    url = engine.url.set(drivername=drivers[engine.dialect.name])
+    return AsyncEngine(create_engine(url.render_as_string(hide_password=False), poolclass=NullPool))
 
 
 def conninfo_of(url: URL) -> str:

@@ -11,14 +11,16 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox
+from outbox.testing.proxy import TcpProxy
 from tests.directly import marked, relayed
 from tests.fire.destination import Destination, relay_to
+from tests.nats_streams import Stream
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
 
 
-def program(engine: Engine, path: Path, way: str, *arguments: str) -> subprocess.Popen[bytes]:
+def program(engine: Engine, path: Path | str, way: str, *arguments: str) -> subprocess.Popen[bytes]:
     url = engine.url.render_as_string(hide_password=False)
     command = [sys.executable, "-W", "ignore", "-m", "tests.direct_program", url, str(path), way, *arguments]
     return subprocess.Popen(command, cwd=ROOT)
@@ -35,7 +37,7 @@ def arrived(path: Path) -> list[str]:
         ("exits", 3, ["1", "2"]),
         ("raises", 1, ["1", "2"]),
         ("leaves_a_thread", 0, ["1"]),  # when the main thread has ended, all goes by the relay
-        ("forks", 0, ["child", "parent", "parent again"]),
+        ("forks", 0, ["child", "parent", "parent-again"]),
         ("is_a_process_of_multiprocessing", 0, ["child"]),
     ],
 )
@@ -48,7 +50,18 @@ def test_a_program_that_ends_has_sent_what_it_committed(engine, tmp_path, way, c
     assert sorted(map(bytes.decode, marked(engine))) == bodies
     by_process = {line.split()[1]: line.split()[0] for line in path.read_text().splitlines()}
     if way == "forks":
-        assert by_process["parent"] == by_process["parent again"] != by_process["child"]
+        assert by_process["parent"] == by_process["parent-again"] != by_process["child"]
+
+
+def test_a_sender_that_has_not_connected_yet_may_do_so_at_the_end(pg_engine, nats):
+    """With an event loop, and threads that look up a host's name."""
+    with TcpProxy("127.0.0.1", nats.port) as proxy:
+        stream = Stream(nats, proxy)
+
+        assert program(pg_engine, stream.url.replace("127.0.0.1", "localhost"), "returns").wait(60) == 0
+        assert [message.body for message in stream.stored()] == [b"1", b"2"]
+        stream.close()
+    assert marked(pg_engine) == [b"1", b"2"]
 
 
 def test_a_program_that_ends_before_direct_sends_have_begun_leaves_all_to_the_relay(engine, tmp_path):

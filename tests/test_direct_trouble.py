@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 import weakref
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
@@ -18,7 +19,17 @@ from outbox.store.log import Log
 from outbox.testing.proxy import TcpProxy
 from outbox.verdict import DONE
 from tests.direct import stored_acks
-from tests.directly import at_rest, briefly, marked, promises, relayed, send, settled, writing_directly
+from tests.directly import (
+    at_rest,
+    before_each_call,
+    briefly,
+    marked,
+    promises,
+    relayed,
+    send,
+    settled,
+    writing_directly,
+)
 from tests.fire.destination import Destination, relay_to
 from tests.readers import bodies
 from tests.several import behind
@@ -78,7 +89,7 @@ def test_what_the_destination_refuses_is_left_to_the_relay(engine, destination, 
 
 def test_while_the_destination_is_away_all_goes_by_the_relay(engine, destination, caplog):
     caplog.set_level(logging.WARNING, "outbox")
-    destination.answer = lambda message: 1 / 0  # type: ignore[assignment,return-value]  # it raises
+    destination.answer = lambda message: 1 / 0
     with writing_directly(engine, destination) as outbox:
         write(outbox, 1)
         assert eventually(lambda: destination.calls == 1)
@@ -127,7 +138,7 @@ def threads() -> list[threading.Thread]:
 def test_a_slow_destination_holds_up_no_commit_and_nothing_is_sent_twice(engine, destination, monkeypatch):
     """What its turn does not come for within the right to send is left to the compensation."""
     briefly(monkeypatch)
-    destination.hanging = lambda _messages: bool(time.sleep(0.5))
+    before_each_call(destination, lambda _: time.sleep(0.5))
     with writing_directly(engine, destination) as outbox:
         monkeypatch.setattr(rounds, "MOST_AT_ONCE", 1)
         slowest = write(outbox, *range(20))
@@ -172,7 +183,7 @@ def test_a_transaction_with_more_than_the_queue_holds_goes_by_the_relay(engine, 
 
 def test_large_bodies_are_read_as_many_at_once_as_memory_allows(engine, destination):
     sizes: list[int] = []
-    destination.hanging = lambda messages: bool(sizes.append(sum(len(message.body) for message in messages)))
+    before_each_call(destination, lambda messages: sizes.append(sum(len(message.body) for message in messages)))
     with writing_directly(engine, destination) as outbox:
         with outbox.begin() as session:
             for _ in range(12):
@@ -188,10 +199,10 @@ def test_our_own_errors_end_nothing(engine, destination, monkeypatch, caplog):
     with writing_directly(engine, destination) as outbox:
         surprises = [RuntimeError("surprise")]
 
-        def surprising(log: Log, *arguments: object):
+        def surprising(*arguments: Any):
             if surprises:
                 raise surprises.pop()
-            return reading(log, *arguments)
+            return reading(*arguments)
 
         reading = Log.at
         monkeypatch.setattr(Log, "at", surprising)
@@ -207,6 +218,7 @@ def test_our_own_errors_end_nothing(engine, destination, monkeypatch, caplog):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_dies_is_begun_anew(engine, destination, monkeypatch):
     """As for want of memory."""
+    briefly(monkeypatch)
 
     class Deadly(BaseException):
         """Ends a thread."""
@@ -214,9 +226,10 @@ def test_a_thread_that_dies_is_begun_anew(engine, destination, monkeypatch):
     with writing_directly(engine, destination) as outbox:
 
         def dying(*_: object):
-            monkeypatch.undo()
+            monkeypatch.setattr(courier.Courier, "deliver", delivering)
             raise Deadly
 
+        delivering = courier.Courier.deliver
         monkeypatch.setattr(courier.Courier, "deliver", dying)
         write(outbox, 1)
         assert eventually(lambda: not threads())
@@ -241,7 +254,7 @@ def test_a_closed_outbox_begins_anew_with_the_next_message(engine, destination):
 
 
 def test_close_sends_what_waits(engine, destination):
-    destination.hanging = lambda _messages: bool(time.sleep(0.05))
+    before_each_call(destination, lambda _: time.sleep(0.05))
     with writing_directly(engine, destination) as outbox:
         write(outbox, *range(30))
         outbox.close()
@@ -316,7 +329,7 @@ def kill_the_others(engine: Engine) -> None:
 def test_a_connection_that_is_cut_between_sending_and_acking_is_opened_again(pg_engine, destination, monkeypatch):
     briefly(monkeypatch)
     with writing_directly(pg_engine, destination) as outbox:
-        destination.hanging = lambda _messages: bool(kill_the_others(pg_engine))
+        before_each_call(destination, lambda _: kill_the_others(pg_engine))
         with outbox.begin() as session:
             send(outbox, session, b"1", b"2")
         assert eventually(lambda: at_rest(outbox) and destination.calls == 1)

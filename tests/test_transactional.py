@@ -47,7 +47,7 @@ def test_a_function_runs_in_a_transaction_and_returns_what_it_returns(shop: Outb
     assert (bodies(engine), customers(engine)) == ([b'{"total":42}', b"..."], ["ann"])
     assert (place_order.__name__, place_order.__doc__) == ("place_order", "Place an order.")
     with pytest.raises(TypeError):
-        place_order(42)  # type: ignore[call-arg, arg-type]  # the types are those of the function without its session
+        place_order(42)  # type: ignore[call-overload]  # the types are those of the function without its session
 
 
 def test_a_function_that_raises_leaves_nothing(shop, engine):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
@@ -40,28 +40,37 @@ class Dedup:
         self._claim = database.sql(_CLAIM, expires=expires, pairs=database.dialect.pairs)
         self._known = database.sql(_KNOWN, chosen=database.among("dedup_key", texts="keys"))
 
-    def claim(self, messages: Iterable[Message]) -> Steps[dict[UUID, UUID]]:
-        """Claim the keys of these messages. Returns which of them are repetitions, and of which first message."""
-        keyed = [(message.dedup_key, message.message_id) for message in messages if message.dedup_key is not None]
-        wanted: dict[str, UUID] = {}
-        for key, message_id in keyed:
-            wanted.setdefault(key, message_id)
+    def claim(self, messages: Sequence[Message]) -> Steps[dict[int, UUID]]:
+        """Claim the keys of these messages. Returns the places of repetitions in the list, each with its first's id."""
+        wanted: dict[str, int] = {}
+        for place, message in enumerate(messages):
+            if message.dedup_key is not None:
+                wanted.setdefault(message.dedup_key, place)
         first: dict[str, UUID] = {}
-        while missing := [(key, id) for key, id in wanted.items() if key not in first]:
+        new: set[int] = set()
+        while missing := {key: messages[place].message_id for key, place in wanted.items() if key not in first}:
             # Once more only where a key expired and was pruned between the two statements.
-            first |= yield from self._claim_or_find(missing)
-        return {message_id: first[key] for key, message_id in keyed if first[key] != message_id}
+            claimed, known = yield from self._claim_or_find(missing)
+            new.update(wanted[key] for key in claimed)
+            first |= known
+        # Not told by their ids: a message that is sent again has its own.
+        return {
+            place: first[message.dedup_key]
+            for place, message in enumerate(messages)
+            if message.dedup_key is not None and place not in new
+        }
 
-    def _claim_or_find(self, wanted: list[tuple[str, UUID]]) -> Steps[dict[str, UUID]]:
-        bound = {**self._database.dialect.bind_pairs(wanted), "seconds": self._window}
+    def _claim_or_find(self, wanted: dict[str, UUID]) -> Steps[tuple[set[str], dict[str, UUID]]]:
+        """Which keys are claimed now; and of all that can be told, the id of the first message."""
+        bound = {**self._database.dialect.bind_pairs(list(wanted.items())), "seconds": self._window}
         claimed = {key for (key,) in (yield Statement(self._claim, bound, returns=True))}
-        first = {key: id for key, id in wanted if key in claimed}
-        others = [key for key, _ in wanted if key not in claimed]
+        first = {key: wanted[key] for key in claimed}
+        others = [key for key in wanted if key not in claimed]
         if others:
             # A statement of its own: the claim's snapshot may be older than the row that it met.
             bound = {"keys": self._database.bind(others)}
             first |= {key: UUID(str(id)) for key, id in (yield Statement(self._known, bound, returns=True))}
-        return first
+        return claimed, first
 
 
 def prune(database: Database, channel: Channel) -> int:

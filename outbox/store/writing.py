@@ -62,11 +62,11 @@ class Writing:
             # Equal keys of two schemas are two keys.
             seed = zlib.crc32((self._database.schema or "").encode())
             yield Statement(self._database.dialect.lock_keys, {"keys": keys, "seed": seed}, returns=True)
-        first: dict[UUID, UUID] = {}
+        first: dict[int, UUID] = {}
         if any(message.dedup_key is not None for message in messages):
             first = yield from self._dedup.claim(messages)
-        written = Written([first.get(message.message_id, message.message_id) for message in messages])
-        new = [message for message in messages if message.message_id not in first] if first else messages
+        written = Written([first.get(place, message.message_id) for place, message in enumerate(messages)])
+        new = [message for place, message in enumerate(messages) if place not in first] if first else messages
         for part in _parts(new):
             yield from self._insert(part, direct, written)
         return written

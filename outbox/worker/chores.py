@@ -44,8 +44,8 @@ class Chores:
             return False
 
         def expired(_base: Position) -> bool:
-            gone = [each.prune(database, channel) for each in (inbox, dedup)]
-            return gone[0] >= inbox.PRUNED_AT_ONCE or gone[1] >= dedup.PRUNED_AT_ONCE
+            handled, deduplicated = inbox.prune(database, channel), dedup.prune(database, channel)
+            return handled >= inbox.PRUNED_AT_ONCE or deduplicated >= dedup.PRUNED_AT_ONCE
 
         self._chores = [
             _Chore(_PROGRESS_SECONDS, now + _PROGRESS_SECONDS, settled),

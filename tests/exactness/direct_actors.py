@@ -39,7 +39,7 @@ class Task:
     writer: int | None = None
     keys: int = 20
     lease: float = 2.0
-    pause: float = 0.0005
+    pause: float = 0.002
     grace: float | None = None
     kill_at: str | None = None
     #: How many orders; None: until `enough` is there.
@@ -89,11 +89,12 @@ def relay(task: Task) -> None:
 def main(task: Task) -> None:
     """Do it."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(message)s")
-    courier.MOST_AT_ONCE = rounds.MOST_AT_ONCE = task.rows
+    for module in (courier, rounds):
+        setattr(module, "MOST_AT_ONCE", task.rows)  # noqa: B010  # each has its own
     if task.grace is not None:
         courier.GRACE_SECONDS, direct._RIGHT_SECONDS = task.grace, task.grace / 2
     if task.kill_at is not None:
-        arm_kill(task.kill_at, hit=2)
+        arm_kill(task.kill_at)
     if task.writer is None:
         relay(task)
     else:

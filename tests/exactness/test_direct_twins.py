@@ -20,10 +20,9 @@ from outbox.store.dialect import Channel
 from outbox.store.subscription import Declaration, Subscription, Subscriptions, is_compensation
 from outbox.store.writing import Place
 from outbox.verdict import DONE
-from tests.directly import at_rest, briefly, relayed, send, writing_directly
+from tests.directly import at_rest, before_each_call, briefly, relayed, send, writing_directly
 from tests.fire.destination import Destination, relay_to
 from tests.waiting import eventually
-
 
 # The thread that sends is ended in the way of these tests, which pytest would tell.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -80,7 +79,7 @@ def a_writer_that_dies_before_it_sends(engine: Engine) -> list[bytes]:
 def nothing_fails(engine: Engine) -> list[bytes]:
     """A relay runs beside a writer whose destination takes its time."""
     destination = Destination()
-    destination.hanging = lambda messages: bool(time.sleep(0.5))
+    before_each_call(destination, lambda _: time.sleep(0.5))
     with writing_directly(engine, destination) as outbox:
         relay = relay_to(destination, Outbox(engine))
         relay.start()
@@ -145,7 +144,7 @@ def acks_first(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("script", "twin", "found"),
     [
-        (a_commit_that_fails, from_memory, [b"phantom", b"1"]),
+        (a_commit_that_fails, from_memory, [b"phantom", b"1", b"1"]),
         (a_writer_that_dies_before_it_sends, marks_without_compensation, []),
         (nothing_fails, acks_are_ignored, [b"1", b"1"]),
         (nothing_fails, no_grace, [b"1", b"1"]),

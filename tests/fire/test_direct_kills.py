@@ -136,13 +136,13 @@ def test_writers_and_relays_are_killed_at_any_moment(pg_engine: Engine, tmp_path
             process.end(signal.SIGKILL)
 
     findings, repeated, excuses = battle.findings(), battle.repeated(), battle.excuses()
-    by_writers = sum(number for pid, number in repeated.items() if pid in excuses)
+    by_killed = sum(number for pid, number in repeated.items() if pid in excuses)
     print(f"seed {seed}: {battle.committed()} messages, {len(battle.killed)} kills, {findings}")
     print(f"most repeated by one kill: {max(repeated.values(), default=0)}, {time.monotonic() - began:.0f} s")
     assert complete
     assert findings.wrong == {}
     assert {pid: number for pid, number in repeated.items() if number > excuses.get(pid, 0)} == {}
-    assert by_writers == findings.duplicates
+    assert by_killed == findings.duplicates
 
 
 POINTS = {
@@ -156,7 +156,7 @@ POINTS = {
 
 @pytest.mark.parametrize("point", POINTS)
 def test_a_writer_that_dies_at_a_point_of_its_way_loses_nothing(engine: Engine, tmp_path: Path, point: str) -> None:
-    """At its second time there. Only who dies between sending and saying so has somebody send again."""
+    """At its first time there. Only who dies between sending and saying so has somebody send again."""
     arrives, comes_again = POINTS[point]
     battle = Battle(engine, tmp_path)
     relays = [battle.start(writes=False) for _ in range(2)]

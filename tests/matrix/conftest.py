@@ -27,7 +27,7 @@ def pg_url(postgres: PostgresServer, pg_template: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="package")
-def homes(pg_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Home]:
+def homes(pg_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Home]]:
     """A home of each kind."""
     folder = tmp_path_factory.mktemp("matrix")
     urls = {"postgresql": pg_url}
@@ -35,9 +35,9 @@ def homes(pg_url: str, sqlite_template: Path, tmp_path_factory: pytest.TempPathF
         path = folder / f"{name}.sqlite3"
         shutil.copy(sqlite_template, path)
         urls[name] = f"sqlite:///{path}"
-    found = {name: Home(make_url(url), MAKES[name]) for name, url in urls.items()}
-    for home in found.values():
-        engine = home.engine()
-        Base.metadata.create_all(engine)
-        engine.dispose()
-    return found
+    homes = {name: Home(make_url(url), MAKES[name], sqlalchemy.create_engine(url)) for name, url in urls.items()}
+    for home in homes.values():
+        Base.metadata.create_all(home.observer)
+    yield homes
+    for home in homes.values():
+        home.observer.dispose()

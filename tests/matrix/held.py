@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
+from uuid import UUID
 
 import psycopg
 import pytest
@@ -17,7 +18,7 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
-from outbox import Outbox
+from outbox import Message, Outbox
 from tests.orders import Order
 
 R = TypeVar("R")
@@ -40,7 +41,7 @@ async def settled(step: Any) -> Any:
     return await step if inspect.isawaitable(step) else step
 
 
-class Raised(Exception):
+class BusinessError(Exception):
     """What an application raises."""
 
 
@@ -69,10 +70,17 @@ class Held:
         """Write a row."""
         raise NotImplementedError
 
-    async def send(self, body: str, **fields: Any) -> None:
-        """Send a message."""
+    async def send(self, body: str, **fields: Any) -> UUID:
+        """Send a message; its id."""
         send: Callable[..., Any] = self.outbox.asend if self.awaited else self.outbox.send
-        await settled(send(self.raw, "orders", body, **fields))
+        id: UUID = await settled(send(self.raw, "orders", body, **fields))
+        return id
+
+    async def send_all(self, messages: Sequence[Message]) -> list[UUID]:
+        """Send messages; their ids."""
+        send_all: Callable[..., Any] = self.outbox.asend_all if self.awaited else self.outbox.send_all
+        ids: list[UUID] = await settled(send_all(self.raw, messages))
+        return ids
 
     async def fail(self) -> None:
         """A statement that is an error."""
@@ -127,7 +135,7 @@ class Held:
 
     async def raises_out(self) -> None:
         """An exception passes through the innermost block."""
-        error = Raised()
+        error = BusinessError()
         await self.leave(error)
         raise error
 
@@ -158,7 +166,7 @@ class Held:
         def listener(*_: object) -> None:
             if not raised:
                 raised.append(name)
-                raise Raised(name)
+                raise BusinessError(name)
 
         event.listen(self._target_of(name), name, listener)
 
@@ -169,7 +177,7 @@ class Held:
         """Have everything of our own raise that is called when a transaction commits."""
 
         def broken(*_: object) -> None:
-            raise Raised("hint")
+            raise BusinessError("hint")
 
         hints: Any = self.outbox.hints
         self._kept.append(hints.listen(broken))

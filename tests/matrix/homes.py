@@ -37,6 +37,8 @@ class Home:
     url: URL
     #: Makes engines, as the outbox or as SQLAlchemy itself does.
     make: Callable[..., Engine]
+    #: Sees what was committed.
+    observer: Engine
 
     def engine(self, *, awaited: bool = False) -> Any:
         """An engine of one test."""
@@ -48,16 +50,14 @@ class Home:
 
     def empty(self) -> None:
         """Leave no row of an earlier test."""
-        engine = self.engine()
-        with engine.begin() as connection:
+        with self.observer.begin() as connection:
             connection.execute(text("DELETE FROM outbox_message"))
+            connection.execute(text("DELETE FROM outbox_dedup"))
             connection.execute(text("DELETE FROM orders"))
-        engine.dispose()
 
     def rows(self) -> dict[str, list[str]]:
         """What both tables hold, as somebody else sees it."""
-        engine = sqlalchemy.create_engine(self.url, poolclass=NullPool)
-        with engine.connect() as connection:
+        with self.observer.connect() as connection:
             messages = [bytes(row[0]).decode() for row in connection.execute(text("SELECT body FROM outbox_message"))]
             orders = list(connection.execute(text("SELECT customer FROM orders")).scalars())
         return {"messages": sorted(messages), "orders": sorted(orders)}

@@ -8,6 +8,7 @@ import pytest
 
 from outbox import Outbox
 from tests.matrix.homes import KINDS, Home
+from tests.matrix.joining import JOININGS
 from tests.matrix.playing import left_by
 from tests.matrix.scenarios import SCENARIOS, Scenario
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 CASES = [
     pytest.param(scenario, kind, database, id=f"{scenario.name}-{kind}-{database}")
-    for scenario in SCENARIOS
+    for scenario in SCENARIOS + JOININGS
     for kind in sorted(scenario.handles)
     for database in sorted(scenario.databases & KINDS[kind].on)
 ]
