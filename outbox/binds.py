@@ -33,12 +33,18 @@ def engine_of(bind: Bind) -> Engine:
     if engine is None:
         raise DatabaseError(
             "an Engine, a sessionmaker bound to one, an AsyncEngine or an async_sessionmaker bound to one is needed,"
-            f" not {type(bind).__name__}"
+            f" not {type(bind).__name__}{_hint(bind)}"
         )
     if not engine.dialect.is_async:
         return engine
     name = engine.dialect.name
     return sqlalchemy.create_engine(engine.url.set(drivername=_BLOCKING.get(name, name)), poolclass=NullPool)
+
+
+def _hint(bind: object) -> str:
+    if isinstance(bind, str):
+        return "; pass create_engine(url)"
+    return "; pass its .engine" if hasattr(bind, "engine") else ""
 
 
 def own_engine_of(bind: Bind) -> Engine | None:

@@ -68,15 +68,22 @@ def refuse(handle: object, verb: str) -> TypeError:
 
 
 def _described(handle: object) -> str:
-    return f"the class {handle.__name__}" if isinstance(handle, type) else f"{type(handle).__name__}"
+    if isinstance(handle, type):
+        return f"the class {handle.__name__}"
+    kind = type(handle)
+    # Several libraries have a Connection.
+    return f"{kind.__module__.partition('.')[0]}.{kind.__name__}" if hasattr(handle, "cursor") else kind.__name__
 
 
 def _hint(handle: object) -> str:
     """What people mean when they pass something that makes handles."""
     if callable(handle) and "session" in type(handle).__name__.lower():
         return "; call it to get a session"
-    if "Engine" in type(handle).__name__:
-        return "; begin a transaction on it: with outbox.begin() as session"
+    if type(handle).__name__ in ("Engine", "AsyncEngine"):
+        begin = "with outbox.begin()" if type(handle).__name__ == "Engine" else "async with outbox.abegin()"
+        return f"; begin a transaction: {begin} as session"
+    if hasattr(handle, "session"):
+        return "; pass its .session"
     if hasattr(handle, "cursor"):
         return "; of the drivers' own connections only psycopg's can be used"
     return ""

@@ -21,6 +21,7 @@ _COALESCE_SECONDS = 0.01
 #: When an expected commit has surely come.
 _SURELY_COMMITTED_SECONDS = 0.02
 _RECONNECT_SECONDS = 5.0
+_LONGEST_WAIT_SECONDS = 30.0
 
 
 class Hints:
@@ -88,7 +89,9 @@ class Hints:
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
-                thread = threading.Thread(target=self._notify_for_ever, name="outbox-hints", daemon=True)
+                thread = threading.Thread(
+                    target=_notify_for_ever, args=(weakref.ref(self),), name="outbox-hints", daemon=True
+                )
                 # May fail for want of memory, or because the interpreter is about to end: then the next hint tries.
                 thread.start()
                 self._thread = thread
@@ -98,24 +101,25 @@ class Hints:
             with suppress(Exception):
                 listener.wake()
 
-    def _notify_for_ever(self) -> None:
-        channel: Channel | None = None
-        while not self._closing:
-            expected = min(list(self._expected.values()), default=None)
-            self._event.wait(None if expected is None else max(0.0, expected - time.monotonic()))
-            self._event.clear()
-            overdue = [each for each, at in list(self._expected.items()) if at <= time.monotonic()]
-            for each in overdue:
-                self._expected.pop(each, None)
-            if overdue:
-                self._wake_listeners()
-                self._hinted = True
-            if self._hinted:
-                self._hinted = False
-                channel = self._notify(channel)
-                time.sleep(_COALESCE_SECONDS)
-        if channel is not None:
-            channel.close()
+    def _next_wait(self) -> tuple[threading.Event, float]:
+        expected = min(list(self._expected.values()), default=None)
+        seconds = _LONGEST_WAIT_SECONDS if expected is None else max(0.0, expected - time.monotonic())
+        return self._event, min(seconds, _LONGEST_WAIT_SECONDS)
+
+    def _pass_on(self, channel: Channel | None) -> Channel | None:
+        """Send what hints there are."""
+        self._event.clear()
+        overdue = [each for each, at in list(self._expected.items()) if at <= time.monotonic()]
+        for each in overdue:
+            self._expected.pop(each, None)
+        if overdue:
+            self._wake_listeners()
+            self._hinted = True
+        if self._hinted:
+            self._hinted = False
+            channel = self._notify(channel)
+            time.sleep(_COALESCE_SECONDS)
+        return channel
 
     def _notify(self, channel: Channel | None) -> Channel | None:
         """Send a NOTIFY on a connection of our own; a lost one is opened again, later."""
@@ -132,6 +136,21 @@ class Hints:
             time.sleep(_RECONNECT_SECONDS)
             return None
         return channel
+
+
+def _notify_for_ever(reference: weakref.ref[Hints]) -> None:
+    """What the thread does, until the hints are closed, or forgotten: it must not keep them and their engine alive."""
+    channel: Channel | None = None
+    while (hints := reference()) is not None and not hints._closing:
+        event, seconds = hints._next_wait()
+        del hints
+        event.wait(seconds)
+        if (hints := reference()) is not None:
+            channel = hints._pass_on(channel)
+            del hints
+    if channel is not None:
+        with suppress(Exception):
+            channel.close()
 
 
 class _Listener:

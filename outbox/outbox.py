@@ -14,15 +14,12 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from outbox.binds import engine_of, own_engine_of
-from outbox.direct import DirectSends
 from outbox.handles import Handle, Link, of_scope, require_async
 from outbox.hints import Hints
 from outbox.message import Message, MessageFields
-from outbox.relay import Destination, Relay, opened, require_own_name
 from outbox.schema import SLOTS
 from outbox.scopes import Decorator, Propagation, Scopes, Transactional
-from outbox.sender import destination_of
-from outbox.shared import SharedSender
+from outbox.sender import Sender, destination_of
 from outbox.store.database import Database
 from outbox.store.dialect import Dialect
 from outbox.store.steps import aon, arun, on, run
@@ -35,7 +32,11 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
     from outbox.binds import Bind
+    from outbox.direct import DirectSends
     from outbox.handles import AsyncHandle
+    from outbox.relay import Destination, Relay
+    from outbox.shared import SharedSender
+    from outbox.verdict import Verdict
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -75,10 +76,8 @@ class Outbox:
         engine = worker_engine or engine_of(bind)
         self.database = Database(engine, schema, slots=slots, dialect=dialect)
         self.hints = Hints(self.database)
-        self._shared = None
-        if sender is not None and not isinstance(sender, str):
-            self._shared = sender = SharedSender(opened(sender), destination_of(sender))
-        self._sender: Destination | None = sender
+        self._shared = None if sender is None or isinstance(sender, str) else _shared(sender)
+        self._sender: Destination | None = self._shared or sender
         self._direct = self._sends_directly(direct)
         self._writing = Writing(self.database, dedup_window)
         listeners = (self.hints,) if self._direct is None else (self.hints, self._direct)
@@ -181,6 +180,9 @@ class Outbox:
         destination = sender if sender is not None else self._sender
         if destination is None:
             raise TypeError("no destination: pass one, as Outbox(…, sender=…) or here")
+        # What works beside writing is loaded by those who have it done here: it takes as long as all the rest.
+        from outbox.relay import Relay
+
         self.stop()
         self._relay = Relay(self, destination, **options)
         self._relay.start()
@@ -218,6 +220,9 @@ class Outbox:
             return None
         if self._sender is None:
             raise TypeError("direct needs a destination: Outbox(…, sender=…, direct=…)")
+        from outbox.direct import DirectSends
+        from outbox.relay import require_own_name
+
         require_own_name(name)
         self.database.require_independent_connections()
         direct = DirectSends(self.database, self._sender, name)
@@ -264,8 +269,17 @@ class Outbox:
         return written.message_ids
 
 
+def _shared(sender: Sender | Callable[[Message], Verdict | None]) -> SharedSender:
+    from outbox.relay import opened
+    from outbox.shared import SharedSender
+
+    return SharedSender(opened(sender), destination_of(sender))
+
+
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:
     """All of them, before any SQL."""
+    if isinstance(messages, Message):
+        raise TypeError(f"{verb} takes a list of messages; put the one into a list")
     found = list(messages)
     for message in found:
         if not isinstance(message, Message):

@@ -76,6 +76,8 @@ class Relay:
         deadline: timedelta = DEADLINE,
         settings: Settings | None = None,
     ) -> None:
+        if not hasattr(outbox, "database"):
+            raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
         require_own_name(name)
         self._sender = opened(sender)

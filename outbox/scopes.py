@@ -7,7 +7,13 @@ import functools
 import inspect
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    suppress,
+)
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, overload
@@ -76,10 +82,13 @@ class Scopes:
         self._open: Any = sessions_on(bind)
         self._running: ContextVar[_Running | None] = ContextVar("outbox_running", default=None)
 
-    @contextmanager
-    def begin(self, propagation: Propagation = "required") -> Iterator[Session]:
+    def begin(self, propagation: Propagation = "required") -> AbstractContextManager[Session]:
         """A session in a transaction that commits at the end, or the one that is running."""
         self._require(awaits=False, instead="async with outbox.abegin()")
+        return self._begun(propagation)
+
+    @contextmanager
+    def _begun(self, propagation: Propagation) -> Iterator[Session]:
         running = self._to_join(propagation)
         if running is not None:
             yield running
@@ -87,10 +96,13 @@ class Scopes:
         with self._open.begin() as session, self._entered(session):
             yield session
 
-    @asynccontextmanager
-    async def abegin(self, propagation: Propagation = "required") -> AsyncIterator[AsyncSession]:
+    def abegin(self, propagation: Propagation = "required") -> AbstractAsyncContextManager[AsyncSession]:
         """The same with an AsyncSession."""
         self._require(awaits=True, instead="with outbox.begin()")
+        return self._abegun(propagation)
+
+    @asynccontextmanager
+    async def _abegun(self, propagation: Propagation) -> AsyncIterator[AsyncSession]:
         running = self._to_join(propagation)
         if running is not None:
             yield running

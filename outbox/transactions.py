@@ -95,6 +95,11 @@ class Transactions:
         return len(connection.info.get(self._sent, ()))
 
     def _require_transaction(self, driver: Any) -> None:
+        if self._dialect.is_aborted(driver):
+            raise TransactionAbortedError(
+                "a statement of this transaction failed, so nothing can be written in it any more; roll back, or use a"
+                " savepoint around what may fail"
+            )
         if self._dialect.commits_every_statement(driver):
             raise NoTransactionError(
                 "this connection commits every statement by itself (AUTOCOMMIT), so the message would outlive a"

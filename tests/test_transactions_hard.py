@@ -111,7 +111,7 @@ def test_a_failed_transaction_takes_no_message(pg_engine):
     outbox = Outbox(pg_engine)
     with Session(pg_engine) as session:
         fail(session)
-        with pytest.raises(DBAPIError, match="aborted"):
+        with pytest.raises(TransactionAbortedError, match="nothing can be written in it any more; roll back"):
             outbox.send(session, "orders", "1")
         session.rollback()
 

@@ -79,7 +79,8 @@ class Database:
         except Exception as error:
             if self.dialect.missing_table(getattr(error, "orig", None) or error):
                 where = f" in schema {self.schema}" if self.schema else ""
-                raise SchemaError(f"the outbox tables are not there{where}; run: outbox db upgrade") from error
+                # Without its cause, which shows the statement's parameters: bodies, keys.
+                raise SchemaError(f"the outbox tables are not there{where}; run: outbox db upgrade") from None
             raise
 
     def transient(self, error: Exception) -> bool:
