@@ -47,11 +47,14 @@ class Hints:
     def committed(self, transaction: int) -> None:
         """An expected commit has come true."""
         self._expected.pop(transaction, None)
-        self._wake_listeners()
+        if self._listeners:
+            self._wake_listeners()
         with suppress(Exception):
             self._awake()
             self._hinted = True
-            self._event.set()
+            # Whoever clears it looks for hints after that.
+            if not self._event.is_set():
+                self._event.set()
 
     def expect(self, transaction: int, places: Sequence[Place] = ()) -> None:
         """Something is about to be committed, and nobody may tell when it was: hint in a moment, unless told before."""

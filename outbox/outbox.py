@@ -278,7 +278,7 @@ def _shared(sender: Sender | Callable[[Message], Verdict | None]) -> SharedSende
 
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:
     """All of them, before any SQL."""
-    if isinstance(messages, Message):
+    if isinstance(messages, Message):  # type: ignore[unreachable]  # for those who do not check types
         raise TypeError(f"{verb} takes a list of messages; put the one into a list")
     found = list(messages)
     for message in found:

@@ -18,8 +18,11 @@ from outbox.worker.keeper import clock
 _SURELY_COMMITTED_SECONDS = 0.02
 #: A commit may come later than its connection lets us think.
 _LOOK_AGAIN_SECONDS = (0.005, 0.02, 0.08, 0.3, 1.0, 2.0)
-#: Batches follow each other no faster: what is committed meanwhile goes together.
+#: Between two batches, for what is committed meanwhile goes together: at least; as a multiple of what the last one
+#: took, so that writers who keep the machine busy get most of it; and at most.
 _COALESCE_SECONDS = 0.005
+_COALESCE_TIMES = 3
+_LONGEST_COALESCE_SECONDS = 0.025
 #: For so long no more is promised when the destination is away, or when a round takes longer.
 _PAUSE_SECONDS = 1.0
 _LONGEST_WAIT = 30.0
@@ -180,6 +183,7 @@ class Rounds:
                 del self._expected[transaction]
 
     def _deliver(self, batch: list[_Committed]) -> None:
+        began = clock()
         bag = {place: committed.until for committed in batch for place in committed.places}
         try:
             self._courier.deliver(bag)
@@ -193,7 +197,8 @@ class Rounds:
         if self._courier.away:
             self._away_until = clock() + _PAUSE_SECONDS
         if not self._ending:
-            time.sleep(_COALESCE_SECONDS)
+            pause = _COALESCE_TIMES * (clock() - began)
+            time.sleep(min(max(_COALESCE_SECONDS, pause), _LONGEST_COALESCE_SECONDS))
 
     def _look_again(self, committed: _Committed) -> None:
         """Rolled back, or the commit is on its way still."""

@@ -101,7 +101,10 @@ class PostgresChannel:
             # Not durable, because a hint need not be: its commit would wait for the disk as any other.
             self._driver.execute("SET synchronous_commit = off")
             self._announces = True
-        self._driver.execute(self._notify, prepare=False)
+        # By libpq itself: it costs the application's interpreter a tenth of what a cursor does.
+        answer = self._driver.pgconn.exec_(self._notify)
+        if answer.status != psycopg.pq.ExecStatus.COMMAND_OK:
+            raise psycopg.OperationalError(answer.get_error_message())
 
     def close(self) -> None:
         """Close the socket. The pool is not asked: it would roll back first, and report a lost connection loudly."""

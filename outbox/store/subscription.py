@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -136,15 +137,26 @@ class Subscriptions:
 
         Raises:
             SubscriptionError: it stands there with another selection, destination or policy. Two workers of one name
-                and different selections would pass over each other's messages.
+                and different selections would pass over each other's messages. Or what its direct writers leave behind
+                goes to another destination.
         """
-        if self.find(channel, declared.name) is None:
+        if self.check(channel, declared) is None:
             self._create(channel, declared, start)
         if declared.destination is not None:
             values = self._values(declared)
             channel.run(self._database.sql(_DECLARE), {**values, "on_dead": declared.on_dead or "block"})
         stored = self.get(channel, declared.name)
         self._require_same(stored, declared)
+        return stored
+
+    def check(self, channel: Channel, declared: Declaration) -> Subscription | None:
+        """Refuse what `declare` would refuse, and write nothing; the subscription as it stands there."""
+        stored = self.find(channel, declared.name)
+        if stored is not None and (stored.destination is not None or declared.destination is None):
+            self._require_same(stored, declared)
+        follower = self.find(channel, compensation_of(declared.name))
+        if follower is not None and None not in (follower.destination, declared.destination):
+            self._require_same_destination(follower, declared)
         return stored
 
     def alter(self, channel: Channel, changed: Subscription) -> None:
@@ -208,21 +220,34 @@ class Subscriptions:
         return low - 1
 
     def _require_same(self, stored: Subscription, declared: Declaration) -> None:
+        topics = None if declared.topics is None else tuple(sorted(set(declared.topics)))
+        destination = declared.destination or stored.destination
+        on_dead = declared.on_dead or stored.on_dead
+        # A longer one does no harm: whoever counts on it has been waited for.
+        grace = max(declared.grace or stored.grace, stored.grace)
         differing = [
-            f"{what} {_shown(there)} (this worker: {_shown(here)})"
-            for what, there, here in (
-                ("topics", stored.topics, declared.topics and tuple(sorted(set(declared.topics)))),
-                ("destination", stored.destination, declared.destination or stored.destination),
-                ("on-dead", stored.on_dead, declared.on_dead or stored.on_dead),
-                # A longer one does no harm: whoever counts on it has been waited for.
-                ("grace", stored.grace, max(declared.grace or stored.grace, stored.grace)),
+            (f"has {what} {_shown(there)}, this worker asks for {_shown(here)}", option)
+            for what, there, here, option in (
+                ("topics", stored.topics, topics, _topics_option(topics)),
+                ("destination", stored.destination, destination, _option("to", destination)),
+                ("on-dead", stored.on_dead, on_dead, _option("on-dead", on_dead)),
+                ("grace", stored.grace, grace, _option("grace", f"{_milliseconds(grace)}ms")),
             )
             if there != here
         ]
         if differing:
             raise SubscriptionError(
-                f"subscription {stored.name!r} stands there with {', '.join(differing)}; give this worker another"
-                f" --name, or stop the workers and run: outbox subscriptions alter {stored.name}"
+                f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}; give this worker another"
+                f" --name, or stop the workers and run: outbox subscriptions alter {stored.direct or stored.name}"
+                f" {' '.join(option for _, option in differing)}"
+            )
+
+    def _require_same_destination(self, follower: Subscription, declared: Declaration) -> None:
+        if follower.destination != declared.destination:
+            raise SubscriptionError(
+                f"the direct writers of {declared.name!r} send to {follower.destination}, this worker to"
+                f" {declared.destination}; give it and them the same destination. If this worker is right, stop the"
+                f" writers and run: outbox subscriptions alter {declared.name} {_option('to', declared.destination)}"
             )
 
     def _values(self, declared: Declaration) -> dict[str, object]:
@@ -253,6 +278,14 @@ def _topics_text(topics: Sequence[str] | None) -> str | None:
 
 def _milliseconds(grace: timedelta) -> int:
     return -(-grace // timedelta(milliseconds=1))
+
+
+def _topics_option(topics: Sequence[str] | None) -> str:
+    return "--all-topics" if topics is None else _option("topics", ",".join(topics))
+
+
+def _option(name: str, value: str | None) -> str:
+    return f"--{name} {shlex.quote(value or '')}"
 
 
 def _shown(value: object) -> str:

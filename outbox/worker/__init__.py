@@ -24,10 +24,13 @@ from outbox.store.subscription import Declaration, Start, Subscription, Subscrip
 from outbox.worker.calls import Call, Caller, Handler
 from outbox.worker.handover import HandlerPolicy, HandOver
 from outbox.worker.keeper import Keeper, clock
+from outbox.worker.notices import Notices
 from outbox.worker.tenure import Tenure
 from outbox.worker.wake import Wake
 
 logger = logging.getLogger("outbox")
+#: Who works and who stands by: a name of its own, because people want to see it who want to see little else.
+lease_logger = logging.getLogger("outbox.lease")
 
 _LOG_EVERY_SECONDS, _LOG_SELDOM_SECONDS = 5.0, 60.0
 _GROW_CAUTIOUS = 8
@@ -76,6 +79,8 @@ class Worker:
         self._settings = settings or Settings()
         self._turn = turn
         self._look = look
+        self._notices = Notices(declared.name)
+        self._stands_by = False
         self._owner, self._process = secrets.token_hex(8), os.getpid()
         self.wake = Wake()
         # A plain flag and a socket, no lock: a signal handler may come in the middle of anything.
@@ -240,6 +245,7 @@ class Worker:
             most=self._settings.limits.rows,
             cautious=self._cautious,
             turn=self._turn,
+            notices=self._notices,
         )
         log = Log(self._database, self._settings.limits, subscription.selection)
         direct = subscription.direct
@@ -256,6 +262,7 @@ class Worker:
             policy,
             grace=Grace(subscription.grace, self._settings.poll) if subscription.grace else None,
             acks=None if direct is None else Acks(self._database, direct),
+            notices=self._notices,
         )
 
     def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
@@ -269,12 +276,14 @@ class Worker:
             still = seen if before - seen_at > length.total_seconds() else None
             lease = leases.acquire(channel, partition, self.owner, length, still)
             if lease is not None:
+                self._say_that_it_takes_over()
                 return lease, before
             holder = leases.look(channel, partition)
             if holder is None:
                 raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
             if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
                 seen, seen_at = holder, clock()
+            self._say_that_it_stands_by()
             self.rest(random.uniform(0.2, 0.4))
         return None
 
@@ -305,6 +314,17 @@ class Worker:
 
     def _policy_of(self, subscription: Subscription) -> HandlerPolicy:
         return replace(self._policy, block_on_dead=subscription.on_dead != "continue")
+
+    def _say_that_it_stands_by(self) -> None:
+        """Once, over any number of lost connections."""
+        if not self._stands_by:
+            self._stands_by = True
+            lease_logger.info("%s: another worker holds the lease; standing by", self._declared.name)
+
+    def _say_that_it_takes_over(self) -> None:
+        if self._stands_by:
+            self._stands_by = False
+            lease_logger.info("%s: the lease is free; taking over", self._declared.name)
 
     def _log_sometimes(self, text: str, *values: object) -> None:
         """Ever less often while the trouble lasts: one of many databases may be away for days."""

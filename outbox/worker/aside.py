@@ -16,6 +16,7 @@ from outbox.store.log import Limits
 from outbox.store.parked import Aside, Parked, Ready, Wish
 from outbox.verdict import seconds_to_wait
 from outbox.worker.handover import BLOCKED, HandOver
+from outbox.worker.notices import Notices
 from outbox.worker.settlement import Fates, Settlement, by_fate
 
 logger = logging.getLogger("outbox")
@@ -96,13 +97,20 @@ class SetAside:
     """Handles what is parked, whenever some of it is due."""
 
     def __init__(
-        self, parked: Parked, channel: Channel, settlement: Settlement, hand_over: HandOver, limits: Limits
+        self,
+        parked: Parked,
+        channel: Channel,
+        settlement: Settlement,
+        hand_over: HandOver,
+        limits: Limits,
+        notices: Notices | None = None,
     ) -> None:
         self._parked = parked
         self._channel = channel
         self._settlement = settlement
         self._hand_over = hand_over
         self._limits = limits
+        self._notices = notices
         self.keys = KeysAside(parked, channel)
         self._sick: dict[str, _Sick] = {}
         self._look_at = 0.0
@@ -116,6 +124,7 @@ class SetAside:
 
     def parked(self, fates: Fates) -> None:
         """Messages of the log were set aside just now."""
+        self._tell(fates)
         # What is blocked stands behind what holds its key already; if that is only its turn, it must not lose it.
         self.keys.hold(message.key for message, fate in fates if fate.blocks and fate is not BLOCKED)
         self._some_wait = self._some_wait or any(fate.state == "waiting" for _, fate in fates)
@@ -184,7 +193,12 @@ class SetAside:
                 self._parked.change(self._channel, by_fate(changed))
             self.keys.reconsider({m.key for m in (*outcome.done, *(m for m, _ in changed)) if m.key is not None})
             self.keys.hold(message.key for message, fate in changed if fate.blocks)
+            self._tell(changed)
         return bool(outcome.done or changed)
+
+    def _tell(self, fates: Fates) -> None:
+        if self._notices is not None:
+            self._notices.settled(fates)
 
     def _sick_topics(self) -> list[str]:
         return [topic for topic, sick in self._sick.items() if sick.until > time.monotonic()]

@@ -19,6 +19,7 @@ from outbox.message import Message
 from outbox.store.parked import Aside
 from outbox.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, seconds_to_wait
 from outbox.worker.calls import Call, Caller
+from outbox.worker.notices import Notices
 
 logger = logging.getLogger("outbox")
 
@@ -85,6 +86,7 @@ class HandOver:
         most: int,
         cautious: int = 1,
         turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+        notices: Notices | None = None,
     ) -> None:
         """`before_call` raises when the lease is not good for a call; `rest` sleeps, False when a stop is asked.
         `turn` waits until nobody else calls the same handler.
@@ -96,6 +98,7 @@ class HandOver:
         self._before_call = before_call
         self._rest = rest
         self._turn = turn
+        self._notices = notices
         self._limit = most
         self._most = max(1, most // cautious)
         self._careful_until = most
@@ -135,6 +138,7 @@ class HandOver:
             if moved:
                 continue
             if patient:
+                self._tell(batch.answers_by_topic(batch.pending))
                 if not self._pause():
                     break
                 if not chunk and not self._hung and others():
@@ -145,6 +149,7 @@ class HandOver:
             elif len(chunk) == 1 and batch.is_sick(chunk[0].topic):
                 batch.leave_topics(chunk)
         batch.outcome.open.extend(batch.pending)
+        self._tell_what_waits(batch)
         self._forget(batch.outcome)
         return batch.outcome
 
@@ -153,8 +158,16 @@ class HandOver:
         heads = list({message.key or message.id: message for message in reversed(batch.pending)}.values())
         if len(heads) <= batch.room:
             batch.room -= len(heads)
-            error = "not accepted, and there was nothing else to try"
-            batch.resolve([], [(message, self._policy.waiting(message, error)) for message in heads])
+            batch.resolve([], [(message, self._policy.waiting(message, batch.why(message))) for message in heads])
+
+    def _tell_what_waits(self, batch: _Batch) -> None:
+        if batch.outcome.aside or batch.outcome.sick:
+            aside = {m.topic: fate.error or "" for m, fate in batch.outcome.aside if fate.state == "waiting"}
+            self._tell(batch.answers_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.sick) | aside)
+
+    def _tell(self, answers: dict[str, str]) -> None:
+        if self._notices is not None and answers:
+            self._notices.refused(answers)
 
     def _call(self, chunk: list[Message]) -> Call:
         # A call that is past its deadline has had its turn: the handler is called again beside it.
@@ -208,6 +221,7 @@ class HandOver:
             return True
         self._failed_alone[message.id] = self._accepts
         batch.tried.add(message.id)
+        batch.answers[message.id] = error
         return False
 
     def _apply(self, batch: _Batch, messages: Sequence[Message], verdicts: Sequence[Verdict]) -> bool:
@@ -246,6 +260,7 @@ class HandOver:
                     batch.room -= 1
                     return self._policy.waiting(message, error)
                 self._size = 1
+                batch.answers[message.id] = error
                 if alone:
                     self._failed_alone.setdefault(message.id, self._accepts)
                     batch.tried.add(message.id)
@@ -310,11 +325,23 @@ class _Batch:
         self.tried: set[int | None] = set()
         #: Topics that were refused alone, while others were accepted.
         self.refused: set[str] = set()
+        #: What was last said of those that were not accepted.
+        self.answers: dict[int | None, str] = {}
         self.outcome = Outcome()
 
     def by_id(self) -> dict[int | None, Message]:
         """The messages without an outcome."""
         return {message.id: message for message in self.pending}
+
+    def answers_by_topic(self, messages: Iterable[Message]) -> dict[str, str]:
+        """Why messages of these topics were not accepted, as far as somebody said so."""
+        return {m.topic: self.answers[m.id] for m in messages if m.id in self.answers} if self.answers else {}
+
+    def why(self, message: Message) -> str:
+        """Why a message waits that nothing is known of but that it failed."""
+        answer = self.answers.get(message.id)
+        said = "" if answer is None else f"; last answer: {answer}"
+        return f"not accepted, and there was nothing else to try{said}"
 
     def is_sick(self, topic: str) -> bool:
         """Whether a topic failed for sure, or for one message and then for another."""

@@ -21,6 +21,7 @@ from outbox.store.progress import ProgressLog
 from outbox.worker.aside import EXPIRED, SetAside
 from outbox.worker.chores import Chores
 from outbox.worker.handover import BLOCKED, HandlerPolicy, HandOver, Outcome
+from outbox.worker.notices import Notices
 from outbox.worker.reader import Reader
 from outbox.worker.settlement import Fates, Settlement
 
@@ -47,6 +48,7 @@ class Tenure:
         *,
         grace: Grace | None = None,
         acks: Acks | None = None,
+        notices: Notices | None = None,
     ) -> None:
         """`grace`: for how long rows are left alone after their commit. `acks`: of writers that send by themselves."""
         self._channel = channel
@@ -59,7 +61,7 @@ class Tenure:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
         self._settlement = Settlement(database, channel, lease, self._incarnation)
         parked = Parked(database, lease.partition.subscription)
-        self._aside = SetAside(parked, channel, self._settlement, hand_over, limits)
+        self._aside = SetAside(parked, channel, self._settlement, hand_over, limits, notices)
         self._reader = Reader(database, channel, Cursor(log, newest.progress, grace))
         self._acks = acks
         self._stored = newest.progress

@@ -9,7 +9,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 from tests.matrix.held import Core, Orm, settled
-from tests.matrix.scenarios import CONNECTIONS, EVERYWHERE, Scenario
+from tests.matrix.table import CONNECTIONS, EVERYWHERE, Scenario
 
 JoinMode = Literal["conditional_savepoint", "rollback_only", "control_fully", "create_savepoint"]
 End = Literal["commit", "rollback", "close"]

@@ -8,7 +8,7 @@ from typing import Any
 from outbox import Outbox
 from tests.matrix.held import play
 from tests.matrix.homes import Home, Kind
-from tests.matrix.scenarios import Scenario
+from tests.matrix.table import Scenario
 
 
 def left_by(scenario: Scenario, kind: Kind, home: Home, make_outbox: Callable[[Any], Outbox]) -> dict[str, list[str]]:

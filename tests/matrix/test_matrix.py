@@ -8,15 +8,15 @@ import pytest
 
 from outbox import Outbox
 from tests.matrix.homes import KINDS, Home
-from tests.matrix.joining import JOININGS
 from tests.matrix.playing import left_by
-from tests.matrix.scenarios import SCENARIOS, Scenario
+from tests.matrix.scenarios import SCENARIOS
+from tests.matrix.table import Scenario
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 CASES = [
     pytest.param(scenario, kind, database, id=f"{scenario.name}-{kind}-{database}")
-    for scenario in SCENARIOS + JOININGS
+    for scenario in SCENARIOS
     for kind in sorted(scenario.handles)
     for database in sorted(scenario.databases & KINDS[kind].on)
 ]

@@ -8,14 +8,14 @@ from outbox import Outbox
 from tests.directly import marked, promises
 from tests.fire.destination import Destination
 from tests.matrix.homes import KINDS, Home
-from tests.matrix.joining import JOININGS
 from tests.matrix.playing import left_by
-from tests.matrix.scenarios import SCENARIOS, Scenario
+from tests.matrix.scenarios import SCENARIOS
+from tests.matrix.table import Scenario
 from tests.waiting import eventually
 
 CASES = [
     pytest.param(scenario, kind, id=f"{scenario.name}-{kind}")
-    for scenario in SCENARIOS + JOININGS
+    for scenario in SCENARIOS
     # What a child sends arrives in the child.
     if "postgresql" in scenario.databases and scenario.setting != "fork"
     for kind in ("Session", "Connection")

@@ -11,11 +11,11 @@ from outbox import Outbox
 from outbox.store.postgresql import POSTGRESQL
 from outbox.store.sqlite import SQLITE
 from tests.matrix.homes import KINDS, Home
-from tests.matrix.joining import JOININGS
 from tests.matrix.playing import left_by
-from tests.matrix.scenarios import SCENARIOS, Scenario
+from tests.matrix.scenarios import SCENARIOS
+from tests.matrix.table import Scenario
 
-BY_NAME = {scenario.name: scenario for scenario in SCENARIOS + JOININGS}
+BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 
 
 class OnAConnectionOfItsOwn(Outbox):
