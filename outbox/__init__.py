@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         PositionError,
         SchemaError,
         SenderError,
+        StandbyError,
         SubscriptionError,
         TransactionAbortedError,
     )
@@ -52,6 +53,7 @@ __all__ = [
     "SchemaError",
     "Sender",
     "SenderError",
+    "StandbyError",
     "SubscriptionError",
     "TransactionAbortedError",
     "Unavailable",

@@ -34,6 +34,9 @@ GRACE_SECONDS = 10.0
 MOST_AT_ONCE = 1_000
 #: What writing an ack may take.
 FLUSH_SECONDS = 1.0
+#: What one call should take: its messages are acknowledged together, long before the compensation begins.
+_CALL_SECONDS = 0.5
+_FIRST_CALL, _GROWTH = 50, 8
 _REFRESH_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 
@@ -51,6 +54,7 @@ class Courier:
         self._channel: Channel | None = None
         self._sender: Sender | None = None
         self._refresh_at = 0.0
+        self._size = _FIRST_CALL
         self._last_told: str | None = None
         #: Whether the destination was away at the last delivery.
         self.away = False
@@ -135,11 +139,19 @@ class Courier:
                 self._sender.close()
 
     def _send(self, messages: list[Message], bag: dict[Place, float]) -> None:
-        """Hand over what we may send still when it is our turn, and say so."""
+        """Hand over what we may send still, in calls that are over before the compensation begins."""
+        while messages and not self.away:
+            part, messages = messages[: self._size], messages[self._size :]
+            self._send_at_once(part, bag)
+
+    def _send_at_once(self, messages: list[Message], bag: dict[Place, float]) -> None:
         with self._turn() as sender:
             now = clock()
             ours = [message for message, until in ((m, bag.pop(_place(m))) for m in messages) if now < until]
             verdicts = self._asked(sender, ours) if ours else []
+            if ours:
+                fitting = int(_CALL_SECONDS * len(ours) / max(clock() - now, 1e-6))
+                self._size = max(1, min(MOST_AT_ONCE, fitting, max(self._size, len(ours) * _GROWTH)))
         done = [m.id or 0 for m, verdict in zip(ours, verdicts, strict=True) if isinstance(verdict, Done)]
         if done:
             self._acknowledge(done)

@@ -4,7 +4,8 @@ OutboxError
 ├── InvalidMessageError      a message that no destination could carry; refused before any SQL
 ├── NoTransactionError       `send` outside a transaction
 ├── TransactionAbortedError  a commit that PostgreSQL would have turned into a silent rollback
-├── DatabaseError            a database that cannot be used as it is (in memory, a standby, a restored copy)
+├── DatabaseError            a database that cannot be used as it is (in memory, a restored copy)
+│   └── StandbyError         the server is a standby
 ├── SchemaError              the tables are missing or of another version
 ├── SubscriptionError        a subscription that is unknown, or that declares something else
 ├── LeaseLostError           another worker owns the partition now
@@ -39,6 +40,10 @@ class TransactionAbortedError(OutboxError):
 
 class DatabaseError(OutboxError):
     """The database cannot be used as it is."""
+
+
+class StandbyError(DatabaseError):
+    """The server is a standby: no position can be captured there. During a failover that passes."""
 
 
 class SchemaError(OutboxError):

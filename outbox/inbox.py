@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session, scoped_session
 
-from outbox.binds import engine_of
+from outbox.binds import engine_of, own_engine_of
 from outbox.handles import Handle, of_scope, refuse, require_async
 from outbox.message import MAX_DELAY, Message
 from outbox.outbox import Outbox
@@ -76,11 +76,15 @@ class Inbox:
             if schema not in (None, bind.database.schema):
                 raise ValueError("an Outbox knows its schema; leave schema= out")
             self._database, self._scopes = bind.database, bind
+            own_engine: Engine | None = None
         else:
             self._database = Database(engine_of(bind), schema)
             self._scopes = Scopes(bind, one_writer=self._database.dialect.one_writer)
+            own_engine = own_engine_of(bind)
         # Of its own, also with an Outbox: nobody has to be woken because a message was handled.
         self._transactions = Transactions(self._database)
+        if own_engine is not None:
+            self._transactions.watch(own_engine)
         self._rows = InboxRows(self._database, retention)
 
     def once(self, handle: Handle, message: Message | UUID | str, consumer: str | None = None) -> bool:

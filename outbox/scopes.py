@@ -63,11 +63,12 @@ class Decorator(Protocol):
     def __call__(self, function: Callable[Concatenate[Session, P], R], /) -> Transactional[Session, P, R]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Running:
     session: Any
     thread: int
     task: asyncio.Task[Any] | None
+    over: bool = False
 
 
 class Scopes:
@@ -165,10 +166,13 @@ class Scopes:
 
     @contextmanager
     def _entered(self, session: Any) -> Iterator[None]:
-        token = self._running.set(_Running(session, threading.get_ident(), _task()))
+        running = _Running(session, threading.get_ident(), _task())
+        token = self._running.set(running)
         try:
             yield
         finally:
+            # A copy of the context may live on, and with it what it says is running.
+            running.over = True
             # Frameworks end a dependency in another context than they began it in; that one has nothing to restore.
             with suppress(ValueError):
                 self._running.reset(token)
@@ -196,7 +200,7 @@ def _require_plain_function(function: Callable[..., Any]) -> None:
 
 
 def _is_here(running: _Running) -> bool:
-    return running.thread == threading.get_ident() and running.task is _task()
+    return not running.over and running.thread == threading.get_ident() and running.task is _task()
 
 
 def _task() -> asyncio.Task[Any] | None:

@@ -17,6 +17,7 @@ from outbox.verdict import Verdict
 ENTRY_POINTS = "outbox.senders"
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_HOST_AND_PORT = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+):[0-9]{2,5}")
 _HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]*)?")
 
 
@@ -46,7 +47,7 @@ def open_sender(url: str) -> Sender:
     offers = tuple(entry_points(group=ENTRY_POINTS, name=scheme))
     if not offers:
         known = ", ".join(sorted({offer.name for offer in entry_points(group=ENTRY_POINTS)})) or "none"
-        raise SenderError(f"there is no sender for {scheme}: URLs; installed are {known}")
+        raise SenderError(f"there is no sender for {scheme}: URLs; installed are {known}{_perhaps_meant(url)}")
     if len({offer.value for offer in offers}) > 1:
         values = " and ".join(sorted(offer.value for offer in offers))
         raise SenderError(f"{scheme}: URLs are claimed twice, by {values}; uninstall one of them")
@@ -99,7 +100,8 @@ def _split(url: str) -> SplitResult:
     except ValueError:
         raise SenderError(f"{redacted(url)} is not a URL") from None  # the cause quotes the credentials
     if not parts.scheme:
-        raise SenderError("a destination is a URL with a scheme, such as nats://localhost:4222 or stdout:")
+        text = "a destination is a URL with a scheme, such as nats://localhost:4222 or stdout:"
+        raise SenderError(f"{text}{_perhaps_meant(url)}")
     credentials, _, hosts = parts.netloc.rpartition("@")
     if "@" in credentials + parts.path + parts.query + parts.fragment:
         fix = "only one @ may stand in it, before the first host; percent-encode @ / ? and # in a password or a path"
@@ -107,6 +109,11 @@ def _split(url: str) -> SplitResult:
     if hosts and not all(_HOST.fullmatch(host) for host in hosts.split(",")):
         raise SenderError(f"{redacted(url)}: the hosts are malformed; write host:port,host:port")
     return parts
+
+
+def _perhaps_meant(url: str) -> str:
+    """A hint for whoever has left the scheme out."""
+    return f"; did you mean nats://{url}?" if _HOST_AND_PORT.fullmatch(url) else ""
 
 
 def _loaded(offer: EntryPoint) -> Callable[[str], Sender]:

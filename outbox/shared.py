@@ -11,13 +11,16 @@ from outbox.sender import Sender
 from outbox.verdict import Verdict
 from outbox.worker.turns import Turns
 
+#: As long as a relay waits for a call; one that hangs is left behind, and others begin beside it.
+_LONGEST_SECONDS = 5.0
+
 
 class SharedSender:
     """Passes calls on, one at a time."""
 
     def __init__(self, sender: Sender, destination: str) -> None:
         self._sender = sender
-        self._pid, self._turns = os.getpid(), Turns()
+        self._pid, self._turns = os.getpid(), Turns(_LONGEST_SECONDS)
         self.destination = destination
 
     @contextmanager
@@ -25,7 +28,7 @@ class SharedSender:
         """The sender, when it is our turn; until the end nobody else calls it."""
         if self._pid != os.getpid():
             # A fork copies turns, but nobody who would pass them on.
-            self._pid, self._turns = os.getpid(), Turns()
+            self._pid, self._turns = os.getpid(), Turns(_LONGEST_SECONDS)
         with self._turns.turn():
             yield self._sender
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import psycopg
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy.pool import Pool
 
 from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedError
 from outbox.faults import crash_point
@@ -42,6 +43,7 @@ class Transactions:
         self._dialect = database.dialect
         self._listeners = listeners
         self._watched: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
         # Keys in a connection's `info`: places of what was sent in the running transaction; whether the one before
         # was committed. Each outbox has its own, because an engine may serve several.
         self._sent, self._committed = object(), object()
@@ -59,7 +61,7 @@ class Transactions:
             connection = handle
         elif isinstance(handle, Session | scoped_session):
             session = handle() if isinstance(handle, scoped_session) else handle
-            if flush and session.autoflush:
+            if flush and session.autoflush and not session._flushing:
                 session.flush()
             connection = session.connection(bind_arguments={"clause": self._database.tables.message})
         elif isinstance(handle, psycopg.Connection):
@@ -127,7 +129,10 @@ class Transactions:
         event.listen(engine, "prepare_twophase", lambda connection, _xid: self._require_sound(connection))
         event.listen(engine, "commit_twophase", lambda connection, *_: self._before_commit(connection, "tpc_rollback"))
         event.listen(engine, "rollback_twophase", lambda connection, *_: self._forget(connection))
-        event.listen(engine, "checkin", self._returned)
+        if engine.pool not in self._pools:
+            # Engines with other execution options share it.
+            self._pools.add(engine.pool)
+            event.listen(engine.pool, "checkin", self._returned)
         if self._dialect.prepare_engine is not None:
             self._dialect.prepare_engine(engine)
 

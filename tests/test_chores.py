@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
-from outbox import Inbox, Outbox, Relay
+from outbox import Inbox, Outbox
 from outbox.worker import chores
 from tests.waiting import eventually
 

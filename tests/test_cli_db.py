@@ -10,7 +10,7 @@ import pytest
 import sqlalchemy
 from sqlalchemy import text
 
-from outbox import Outbox, create_engine
+from outbox import Outbox, Relay, create_engine, migrate
 from tests.command_line import outbox
 from tests.test_cli_relay import PROGRAM, bodies, send
 
@@ -24,8 +24,8 @@ def test_upgrade_makes_the_tables_and_does_no_harm_again(empty):
     said = [outbox(empty, "db", "upgrade") for _ in range(2)]
 
     assert [(each.code, each.err) for each in said] == [
-        (0, "upgraded from nothing to 0001\n"),
-        (0, "the tables are up to date (0001)\n"),
+        (0, f"upgraded from nothing to {migrate.head_revision()}\n"),
+        (0, f"the tables are up to date ({migrate.head_revision()})\n"),
     ]
     assert outbox(empty, "db", "check").code == 0
 
@@ -88,6 +88,25 @@ def test_status_is_a_table(sqlite_engine):
     header, row = (line.split() for line in ended.out.splitlines())
     assert (header[:2], row[:2], row[-1]) == (["SUBSCRIPTION", "BACKLOG"], ["relay", "3"], "nobody")
     assert ended.err == "warning: nobody has run relay yet; it keeps every message from being purged\n"
+
+
+def test_a_subscription_that_nobody_needs_is_told_with_how_to_be_rid_of_it(sqlite_engine):
+    """The other one has just stopped: that may be a restart, and is no warning yet."""
+    Relay(Outbox(sqlite_engine), lambda _message: None, name="other").until_empty()
+
+    fresh = outbox(sqlite_engine, "status").err
+    with sqlite_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_progress SET settled_at = datetime(settled_at, '-2 minutes')"))
+    idle = outbox(sqlite_engine, "status").err
+
+    told = (
+        "warning: nobody has run relay yet; it keeps every message from being purged; if nobody is to, run: outbox"
+        " subscriptions drop relay\n"
+    )
+    assert (fresh, idle) == (
+        told,
+        f"warning: nobody runs other, for 2 min; messages after its position are not purged\n{told}",
+    )
 
 
 def test_status_is_watched_until_interrupted(engine):

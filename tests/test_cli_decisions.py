@@ -187,6 +187,27 @@ def test_a_name_is_asked_for_when_several_have_the_message(engine, dead, destina
     assert len(outbox(engine, "dead", "list", "--name", "other", "--json").json) == 4
 
 
+@ONE_DATABASE
+def test_without_a_name_those_of_all_subscriptions_are_meant(engine, dead, destination):
+    Relay(Outbox(engine), Destination(), name="other").until_empty()
+
+    asked = outbox(engine, "dead", "discard", "--all", "--key", "b", "--reason", "x")
+    done = outbox(engine, "dead", "discard", "--all", "--key", "b", "--reason", "x", "--yes")
+
+    left = [(each["subscription"], each["key"]) for each in outbox(engine, "dead", "list", "--json").json]
+    assert (asked.code, "discard 1 dead letters of other and 1 dead letters of relay?" in asked.err) == (2, True)
+    assert (done.code, len(left), ("other", "b") in left, ("relay", "b") in left) == (0, 6, False, False)
+
+
+@ONE_DATABASE
+def test_an_id_that_is_nobodys_is_told_with_all_that_were_searched(engine, dead):
+    Relay(Outbox(engine), Destination(), name="other").until_empty()
+
+    ended = outbox(engine, "dead", "replay", "4711")
+
+    assert (ended.code, ended.err) == (1, "Error: no dead letters of other, relay: 4711; nothing was done\n")
+
+
 # Subscriptions
 
 

@@ -109,3 +109,28 @@ def test_missing_tables_are_told_with_what_to_do(tmp_path):
     assert [(ended.code, ended.err) for ended in told] == [
         (1, "Error: the outbox tables are not there; run: outbox db upgrade\n")
     ] * 3
+
+
+@pytest.mark.parametrize("driver", ["", "+aiosqlite"])
+def test_the_url_of_an_application_may_name_a_driver_for_asyncio(sqlite_engine, driver):
+    ended = outbox(f"sqlite{driver}:///{sqlite_engine.url.database}", "status", "--json")
+
+    assert (ended.code, ended.json["subscriptions"][0]["name"]) == (0, "relay")
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg_async", "psycopg"])
+def test_that_of_postgresql_too(pg_engine, driver):
+    url = pg_engine.url.set(drivername=f"postgresql+{driver}")
+    url = url.update_query_dict({"ssl": "prefer"}) if driver == "asyncpg" else url
+
+    ended = outbox(url.render_as_string(hide_password=False), "status", "--json")
+
+    assert (ended.code, ended.json["subscriptions"][0]["name"]) == (0, "relay")
+
+
+@pytest.mark.parametrize("command", [["status"], ["db", "upgrade"]])
+def test_a_missing_folder_is_named(tmp_path, command):
+    ended = outbox(f"sqlite:///{tmp_path}/nodir/x.db", *command)
+
+    text = f"Error: there is no file {tmp_path}/nodir/x.db, and no folder {tmp_path}/nodir to make it in\n"
+    assert (ended.code, ended.err) == (3, text)

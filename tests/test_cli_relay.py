@@ -13,7 +13,10 @@ import pytest
 
 from outbox import Outbox
 from outbox.store.lease import Leases, Partition
+from outbox.store.subscription import Declaration, Subscriptions
+from outbox.testing.proxy import TcpProxy
 from tests.command_line import outbox
+from tests.nats_streams import Stream
 
 PROGRAM = [sys.executable, "-c", "from outbox.cli import main; main()"]
 
@@ -26,6 +29,18 @@ def send(engine, *bodies, topic="orders"):
 
 def bodies(path) -> list[str]:
     return [json.loads(line)["body"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def standing(engine):
+    """How `relay` stands."""
+    return next(each for each in outbox(engine, "status", "--json").json["subscriptions"] if each["name"] == "relay")
+
+
+@pytest.fixture
+def stream(nats):
+    """A stream of this test."""
+    with TcpProxy("127.0.0.1", nats.port) as proxy, closing(Stream(nats, proxy)) as stream:
+        yield stream
 
 
 @contextmanager
@@ -112,7 +127,12 @@ def test_another_declaration_under_the_same_name_is_refused(sqlite_engine, tmp_p
 
     ended = outbox(sqlite_engine, "relay", *to, *other, "--until-empty")
 
-    assert (ended.code, "outbox subscriptions alter relay" in ended.err) == (2, True)
+    advice = f"outbox subscriptions alter relay {' '.join(other)}\n"
+    assert (ended.code, ended.err.startswith("Error: subscription 'relay' has "), ended.err.endswith(advice)) == (
+        2,
+        True,
+        True,
+    )
 
 
 def test_an_unavailable_destination_ends_a_run_that_should_end_by_itself(engine):
@@ -124,6 +144,91 @@ def test_an_unavailable_destination_ends_a_run_that_should_end_by_itself(engine)
 
     assert (ended.code, "gave up after 1.0 s in which nats://localhost:1 accepted nothing" in ended.err) == (4, True)
     assert (status["backlog"], set(status["parked"].values())) == (3, {0})
+
+
+@pytest.mark.parametrize("how", ["--until-empty", "--once"])
+def test_messages_that_wait_for_a_destination_that_accepted_nothing_are_no_end(engine, how):
+    """Two topics: neither can tell of the other, so both are set aside. The text says why."""
+    send(engine, "1")
+    send(engine, "2", topic="mail")
+    relay = ["relay", "--to", "nats://localhost:1", "--give-up-after", "2s"]
+
+    ended = [outbox(engine, *relay, how) for _ in range(2)]
+    status = outbox(engine, "status", "--json").json["subscriptions"][0]
+
+    assert [(each.code, "nats://localhost:1 accepted nothing (NATS: " in each.err) for each in ended] == [(4, True)] * 2
+    assert ended[1].err.endswith("; set aside: 2 waiting\n")
+    assert (status["parked"]["waiting"], status["parked"]["dead"]) == (2, 0)
+
+
+def test_a_destination_that_comes_back_in_time_is_waited_for(sqlite_engine, stream):
+    """What was set aside while there was no stream is sent before the command gives up."""
+    stream.take("other")
+    send(sqlite_engine, "1", topic="late.a")
+    send(sqlite_engine, "2", topic="late.b")
+    with running(sqlite_engine, "--to", stream.url, "--until-empty", "--give-up-after", "1m") as process:
+        waiting = eventually(lambda: standing(sqlite_engine)["parked"]["waiting"] == 2)
+        stream.take("late.*")
+        code = process.wait(60)
+        said = process.stderr.read() if process.stderr else ""
+
+    assert (waiting, code, said.splitlines()[-1]) == (True, 0, "relay: 2 sent")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_destination_that_is_not_that_of_the_direct_writers_is_refused_before_anything_is_sent(
+    sqlite_engine, tmp_path, declared
+):
+    """Whether or not a relay has declared one before."""
+    out = tmp_path / "out"
+    send(sqlite_engine, "1")
+    with closing((database := Outbox(sqlite_engine).database).open()) as channel:
+        subscriptions = Subscriptions(database)
+        subscriptions.declare(channel, Declaration(name="relay:compensation", destination="nats://h:4222"), "latest")
+        if declared:
+            subscriptions.declare(channel, Declaration(name="relay", destination="nats://h:4222"))
+
+    ended = outbox(sqlite_engine, "relay", "--to", f"file://{out}", "--until-empty")
+    _, _, advice = ended.err.strip().partition("run: outbox ")
+    helped = outbox(sqlite_engine, *advice.split())
+    sent = outbox(sqlite_engine, "relay", "--to", f"file://{out}", "--until-empty")
+
+    assert (ended.code, ended.err.count("\n"), "nats://h:4222" in ended.err) == (2, 1, True)
+    assert (advice, helped.code) == (f"subscriptions alter relay --to file://{out}", 0)
+    assert (sent.code, bodies(out)) == (0, ["1"])
+
+
+def test_a_second_relay_says_that_it_stands_by_and_that_it_takes_over(engine, tmp_path):
+    out = tmp_path / "out"
+    with running(engine, "--to", f"file://{out}") as first:
+        assert eventually(lambda: outbox(engine, "status", "--json").json["subscriptions"][0]["live"])
+        with running(engine, "--to", f"file://{out}") as second:
+            assert second.stderr is not None
+            said = [second.stderr.readline() for _ in range(2)]
+            first.terminate()
+            said.append(second.stderr.readline())
+
+    assert [line.partition(" info    ")[2] for line in said[1:]] == [
+        "relay: another worker holds the lease; standing by\n",
+        "relay: the lease is free; taking over\n",
+    ]
+
+
+def test_a_topic_that_is_not_accepted_is_named_in_the_log_with_the_destinations_text(engine, stream):
+    """Once, however many messages; and dead letters."""
+    stream.take("there")
+    send(engine, *"123", topic="missing")
+    send(engine, "4", topic="there")
+    send(engine, "5", "6", topic="no..subject")
+
+    ended = outbox(engine, "relay", "--to", stream.url, "--until-empty")
+
+    logged = [line.partition(" warning ")[2] for line in ended.err.splitlines() if " warning " in line]
+    text = f"no JetStream stream takes subject '{stream.prefix}.missing'; create one"
+    assert (ended.code, len(logged)) == (0, 2)
+    assert f"relay: topic missing is not accepted, its messages wait: {text}" in logged
+    dead = "relay: 2 more dead letters, the first is message 5 of topic no..subject: NATS has no subject"
+    assert [line.startswith(dead) for line in sorted(logged)] == [True, False]
 
 
 def test_a_lease_that_never_comes_ends_a_run_that_should_end_by_itself(engine, tmp_path):

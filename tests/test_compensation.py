@@ -342,18 +342,18 @@ def test_an_embedded_relay_begins_again_beside_calls_that_hang(engine):
 
 
 def test_a_second_worker_that_fails_is_heard_and_begins_again(engine, caplog, monkeypatch):
-    """It does not share the first one's destination, until somebody mends that."""
+    """It was told to read something else, until somebody mends that."""
     monkeypatch.setattr(companion, "_LOOK_SECONDS", 0.1)
     destination = Destination()
     with closing(Database(engine).open()) as channel:
-        declared = Declaration(name="relay:compensation", destination="elsewhere", grace=BRIEFLY)
+        declared = Declaration(name="relay:compensation", destination="test", topics=("elsewhere",), grace=BRIEFLY)
         Subscriptions(Database(engine)).declare(channel, declared, "latest")
         write(engine, "left behind")
         relay = relay_of(engine, destination)
         relay.start()
         heard = eventually(lambda: "relay:compensation stopped, beginning again" in caplog.text, 20)
         with engine.begin() as connection:
-            connection.execute(text("UPDATE outbox_subscription SET destination = 'test'"))
+            connection.execute(text("UPDATE outbox_subscription SET topics = NULL"))
         arrived = eventually(lambda: destination.bodies == [b"left behind"], 30)
         relay.stop()
         relay.join(20)

@@ -8,16 +8,22 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from click.testing import CliRunner
 
+from outbox import Message
 from outbox.cli import main
-from outbox.cli.demo import play
-from outbox.cli.demo.destination import LinesFile
+from outbox.cli.demo import _wait_for_ctrl_c, play
+from outbox.cli.demo.destination import LinesFile, Stream
 from outbox.cli.demo.judge import Judgement, Receipt, judge
+from outbox.senders.nats import NatsSender
+from outbox.testing.servers import NatsServer
 
 
 class Demo:
@@ -162,6 +168,38 @@ def test_a_demo_that_is_kept_can_be_played_with(run):
     assert demo.finish() == 0
     assert eventually(lambda: demo.processes() == [])
     assert not Path(url.removeprefix("sqlite:///")).exists()
+
+
+def test_a_consumer_that_nothing_came_for_gets_what_comes_later():
+    """The server forgets one that is not durable after five seconds."""
+    with NatsServer() as server, closing(Stream(server.url)) as stream, closing(NatsSender(server.url)) as sender:
+        stream.receive()
+        time.sleep(8)
+        sender.send([Message("orders", {"version": 1}, key="order-1")])
+
+        assert [(receipt.key, receipt.version) for receipt in stream.receive()] == [("order-1", 1)]
+
+
+def test_a_consumer_that_fails_ends_nothing_that_is_kept(monkeypatch, capsys):
+    """It is told once, and whoever plays on sees what comes when it is well again."""
+
+    def arrived():
+        step = next(steps)
+        if isinstance(step, BaseException):
+            raise step
+        return step
+
+    steps = iter([OSError("away"), OSError("away"), [Receipt("order-1", 1, "id-1")], KeyboardInterrupt()])
+    monkeypatch.setattr("outbox.cli.demo.time.sleep", lambda _seconds: None)
+    site: Any = SimpleNamespace(database_url="sqlite://", destination=SimpleNamespace(url="nats://h"))
+    arrivals: Any = SimpleNamespace(arrived=arrived)
+
+    _wait_for_ctrl_c(site, arrivals, SimpleNamespace(tell=print))
+
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        "what arrives cannot be shown, trying again: OSError: away",
+        "order-1: change 1 arrived, message id-1",
+    ]
 
 
 def test_a_lost_message_is_told_and_is_a_failure(monkeypatch):

@@ -285,5 +285,5 @@ def test_a_grace_belongs_to_the_subscription(engine):
 
     with closing(database.open()) as channel:
         assert [grace(each) for each in (GRACE, None, GRACE / 2)] == [GRACE, GRACE, GRACE]
-        with pytest.raises(Exception, match=r"grace 1 s \(this worker: 2 s\)"):
+        with pytest.raises(Exception, match=r"has grace 1 s, this worker asks for 2 s.*alter late --grace 2000ms"):
             grace(2 * GRACE)

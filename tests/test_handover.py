@@ -13,7 +13,8 @@ from tenacity import wait_fixed, wait_none
 from outbox import Message, Reject, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.verdict import DONE
 from outbox.worker.calls import Caller
-from outbox.worker.handover import HandlerPolicy, HandOver, Outcome
+from outbox.worker.handover import BLOCKED, HandlerPolicy, HandOver, Outcome
+from outbox.worker.notices import Notices
 
 POLICY = HandlerPolicy(
     retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=0.1), pause=wait_fixed(0.001)
@@ -278,6 +279,45 @@ def test_a_message_of_a_missing_topic_waits_also_when_it_is_the_last_of_its_batc
     outcome = Stage(handler, rests=100).run([*messages("a"), missing])
 
     assert seen(outcome) == {"done": [1], "aside": [(2, "waiting", 0)], "open": []}
+
+
+def test_what_waits_because_there_was_nothing_else_to_try_keeps_the_destinations_text():
+    stage = Stage(Handler(lambda message: Unavailable(f"no stream takes {message.topic}")))
+
+    outcome = stage.hand_over.run(messages("a", "b"), patient=True, room=10, others=lambda: True)
+
+    text = "not accepted, and there was nothing else to try; last answer: no stream takes orders"
+    assert sorted((message.id, fate.state, fate.error) for message, fate in outcome.aside) == [
+        (1, "waiting", text),
+        (2, "waiting", text),
+    ]
+
+
+def test_a_topic_that_is_not_accepted_is_told_once_in_a_while(caplog, monkeypatch):
+    """Of a destination that is away a few topics are named, and the number of the others."""
+    now = 0.0
+    monkeypatch.setattr("outbox.worker.notices.time.monotonic", lambda: now)
+    notices = Notices("relay")
+
+    for now in (100.0, 130.0, 161.0):  # noqa: B007 - read by the lambda
+        notices.refused({"orders": "no\x1b[2J\nstream"})
+    notices.refused({f"t{n}": "away" for n in range(7)})
+
+    assert [record.message for record in caplog.records] == [
+        *["relay: topic orders is not accepted, its messages wait: no\ufffd[2J stream"] * 2,
+        *[f"relay: topic t{n} is not accepted, its messages wait: away" for n in range(5)],
+        "relay: nor are 2 more topics",
+    ]
+
+
+def test_dead_letters_are_told_a_line_for_all_of_a_batch(caplog):
+    fates = [(message, POLICY.dead(message, f"bad {message.id}")) for message in messages("b", "a", first=7)]
+
+    Notices("relay").settled([*reversed(fates), (messages("c")[0], BLOCKED)])
+
+    assert [record.message for record in caplog.records] == [
+        "relay: 2 more dead letters, the first is message 7 of topic orders: bad 7"
+    ]
 
 
 def test_without_room_the_rest_pauses():

@@ -171,7 +171,12 @@ def test_a_message_above_its_streams_limit_is_rejected(stream, sender):
 
 @pytest.mark.parametrize("topic", [".a", "a.", "a..b"])
 def test_a_topic_that_is_no_subject_is_rejected_by_name(sender, topic):
-    assert sender.send([a_message(topic, 1)]) == [Reject(f"NATS has no subject {topic!r}")]
+    """The text says what to do: it is all that whoever looks at the dead letter has."""
+    fix = "what stands between dots has to be letters, digits, - and _, and not empty"
+
+    assert sender.send([a_message(topic, 1)]) == [
+        Reject(f"NATS has no subject {topic!r}: {fix}; send it under another topic, and discard this one")
+    ]
 
 
 def test_a_header_that_clients_take_for_their_own_is_rejected(stream, sender):

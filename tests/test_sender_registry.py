@@ -56,6 +56,12 @@ def test_an_unknown_scheme_is_told_what_is_installed(installed):
         open_sender("kafka://localhost")
 
 
+@pytest.mark.parametrize("url", ["localhost:4222", "127.0.0.1:4222", "nats.example.org:4222"])
+def test_who_leaves_the_scheme_out_is_told_what_was_perhaps_meant(installed, url):
+    with pytest.raises(SenderError, match=rf"did you mean nats://{url}\?"):
+        open_sender(url)
+
+
 def test_a_scheme_that_two_packages_claim_is_nobodys(monkeypatch):
     monkeypatch.setattr(registry, "entry_points", offers(("x", "a:open"), ("x", "b:open")))
 

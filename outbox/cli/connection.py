@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 import click
 
 _CONNECT_SECONDS = 10
+_POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg_async", "postgresql+asyncpg")
 _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 
 
@@ -115,14 +116,28 @@ def _parsed(text: str) -> URL:
     except (ArgumentError, ValueError):
         # Neither the text nor the cause is shown: it may hold a password.
         raise _usage(f"the database is not given as a URL; {_FORM}") from None
-    if url.drivername in ("postgresql", "postgres"):
-        url = url.set(drivername="postgresql+psycopg")
+    return _blocking(url)
+
+
+def _blocking(url: URL) -> URL:
+    """The same database by the driver that is used here: an application's URL may name one for asyncio."""
+    if url.drivername == "sqlite+aiosqlite":
+        return url.set(drivername="sqlite")
+    if url.drivername == "postgresql+asyncpg" and "ssl" in url.query:
+        url = url.difference_update_query(["ssl"]).update_query_dict({"sslmode": url.query["ssl"]})
+    if url.drivername in _POSTGRESQL:
+        return url.set(drivername="postgresql+psycopg")
     return url
 
 
 def _require_file(url: URL, *, create: bool) -> None:
     """SQLite would make a file for every mistyped name."""
-    if url.database and not create and not url.database.startswith("file:") and not Path(url.database).exists():
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        return
+    folder = Path(url.database).absolute().parent
+    if not folder.is_dir():
+        raise _Failure(f"there is no file {url.database}, and no folder {folder} to make it in", UNREACHABLE)
+    if not create and not Path(url.database).exists():
         raise _Failure(f"there is no file {url.database}; to make it, run: outbox db upgrade", UNREACHABLE)
 
 

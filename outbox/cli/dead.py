@@ -26,7 +26,7 @@ _SHOWN_BODY = 2_000
 _name = option("--name", help="The subscription; otherwise all.")
 _topic = option("--topic", help="Only of this topic.")
 _key = option("--key", help="Only with this key.")
-_all = option("--all", is_flag=True, help="All dead letters of the subscription, of --topic and --key if given.")
+_all = option("--all", is_flag=True, help="All dead letters, of --name, --topic and --key if given.")
 _yes = option("--yes", is_flag=True, help="Do not ask.")
 _by = option("--by", help="Who decides; otherwise the user of this process.")
 _ids = click.argument("ids", nargs=-1, type=click.IntRange(1), metavar="[ID]…")
@@ -125,19 +125,22 @@ def _decide(
     if bool(ids) == all:
         raise click.UsageError("give ids, or --all (with --topic or --key for a part); not both")
     with target.opened() as (database, channel):
-        subscription = _subscription(database, channel, name, ids)
+        names = _names(database, channel, name)
         chosen = Chosen(ids=ids or None, topic=topic, key=key)
-        letters = DeadLetters(database, subscription)
-        count = letters.count(channel, chosen)
-        if ids and count < len(set(ids)):
-            _refuse_missing(letters.list(channel, chosen, len(ids)), ids, subscription)
-        if count == 0:
-            say(f"no dead letters of {subscription} are meant")
+        letters = {each: DeadLetters(database, each) for each in names}
+        counts = {each: count for each in names if (count := letters[each].count(channel, chosen))}
+        if ids:
+            found = [letter for each in counts for letter in letters[each].list(channel, chosen, len(ids))]
+            _require_each(found, ids, names)
+        if not counts:
+            say(f"no dead letters of {', '.join(names) or 'any subscription'} are meant")
             return
         if not ids:
-            confirmed(f"{verb} {count} dead letters of {subscription}?", yes=yes)
-        wished = letters.wish(channel, chosen, verb, by or _me(), reason)
-        say(_carried_out(database, channel, subscription, verb, wished))
+            shown = " and ".join(f"{count} dead letters of {each}" for each, count in counts.items())
+            confirmed(f"{verb} {shown}?", yes=yes)
+        for each in counts:
+            wished = letters[each].wish(channel, chosen, verb, by or _me(), reason)
+            say(_carried_out(database, channel, each, verb, wished))
 
 
 def _carried_out(database: Database, channel: Channel, subscription: str, verb: Verb, wished: int) -> str:
@@ -185,23 +188,15 @@ def _names(database: Database, channel: Channel, name: str | None) -> list[str]:
     )
 
 
-def _subscription(database: Database, channel: Channel, name: str | None, ids: tuple[int, ...]) -> str:
-    """Whose dead letters are meant: the named one's, the only one's, or that of the ids."""
-    from outbox.store.dead import holders_of
-
-    names = _names(database, channel, name)
-    if len(names) > 1 and ids:
-        holders = holders_of(database, channel, ids)
-        names = sorted({each for holding in holders.values() for each in holding}) or names[:1]
-    if len(names) != 1:
-        known = ", ".join(names) or "none"
-        raise click.UsageError(f"say whose dead letters by --name; there are: {known}")
-    return names[0]
-
-
-def _refuse_missing(found: list[DeadLetter], ids: tuple[int, ...], subscription: str) -> None:
-    missing = ", ".join(str(id) for id in sorted(set(ids) - {letter.id for letter in found}))
-    raise click.ClickException(f"no dead letters of {subscription}: {missing}; nothing was done")
+def _require_each(found: list[DeadLetter], ids: tuple[int, ...], names: list[str]) -> None:
+    """Refuse a decision on what is not there, or on one of two: a message may be dead for several."""
+    missing = set(ids) - {letter.id for letter in found}
+    if missing:
+        shown = ", ".join(map(str, sorted(missing)))
+        raise click.ClickException(f"no dead letters of {', '.join(names)}: {shown}; nothing was done")
+    if len(found) > len(set(ids)):
+        holders = ", ".join(sorted({letter.subscription for letter in found}))
+        raise click.UsageError(f"say whose dead letters by --name; there are: {holders}")
 
 
 def _me() -> str:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 from outbox.cli.connection import asked, opened, reached
@@ -20,10 +21,13 @@ from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.lease import Leases, Partition
 from outbox.store.log import Limits
+from outbox.store.parked import Parked
 from outbox.store.progress import ProgressLog
-from outbox.store.subscription import Subscriptions
+from outbox.store.subscription import Declaration, Subscriptions, compensation_of
 from outbox.verdict import Done, RetryPolicy, Unavailable, Verdict
 from outbox.worker import Settings
+
+_AGAIN_SECONDS = 0.5
 
 
 class Counted:
@@ -33,11 +37,18 @@ class Counted:
         self._sender = sender
         self.destination = destination
         self.sent = 0
+        #: What it last said of a message that it did not accept.
+        self.refusal: str | None = None
         self.answered_at = time.monotonic()
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Pass on."""
-        verdicts = self._sender.send(messages)
+        try:
+            verdicts = self._sender.send(messages)
+        except Exception as error:
+            self.refusal = f"{type(error).__name__}: {error}"
+            raise
+        self.refusal = next((each.error for each in verdicts if isinstance(each, Unavailable)), self.refusal)
         self.sent += sum(isinstance(verdict, Done) for verdict in verdicts)
         if not all(isinstance(verdict, Unavailable) for verdict in verdicts):
             self.answered_at = time.monotonic()
@@ -119,16 +130,41 @@ class Relaying:
         with opened(self._target) as (database, channel):
             self._announce(database, channel)
             relay = self._relay_of(database)
+            nothing_moved = partial(self._nothing_moved, database, channel)
             try:
                 with stopping_on_signals(self.stop):
-                    finished = self._patiently(relay.once if once else relay.until_empty, patience)
+                    work = relay.once if once else partial(self._until_accepted, relay, nothing_moved, patience)
+                    finished = self._patiently(work, patience)
             finally:
                 self._sender.close()
+            aside = self._left_aside(database, channel)
             if not finished:
-                say(f"Error: {self._about}{self._why_nothing_moved(database, channel, patience)}")
+                say(f"Error: {self._about}{self._why_nothing_moved(database, channel, patience)}{aside}")
                 return UNFINISHED
-            say(f"{self._about}{self._name}: {self._sender.sent} sent{self._left_aside(database, channel)}")
+            if nothing_moved() and not self._stopping:
+                say(f"Error: {self._about}{self._sender.destination} accepted nothing{self._refusal}{aside}")
+                return UNFINISHED
+            say(f"{self._about}{self._name}: {self._sender.sent} sent{aside}")
         return 0
+
+    def _until_accepted(self, relay: Relay, nothing_moved: Callable[[], bool], patience: timedelta) -> None:
+        """Send all there is; also what a destination that is away has kept waiting, for as long as was asked for."""
+        until = time.monotonic() + patience.total_seconds()
+        relay.until_empty()
+        while nothing_moved() and not self._stopping and time.monotonic() < until:
+            time.sleep(_AGAIN_SECONDS)
+            relay.until_empty()
+
+    def _nothing_moved(self, database: Database, channel: Channel) -> bool:
+        """Whether messages wait for the destination, and it has accepted none of all: it may be away."""
+        if self._sender.sent:
+            return False
+        names = (self._name, compensation_of(self._name))
+        return any(Parked(database, each).waiting(channel, 1) for each in names)
+
+    @property
+    def _refusal(self) -> str:
+        return "" if self._sender.refusal is None else f" ({self._sender.refusal})"
 
     def stop(self) -> None:
         """Finish what is under way; also before it has begun. A signal handler may call it."""
@@ -175,6 +211,11 @@ class Relaying:
     def _announce(self, database: Database, channel: Channel) -> None:
         """Say what is sent where, and from when on; once."""
         if not self._spoke:
+            on_dead = self._options["on_dead"]
+            declared = Declaration(
+                name=self._name, destination=self._sender.destination, topics=self._topics, on_dead=on_dead
+            )
+            Subscriptions(database).check(channel, declared)
             topics = "all topics" if self._topics is None else ", ".join(self._topics)
             where = f"{topics} to {self._sender.destination}, {self._beginning(database, channel)}"
             say(f"{self._about}{self._name}: {where}")
@@ -197,7 +238,8 @@ class Relaying:
         waited = f"gave up after {age(patience.total_seconds())}"
         if holder is not None and holder.live:
             return f"{waited}: worker {holder.owner} holds the lease of {self._name}"
-        return f"{waited} in which {self._sender.destination} accepted nothing; {self._sender.sent} sent before"
+        silence = f"in which {self._sender.destination} accepted nothing{self._refusal}"
+        return f"{waited} {silence}; {self._sender.sent} sent before"
 
     def _left_aside(self, database: Database, channel: Channel) -> str:
         """What was parked, so that nobody takes the end of a run for the end of the work."""

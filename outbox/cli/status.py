@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,8 @@ _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BL
 _NUMBERS = _HEADERS[1:-1]
 #: So much of a worker's random name tells it from the others.
 _OWNER = 8
+#: A shorter pause is a restart.
+_IDLE_SECONDS = 60.0
 
 
 @click.command()
@@ -73,7 +75,7 @@ def _watch(target: Target, show: Callable[[datetime, list[Standing]], None], int
 
 def _show_table(_now: datetime, found: list[Standing]) -> None:
     show_table(_HEADERS, [_row(standing) for standing in found], numbers=_NUMBERS)
-    for warning in (text for standing in found for text in _warnings(standing)):
+    for warning in (text for standing in found for text in _warnings(standing, found)):
         say(f"warning: {warning}")
 
 
@@ -84,21 +86,30 @@ def _row(standing: Standing) -> tuple[str, ...]:
     return (standing.subscription.name, str(standing.backlog), lag, *parked, worker)
 
 
-def _warnings(standing: Standing) -> list[str]:
+def _warnings(standing: Standing, all: Sequence[Standing]) -> list[str]:
     name = standing.subscription.name
     if standing.is_run:
         return []
-    since = "" if standing.idle is None else f", for {age(standing.idle)}"
     if standing.subscription.destination is None:
-        return [f"nobody has run {name} yet; it keeps every message from being purged"]
+        advice = f"; if nobody is to, run: outbox subscriptions drop {name}" if _others_are_used(name, all) else ""
+        return [f"nobody has run {name} yet; it keeps every message from being purged{advice}"]
+    if standing.idle is not None and standing.idle < _IDLE_SECONDS:
+        return []
+    since = "" if standing.idle is None else f", for {age(standing.idle)}"
     return [f"nobody runs {name}{since}; messages after its position are not purged"]
 
 
+def _others_are_used(name: str, all: Sequence[Standing]) -> bool:
+    """Whether another subscription does the work; its own direct writers' is none: it would be dropped with it."""
+    others = (each.subscription for each in all if each.subscription.name != name)
+    return any(each.destination is not None and each.direct != name for each in others)
+
+
 def _show_json(now: datetime, found: list[Standing]) -> None:
-    show_json({"at": now, "subscriptions": [_as_json(standing) for standing in found]})
+    show_json({"at": now, "subscriptions": [_as_json(standing, found) for standing in found]})
 
 
-def _as_json(standing: Standing) -> dict[str, object]:
+def _as_json(standing: Standing, all: Sequence[Standing]) -> dict[str, object]:
     holder = standing.holder
     return {
         "name": standing.subscription.name,
@@ -114,5 +125,5 @@ def _as_json(standing: Standing) -> dict[str, object]:
         "lease_until": holder.lease_until if holder is not None else None,
         "parked": {state: count.number for state, count in standing.parked.items()},
         "parked_is_minimum": [state for state, count in standing.parked.items() if count.about],
-        "warnings": _warnings(standing),
+        "warnings": _warnings(standing, all),
     }

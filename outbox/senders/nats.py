@@ -368,7 +368,10 @@ class _Client(Client):
 def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str | None:
     """Why NATS cannot carry a message, if it cannot."""
     if not _SUBJECT.fullmatch(message.topic):
-        return f"NATS has no subject {message.topic!r}"
+        return (
+            f"NATS has no subject {message.topic!r}: what stands between dots has to be letters, digits, - and _, and"
+            " not empty; send it under another topic, and discard this one"
+        )
     if message.headers_json is not None and any(name.lower() == "status" for name in headers):
         return "NATS clients take a header 'Status' for their own; give it another name"
     # `Message` refuses these, but a row may have been written by another hand; a driver alters them or sends them raw.

@@ -75,7 +75,8 @@ class FileSender:
         path = unquote(parts.path)
         is_path = path.startswith("/") and not path.endswith("/") and "\0" not in path
         if not is_path or parts.netloc or parts.query or parts.fragment:
-            raise SenderError(f"{redacted(url)}: a file is written file:///absolute/path")
+            given = redacted(url) if "@" in url else url
+            raise SenderError(f"{given}: a file is written file:///absolute/path")
         return cls(path)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
 from outbox.message import Message
 from outbox.store.database import Database
-from outbox.store.dialect import COLUMNS, NONE, Channel, Row
+from outbox.store.dialect import COLUMNS, Channel, Row
 
 Verb = Literal["replay", "discard"]
 
@@ -132,15 +131,3 @@ class DeadLetters:
             wish_reason=wish[2],
             wish_at=moment(wish[3]),
         )
-
-
-_NAMES = "SELECT name FROM {subscription} ORDER BY name"
-
-
-def holders_of(database: Database, channel: Channel, ids: Iterable[int]) -> dict[int, list[str]]:
-    """Under which subscriptions dead letters with these ids stand."""
-    found: dict[int, list[str]] = {id: [] for id in ids}
-    for (name,) in channel.rows(database.sql(_NAMES), NONE):
-        for letter in DeadLetters(database, name).list(channel, Chosen(ids=tuple(found)), len(found)):
-            found[letter.id].append(name)
-    return found

@@ -71,10 +71,16 @@ class Channel(Protocol):
 
 
 class Append(Protocol):
-    """Appends messages, given as rows of `APPENDED`; returns their ids when they are wanted."""
+    """Appends messages, given as rows of `APPENDED`."""
 
-    def __call__(self, names: Mapping[str, str], rows: Sequence[Row], *, ids_wanted: bool) -> Steps[list[int]]:
-        """The statements that do it; `names`: what `Database.sql` fills in."""
+    def __call__(
+        self, names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
+    ) -> Steps[list[int]]:
+        """The statements that do it; `names`: what `Database.sql` fills in.
+
+        `compensation`: the subscription without which no message may be marked as one that its writer sends; with it
+        the ids are returned.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

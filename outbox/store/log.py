@@ -9,7 +9,7 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
-from outbox.errors import DatabaseError
+from outbox.errors import DatabaseError, StandbyError
 from outbox.message import HALF_TOPIC, Message
 from outbox.position import Position, Window
 from outbox.store.database import Database
@@ -204,6 +204,8 @@ class Log:
         ]
 
     def _captured(self, snapshot: str, incarnation: str, forbidden: str | None, now: Any) -> Capture:
+        if forbidden == "standby":
+            raise StandbyError(_FORBIDDEN[forbidden])
         if forbidden is not None:
             raise DatabaseError(_FORBIDDEN[forbidden])
         return Capture(position=Position.parse(snapshot), incarnation=incarnation, now=self._moment(now))

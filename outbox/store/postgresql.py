@@ -52,6 +52,8 @@ class PostgresChannel:
         self._notify = sql.SQL("NOTIFY {}").format(self._name).as_bytes(driver)
         self._announces = False
         driver.rollback()
+        # An engine with an isolation_level has set it on the driver, which would say it in every BEGIN.
+        driver.isolation_level = driver.read_only = driver.deferrable = None
         driver.autocommit = True
         driver.execute(_SETTINGS)
         # A handler keeps psycopg from hoarding the notifications that come along with other answers.
@@ -140,34 +142,48 @@ def _transient(error: Exception) -> bool:
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
 
 
-def _append(names: Mapping[str, str], rows: Sequence[Row], *, ids_wanted: bool) -> Steps[list[int]]:
+def _append(names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None) -> Steps[list[int]]:
     """One statement for any number of messages; ids follow the order of the list."""
     template = _APPEND_ONE if len(rows) == 1 else _APPEND_MANY
     columns = rows[0] if len(rows) == 1 else map(list, zip(*rows, strict=True))
     parameters = dict(zip(APPENDED, columns, strict=True))
-    found = yield Statement(
-        _appending(template, names["message"], names["now"], ids_wanted=ids_wanted), parameters, ids_wanted
-    )
+    direct = compensation is not None
+    if direct:
+        parameters["compensation"] = compensation
+    found = yield Statement(_appending(template, names, direct=direct), parameters, returns=direct)
     return sorted(row[0] for row in found)
 
 
-@lru_cache
-def _appending(template: str, message: str, now: str, *, ids_wanted: bool) -> str:
-    return template.format(message=message, now=now) + (" RETURNING id" if ids_wanted else "")
+def _appending(template: str, names: Mapping[str, str], *, direct: bool) -> str:
+    return _filled(template, names["message"], names["now"], names["subscription"] if direct else None)
 
+
+@lru_cache
+def _filled(template: str, message: str, now: str, subscription: str | None) -> str:
+    if subscription is None:
+        return template.format(message=message, now=now, direct="NULL")
+    given = ":direct" if template is _APPEND_ONE else "direct"
+    direct = _KNOWN_DIRECT.format(subscription=subscription, given=f"CAST({given} AS text)")
+    return template.format(message=message, now=now, direct=direct) + " RETURNING id"
+
+
+#: Only where the compensation is: the transaction may be in another database than its writer thinks, or the
+#: subscription may have been dropped; then nobody but the relay would send it.
+_KNOWN_DIRECT = """
+    CASE WHEN EXISTS (SELECT 1 FROM {subscription} WHERE name = CAST(:compensation AS text)) THEN {given} END"""
 
 _APPEND_ONE = """
     INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
                            expires_at, direct)
     VALUES (:message_id, :topic, :key, :slot, :tags, :headers, :body, :content_type, {now},
-            coalesce(CAST(:deliver_at AS timestamptz), {now} + CAST(:delay AS interval)), :expires_at, :direct)
+            coalesce(CAST(:deliver_at AS timestamptz), {now} + CAST(:delay AS interval)), :expires_at, {direct})
 """
 
 _APPEND_MANY = """
     INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
                            expires_at, direct)
     SELECT message_id, topic, key, slot, tags, headers, body, content_type, {now}, coalesce(deliver_at, {now} + delay),
-           expires_at, direct
+           expires_at, {direct}
     FROM unnest(CAST(:message_id AS uuid[]), CAST(:topic AS text[]), CAST(:key AS text[]), CAST(:slot AS smallint[]),
                 CAST(:tags AS text[]), CAST(:headers AS text[]), CAST(:body AS bytea[]), CAST(:content_type AS text[]),
                 CAST(:deliver_at AS timestamptz[]), CAST(:delay AS interval[]), CAST(:expires_at AS timestamptz[]),

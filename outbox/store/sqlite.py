@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sqlite3
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,6 +106,14 @@ def _prepare(driver: sqlite3.Connection) -> None:
     driver.execute("PRAGMA synchronous = FULL")
 
 
+#: No fork while a thread of ours has a write lock: SQLite keeps it in memory, too, and the child's copy would never be
+#: given back.
+_writing = threading.RLock()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_writing.acquire, after_in_parent=_writing.release, after_in_child=_writing.release)
+
+
 class SqliteChannel:
     """A sqlite3 connection of its own to the same file."""
 
@@ -134,14 +144,26 @@ class SqliteChannel:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """BEGIN IMMEDIATE … COMMIT."""
-        begin_immediate(self._driver.execute)
+        begin_immediate(self._begin_unless_forking)
         try:
             yield
         except BaseException:
             with suppress(sqlite3.Error):
                 self._driver.execute("ROLLBACK")
             raise
-        self._driver.execute("COMMIT")
+        else:
+            self._driver.execute("COMMIT")
+        finally:
+            _writing.release()
+
+    def _begin_unless_forking(self, statement: str) -> None:
+        # Kept until the end of the transaction, given back while somebody else has the database.
+        _writing.acquire()
+        try:
+            self._driver.execute(statement)
+        except BaseException:
+            _writing.release()
+            raise
 
     def listen(self) -> None:
         """Nothing crosses processes here."""
@@ -170,10 +192,11 @@ def _messages(rows: Sequence[Row]) -> list[Message]:
     return [stored_message(row[0], uuid.UUID(row[1]), *row[2:8], *map(_moment, row[8:11]), *row[11:]) for row in rows]
 
 
-def _append(names: Mapping[str, str], rows: Sequence[Row], *, ids_wanted: bool) -> Steps[list[int]]:
+def _append(names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None) -> Steps[list[int]]:
     """Statements cost no round trip here, so there is one per message, prepared once."""
-    yield Statement(_APPEND.format(**names), [_bound(row) for row in rows])
-    if not ids_wanted:
+    bound: list[Parameters] = [{**_bound(row), "compensation": compensation} for row in rows]
+    yield Statement(_APPEND.format(**names), bound)
+    if compensation is None:
         return []
     # Nobody else draws ids while this transaction has the write lock.
     ((last,),) = yield Statement("SELECT last_insert_rowid()", returns=True)
@@ -193,7 +216,8 @@ _APPEND = """
     INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
                            expires_at, direct)
     VALUES (:message_id, :topic, :key, :slot, :tags, :headers, :body, :content_type, {now},
-            coalesce(:deliver_at, strftime('%Y-%m-%d %H:%M:%f', {now}, :delay)), :expires_at, :direct)
+            coalesce(:deliver_at, strftime('%Y-%m-%d %H:%M:%f', {now}, :delay)), :expires_at,
+            CASE WHEN EXISTS (SELECT 1 FROM {subscription} WHERE name = :compensation) THEN :direct END)
 """
 
 #: `max(id)` falls when the log is purged empty; the sequence does not.

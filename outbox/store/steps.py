@@ -63,7 +63,8 @@ def aon(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statement], Await
     """How statements are executed on this connection; SQLAlchemy's are run on their blocking inner ones."""
 
     async def execute(statement: Statement) -> Sequence[Row]:
-        cursor = connection.cursor(row_factory=tuple_row)
+        # Not the connection's own kind of cursor, which may want other parameters and give other rows.
+        cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
         await cursor.execute(pyformat(statement.sql), _one(statement))
         return await cursor.fetchall() if statement.returns else ()
 
@@ -86,7 +87,7 @@ def _on_core(connection: Connection) -> Execute:
 
 def _on_psycopg(connection: psycopg.Connection[Any]) -> Execute:
     def execute(statement: Statement) -> Sequence[Row]:
-        cursor = connection.cursor(row_factory=tuple_row)
+        cursor = psycopg.Cursor(connection, row_factory=tuple_row)
         cursor.execute(pyformat(statement.sql), _one(statement))
         return cursor.fetchall() if statement.returns else ()
 

@@ -12,6 +12,7 @@ from outbox.message import Message, slot_of
 from outbox.store.database import Database
 from outbox.store.dedup import Dedup
 from outbox.store.steps import Statement, Steps
+from outbox.store.subscription import compensation_of
 from outbox.tracing import trace_headers
 
 #: A message's place in the log, and its id.
@@ -75,6 +76,7 @@ class Writing:
         slots, trace = self._database.slots, trace_headers()
         taken = [direct is not None and direct.takes(message) for message in messages]
         name = None if direct is None else direct.subscription
+        compensation = None if name is None or not any(taken) else compensation_of(name)
         rows = [
             (
                 m.message_id, m.topic, m.key, slot_of(m.key, slots), m.tags, m.headers_json_with(trace), m.body,
@@ -82,7 +84,7 @@ class Writing:
             )
             for m, ours in zip(messages, taken, strict=True)
         ]  # fmt: skip
-        ids = yield from self._database.dialect.append(self._database.names, rows, ids_wanted=any(taken))
+        ids = yield from self._database.dialect.append(self._database.names, rows, compensation=compensation)
         if ids:
             placed = zip(ids, messages, taken, strict=True)
             written.direct.extend((id, m.message_id) for id, m, ours in placed if ours)

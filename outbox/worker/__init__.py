@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
-from outbox.errors import HungHandlerError, LeaseLostError, SubscriptionError
+from outbox.errors import HungHandlerError, LeaseLostError, StandbyError, SubscriptionError
 from outbox.store import identity
 from outbox.store.ack import Acks
 from outbox.store.database import Database
@@ -164,7 +164,9 @@ class Worker:
             except LeaseLostError as error:
                 self._log_sometimes("%s", error)
             except Exception as error:
-                if not self._database.transient(error):
+                # A worker that has worked here sits out a failover, until the address leads to a primary again.
+                failover = self._known and isinstance(error, StandbyError)
+                if not failover and not self._database.transient(error):
                     raise
                 failures += 1
                 self._log_sometimes("the database is away, trying again: %s", type(error).__name__)

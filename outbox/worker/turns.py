@@ -2,49 +2,75 @@
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 
 class Turns:
-    """First come, first served: a lock would be taken again by whoever gave it back, while others wait."""
+    """First come, first served: a lock would be taken again by whoever gave it back, while others wait.
 
-    def __init__(self) -> None:
+    A turn that lasts longer than `longest` seconds is over for the others: a call that hangs must not stop them.
+    """
+
+    def __init__(self, longest: float = math.inf) -> None:
+        self._longest = longest
         self._lock = threading.Lock()
-        self._taken = False
-        self._waiting: deque[threading.Event] = deque()
+        self._holder: object | None = None
+        self._since = 0.0
+        self._waiting: deque[tuple[object, threading.Event]] = deque()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Wait until it is our turn, and pass it on at the end."""
-        self._wait()
+        me = object()
+        self._wait(me)
         try:
             yield
         finally:
-            self._pass_on()
+            self._pass_on(me)
 
-    def _wait(self) -> None:
+    def _wait(self, me: object) -> None:
         with self._lock:
-            if not self._taken:
-                self._taken = True
+            if self._holder is None:
+                self._take(me)
                 return
             mine = threading.Event()
-            self._waiting.append(mine)
+            self._waiting.append((me, mine))
         try:
-            mine.wait()
+            while not mine.wait(self._patience()):
+                with self._lock:
+                    if not mine.is_set() and self._waiting[0][0] is me and self._overdue():
+                        self._waiting.popleft()
+                        self._take(me)
+                        return
         except BaseException:
             # Interrupted: nobody must wait for us.
-            with self._lock, suppress(ValueError):
-                self._waiting.remove(mine)
-            if mine.is_set():
-                self._pass_on()
+            with self._lock:
+                self._waiting = deque(each for each in self._waiting if each[0] is not me)
+            self._pass_on(me)
             raise
 
-    def _pass_on(self) -> None:
+    def _patience(self) -> float | None:
+        if math.isinf(self._longest):
+            return None
+        return max(0.01, self._since + self._longest - time.monotonic())
+
+    def _overdue(self) -> bool:
+        return time.monotonic() - self._since >= self._longest
+
+    def _take(self, me: object) -> None:
+        self._holder, self._since = me, time.monotonic()
+
+    def _pass_on(self, me: object) -> None:
         with self._lock:
+            if self._holder is not me:
+                return
+            self._holder = None
             if self._waiting:
-                self._waiting.popleft().set()
-            else:
-                self._taken = False
+                following, event = self._waiting.popleft()
+                self._take(following)
+                event.set()

@@ -91,10 +91,17 @@ The relay sends to {site.destination.url}. What arrives is shown here, until Ctr
 """
     )
     with suppress(KeyboardInterrupt):
+        trouble = ""
         while True:
             time.sleep(0.2)
-            for receipt in play.arrived():
-                show.tell(f"{receipt.key}: change {receipt.version} arrived, message {receipt.message_id}")
+            try:
+                for receipt in play.arrived():
+                    show.tell(f"{receipt.key}: change {receipt.version} arrived, message {receipt.message_id}")
+                trouble = ""
+            except Exception as error:
+                # Whatever somebody plays with, the servers stay up until Ctrl-C.
+                if trouble != (trouble := f"{type(error).__name__}: {error}"):
+                    show.tell(f"what arrives cannot be shown, trying again: {trouble}")
 
 
 @contextmanager

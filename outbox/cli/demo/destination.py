@@ -53,8 +53,9 @@ class Stream:
         self._jetstream = self._client.jetstream()
         config = StreamConfig(name="ORDERS", subjects=["orders"], duplicate_window=_DUPLICATE_WINDOW_SECONDS)
         await self._jetstream.add_stream(config)
-        consumer = await self._jetstream.add_consumer("ORDERS", ConsumerConfig(ack_policy=AckPolicy.NONE))
-        self._subscription = await self._jetstream.pull_subscribe_bind(consumer.name, stream="ORDERS")
+        # Durable: the server forgets another one when nothing has come for a while.
+        await self._jetstream.add_consumer("ORDERS", ConsumerConfig(durable_name="demo", ack_policy=AckPolicy.NONE))
+        self._subscription = await self._jetstream.pull_subscribe_bind("demo", stream="ORDERS")
 
     async def _read_on(self) -> list[Receipt]:
         from outbox.senders.nats import MESSAGE_ID, read_message
