@@ -368,3 +368,40 @@ def slow_commits(engine: Engine, seconds: float) -> None:
             text("""CREATE CONSTRAINT TRIGGER doze AFTER INSERT ON outbox_message
             DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION doze()""")
         )
+
+
+def test_in_a_database_without_the_compensation_nothing_is_marked(outbox, engine, sqlite_template, pg_engine, tmp_path):
+    """A session on another database: there only a relay of that database would send it."""
+    other = pg_engine if engine.dialect.name == "sqlite" else engine
+    if engine.dialect.name == "sqlite":
+        path = tmp_path / "other.sqlite3"
+        path.write_bytes(sqlite_template.read_bytes())
+        other = create_engine(f"sqlite:///{path}")
+    else:
+        with other.begin() as connection:
+            connection.execute(text("DELETE FROM outbox_subscription WHERE name = 'relay:compensation'"))
+
+    with Session(other) as session, session.begin():
+        outbox.send(session, "orders", b"elsewhere")
+        outbox.send_all(session, [Message("orders", b"and"), Message("orders", b"more")])
+
+    assert (bodies(other), marked(other)) == ([b"elsewhere", b"and", b"more"], [])
+
+
+def test_calls_grow_only_as_the_destination_allows(engine):
+    """However many were committed together: an ack follows each call, long before the compensation begins."""
+    calls: list[int] = []
+
+    class Slow(Destination):
+        def send(self, messages):
+            calls.append(len(messages))
+            time.sleep(0.02 * len(messages))
+            return super().send(messages)
+
+    destination = Slow()
+    with writing_directly(engine, destination) as outbox:
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("orders", b"%d" % number) for number in range(150)])
+        assert eventually(lambda: len(destination.bodies) == 150, 30)
+
+    assert max(calls) <= 50 and len(calls) >= 4

@@ -1,7 +1,9 @@
 """How a transaction meets the one that is running: it joins it, is one of its own, or demands that there is one."""
 
 import asyncio
+import contextvars
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_type
 from uuid import UUID
 
@@ -125,6 +127,25 @@ def test_what_follows_a_transaction_joins_nothing(shop, engine):
 
     assert first is not second
     assert left(engine) == ["2"]
+
+
+def test_a_scope_that_is_over_is_joined_by_nobody(shop, engine):
+    """A copy of the context outlives it, and may run later in the same thread."""
+    pool, later = ThreadPoolExecutor(1), []
+
+    def place() -> None:
+        with shop.begin() as session:
+            order(shop, session, "1")
+            later.append(contextvars.copy_context())
+
+    @shop.transactional
+    def audit(session: Session) -> None:
+        order(shop, session, "2")
+
+    pool.submit(place).result()
+    pool.submit(later[0].run, audit).result()
+
+    assert left(engine) == ["1", "2"]
 
 
 # requires_new

@@ -2,18 +2,21 @@
 
 import shutil
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+import psycopg
 import pytest
 import sqlalchemy
-from sqlalchemy import Engine, text
+from psycopg.rows import dict_row
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 from outbox import NoTransactionError, Outbox, TransactionAbortedError
-from tests.handles import HANDLES
+from tests.handles import HANDLES, conninfo_of
+from tests.orders import Base, Order
 from tests.readers import bodies
 from tests.waiting import eventually
 
@@ -278,3 +281,53 @@ def test_a_session_whose_outer_transaction_is_rolled_back_leaves_nothing(engine)
         outer.rollback()
 
     assert (seen, bodies(engine)) == (2, [])
+
+
+def test_engines_with_other_options_share_one_listener_to_their_pool(engine):
+    outbox = Outbox(engine)
+    before = len(list(engine.pool.dispatch.checkin))
+    kept = [engine.execution_options(compiled_cache=None) for _ in range(20)]
+
+    for derived in kept:
+        with derived.begin() as connection:
+            outbox.send(connection, "orders", "1")
+
+    assert len(list(engine.pool.dispatch.checkin)) == before
+    assert bodies(engine) == [b"1"] * 20
+
+
+def test_a_keyed_send_within_a_flush_does_not_flush(engine):
+    """As a query would not: a hook of the application that sends for each new row, say."""
+    Base.metadata.create_all(engine)
+    outbox = Outbox(engine)
+    with Session(engine) as session:
+
+        @event.listens_for(session, "after_flush")
+        def announce(session, context):
+            for each in session.new:
+                outbox.send(session, "orders", each.customer, key="k")
+
+        session.add(Order(customer="ann"))
+        session.commit()
+
+    assert bodies(engine) == [b"ann"]
+
+
+@pytest.mark.parametrize("level", ["SERIALIZABLE", "REPEATABLE READ"])
+def test_the_engines_isolation_level_is_not_that_of_our_own_connections(pg_engine, level):
+    engine = sqlalchemy.create_engine(pg_engine.url, isolation_level=level)
+
+    with closing(Outbox(engine).database.open()) as channel, channel.transaction():
+        found = channel.rows("SELECT current_setting('transaction_isolation')")
+
+    assert found == [("read committed",)]
+
+
+@pytest.mark.parametrize("factory", [psycopg.RawCursor, psycopg.ClientCursor, psycopg.ServerCursor])
+def test_the_kind_of_cursors_of_a_driver_s_connection_does_not_matter(pg_engine, factory):
+    with psycopg.connect(conninfo_of(pg_engine.url), row_factory=dict_row) as connection:
+        connection.cursor_factory = factory
+        ids = [Outbox(pg_engine).send(connection, "orders", "1", dedup_key="d") for _ in range(2)]
+
+    assert ids[0] == ids[1]
+    assert bodies(pg_engine) == [b"1"]

@@ -6,12 +6,13 @@ import time
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox import Message, Outbox, Reject, faults
+from outbox import Message, Outbox, Reject, Relay, StandbyError, faults
 from outbox.store.lease import Leases, Partition
-from outbox.store.log import Limits
+from outbox.store.log import Capture, Limits, Log
 from outbox.worker import Settings
 from outbox.worker.keeper import Keeper
 from tests.fire.destination import Destination, failing, fill, relay_to
@@ -235,3 +236,28 @@ def test_a_lease_is_given_back_when_there_is_no_connection_for_its_renewals(pg_e
     relay.join(20)
 
     assert (failures, arrived) == ([], True)
+
+
+def test_a_worker_sits_out_a_failover_but_does_not_begin_on_a_standby(engine, monkeypatch):
+    """The address may lead to a standby for a while, until that is promoted."""
+    outbox, destination = Outbox(engine), Destination()
+    relay, captured = relay_to(destination, outbox), Log._captured
+    fill(outbox, 1)
+    relay.start()
+    assert eventually(lambda: len(destination.messages) == 1)
+
+    monkeypatch.setattr(Log, "_captured", standby)
+    fill(outbox, 1)
+    with pytest.raises(StandbyError):
+        Relay(outbox, Destination(), name="other").until_empty()
+    time.sleep(2.5)
+    monkeypatch.setattr(Log, "_captured", captured)
+    arrived = eventually(lambda: len(destination.messages) == 2)
+    relay.stop()
+    relay.join(20)
+
+    assert arrived
+
+
+def standby(log: Log, *_answer: object) -> Capture:
+    raise StandbyError("this server is a standby")
