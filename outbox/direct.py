@@ -10,14 +10,13 @@ import atexit
 import os
 import threading
 import weakref
-from collections.abc import Sequence
 from contextlib import suppress
 
 from outbox.courier import FLUSH_SECONDS, GRACE_SECONDS, Courier
 from outbox.relay import DEADLINE, Destination
 from outbox.rounds import Rounds
 from outbox.store.database import Database
-from outbox.store.writing import Direct, Place
+from outbox.store.writing import Direct, Sent
 from outbox.worker.keeper import clock
 
 #: The writer's right to send ends so long before the compensation begins that a call begun at its end, and its ack,
@@ -54,19 +53,13 @@ class DirectSends:
                 return rounds.known
         return None
 
-    def expect(self, transaction: int, places: Sequence[Place]) -> None:
-        """These messages are about to be committed, and nobody may tell when it was."""
-        if places:
+    def committed(self, sent: Sent, since: float) -> None:
+        """Messages were committed that we are to send."""
+        if sent.direct:
             with suppress(Exception):
                 rounds = self._running()
                 if rounds is not None and rounds.waiting <= _MOST_WAITING:
-                    rounds.expect(transaction, places, until=clock() + _RIGHT_SECONDS)
-
-    def committed(self, transaction: int) -> None:
-        """An expected commit has come true."""
-        rounds = self._rounds
-        if rounds is not None:
-            rounds.committed(transaction)
+                    rounds.committed(sent.direct, until=since + _RIGHT_SECONDS)
 
     def end(self) -> None:
         """Send what is waiting, and then nothing any more. Takes no lock: it may be called from anywhere."""

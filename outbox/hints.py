@@ -7,19 +7,20 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
-from outbox.store.writing import Place
+from outbox.store.writing import Sent
 
 logger = logging.getLogger("outbox")
 
-#: NOTIFYs of one process come no faster than this; what falls between is one hint.
+#: NOTIFYs of one process come no faster than this; what falls between is one hint. Where many fall between, workers
+#: have enough to do without being woken.
 _COALESCE_SECONDS = 0.01
-#: When an expected commit has surely come.
-_SURELY_COMMITTED_SECONDS = 0.02
+_COALESCE_MANY_SECONDS = 0.05
+_MANY = 3
 _RECONNECT_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 30.0
 
@@ -31,7 +32,6 @@ class Hints:
         self._database = database
         self._listeners: weakref.WeakSet[_Listener] = weakref.WeakSet()
         self._thread: threading.Thread | None
-        self._expected: dict[int, float]
         self._begin_anew()
 
     def listen(self, wake: Callable[[], None]) -> _Listener:
@@ -40,29 +40,20 @@ class Hints:
         self._listeners.add(listener)
         return listener
 
+    def committed(self, sent: Sent, since: float) -> None:
+        """A transaction was committed; nobody has to be woken for what its writer sends by itself."""
+        if sent.more:
+            self.hint()
+
     def hint(self) -> None:
         """Something was committed."""
-        self.committed(0)
-
-    def committed(self, transaction: int) -> None:
-        """An expected commit has come true."""
-        self._expected.pop(transaction, None)
         if self._listeners:
             self._wake_listeners()
         with suppress(Exception):
             self._awake()
-            self._hinted = True
+            self._hints += 1
             # Whoever clears it looks for hints after that.
             if not self._event.is_set():
-                self._event.set()
-
-    def expect(self, transaction: int, places: Sequence[Place] = ()) -> None:
-        """Something is about to be committed, and nobody may tell when it was: hint in a moment, unless told before."""
-        with suppress(Exception):
-            self._awake()
-            first = not self._expected
-            self._expected.setdefault(transaction, time.monotonic() + _SURELY_COMMITTED_SECONDS)
-            if first:
                 self._event.set()
 
     def close(self) -> None:
@@ -85,8 +76,7 @@ class Hints:
         self._event = threading.Event()
         self._lock = threading.Lock()
         self._thread = None
-        self._hinted = False
-        self._expected = {}
+        self._hints = 0
         self._closing = False
 
     def _start(self) -> None:
@@ -104,24 +94,13 @@ class Hints:
             with suppress(Exception):
                 listener.wake()
 
-    def _next_wait(self) -> tuple[threading.Event, float]:
-        expected = min(list(self._expected.values()), default=None)
-        seconds = _LONGEST_WAIT_SECONDS if expected is None else max(0.0, expected - time.monotonic())
-        return self._event, min(seconds, _LONGEST_WAIT_SECONDS)
-
     def _pass_on(self, channel: Channel | None) -> Channel | None:
         """Send what hints there are."""
         self._event.clear()
-        overdue = [each for each, at in list(self._expected.items()) if at <= time.monotonic()]
-        for each in overdue:
-            self._expected.pop(each, None)
-        if overdue:
-            self._wake_listeners()
-            self._hinted = True
-        if self._hinted:
-            self._hinted = False
+        hints, self._hints = self._hints, 0
+        if hints:
             channel = self._notify(channel)
-            time.sleep(_COALESCE_SECONDS)
+            time.sleep(_COALESCE_SECONDS if hints < _MANY else _COALESCE_MANY_SECONDS)
         return channel
 
     def _notify(self, channel: Channel | None) -> Channel | None:
@@ -145,9 +124,9 @@ def _notify_for_ever(reference: weakref.ref[Hints]) -> None:
     """What the thread does, until the hints are closed, or forgotten: it must not keep them and their engine alive."""
     channel: Channel | None = None
     while (hints := reference()) is not None and not hints._closing:
-        event, seconds = hints._next_wait()
+        event = hints._event
         del hints
-        event.wait(seconds)
+        event.wait(_LONGEST_WAIT_SECONDS)
         if (hints := reference()) is not None:
             channel = hints._pass_on(channel)
             del hints

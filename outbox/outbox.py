@@ -262,7 +262,7 @@ class Outbox:
     def _sent(
         self, link: Link | psycopg.AsyncConnection[Any], messages: Sequence[Message], written: Written
     ) -> list[UUID]:
-        self._transactions.sent(link, written.direct)
+        self._transactions.sent(link, written.direct, more=len(written.direct) < len(messages))
         for observer in observers:
             new = [m for m, id in zip(messages, written.message_ids, strict=True) if m.message_id == id]
             observer(self, link, new)

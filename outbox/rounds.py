@@ -14,15 +14,11 @@ from outbox.courier import MOST_AT_ONCE, Courier
 from outbox.store.writing import Direct, Place
 from outbox.worker.keeper import clock
 
-#: When an expected commit has surely come.
-_SURELY_COMMITTED_SECONDS = 0.02
-#: A commit may come later than its connection lets us think.
-_LOOK_AGAIN_SECONDS = (0.005, 0.02, 0.08, 0.3, 1.0, 2.0)
 #: Between two batches, for what is committed meanwhile goes together: at least; as a multiple of what the last one
 #: took, so that writers who keep the machine busy get most of it; and at most.
 _COALESCE_SECONDS = 0.005
 _COALESCE_TIMES = 3
-_LONGEST_COALESCE_SECONDS = 0.025
+_LONGEST_COALESCE_SECONDS = 0.05
 #: For so long no more is promised when the destination is away, or when a round takes longer.
 _PAUSE_SECONDS = 1.0
 _LONGEST_WAIT = 30.0
@@ -30,17 +26,10 @@ _LONGEST_WAIT = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Committed:
-    """What a transaction leaves to be sent: looked for at the moment `at`, and sent no more after `until`.
+    """What a transaction leaves to be sent, and no more after the moment `until`."""
 
-    `sure`: the commit is over; what cannot be seen was rolled back.
-    """
-
-    transaction: int
     places: Sequence[Place]
     until: float
-    at: float
-    looks: int = 0
-    sure: bool = False
 
 
 class Rounds:
@@ -52,8 +41,7 @@ class Rounds:
 
     def __init__(self, courier: Courier) -> None:
         self._courier = courier
-        self._news: SimpleQueue[_Committed | int | None] = SimpleQueue()
-        self._announced: set[int] = set()
+        self._news: SimpleQueue[_Committed | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="outbox-direct", daemon=True)
         self._ending = False
         self._counting = threading.RLock()
@@ -62,7 +50,6 @@ class Rounds:
         #: What may be written to be sent directly; None until the compensation is known to exist.
         self.known: Direct | None = None
         # The thread's own
-        self._expected: dict[int, list[_Committed]] = {}
         self._due: deque[_Committed] = deque()
         self._away_until = 0.0
         self._busy_since: float | None = None
@@ -82,18 +69,10 @@ class Rounds:
         """Begin the rounds."""
         self._thread.start()
 
-    def expect(self, transaction: int, places: Sequence[Place], *, until: float) -> None:
-        """These messages are about to be committed; send them before the moment `until`."""
+    def committed(self, places: Sequence[Place], *, until: float) -> None:
+        """Send these messages, before the moment `until`."""
         self._count(len(places))
-        self._announced.add(transaction)
-        at = clock() + _SURELY_COMMITTED_SECONDS
-        self._news.put(_Committed(transaction=transaction, places=places, until=until, at=at))
-
-    def committed(self, transaction: int) -> None:
-        """An expected commit is over."""
-        if transaction in self._announced:
-            self._announced.discard(transaction)
-            self._news.put(transaction)
+        self._news.put(_Committed(places=places, until=until))
 
     def end(self) -> None:
         """End when nothing waits any more."""
@@ -119,7 +98,7 @@ class Rounds:
 
     @property
     def _idle(self) -> bool:
-        return self._news.empty() and not self._expected and not self._due
+        return self._news.empty() and not self._due
 
     def _round(self) -> None:
         self._listen(self._seconds_to_wait())
@@ -139,30 +118,22 @@ class Rounds:
 
     def _listen(self, seconds: float) -> None:
         with suppress(Empty):
-            self._hear(self._news.get(timeout=seconds))
+            news = self._news.get(timeout=seconds)
             while True:
-                self._hear(self._news.get_nowait())
-
-    def _hear(self, news: _Committed | int | None) -> None:
-        if isinstance(news, _Committed):
-            self._expected.setdefault(news.transaction, []).append(news)
-        elif news is not None:
-            self._due.extend(replace(committed, sure=True) for committed in self._expected.pop(news, ()))
+                if news is not None:
+                    self._due.append(news)
+                news = self._news.get_nowait()
 
     def _seconds_to_wait(self) -> float:
         refresh_in = min(self._courier.refresh_in, _LONGEST_WAIT)
         if not self._courier.usable:
             # What waits meanwhile is let go in its time.
             return refresh_in if self._idle else min(refresh_in, _PAUSE_SECONDS)
-        if self._due:
-            return 0.0
-        moments = [committed.at for some in self._expected.values() for committed in some]
-        return max(0.0, min(min(moments) - clock(), refresh_in)) if moments else refresh_in
+        return 0.0 if self._due else refresh_in
 
     def _take(self) -> list[_Committed]:
         """What is due now, about as much as goes into one call. What we may not send any more is the compensation's."""
         now = clock()
-        self._find_due(now)
         batch: list[_Committed] = []
         room = MOST_AT_ONCE if self._courier.usable else 0
         while self._due and (room > 0 or self._due[0].until <= now):
@@ -172,15 +143,6 @@ class Rounds:
                 batch.append(committed)
                 room -= len(committed.places)
         return batch
-
-    def _find_due(self, now: float) -> None:
-        for transaction, some in list(self._expected.items()):
-            left = [committed for committed in some if committed.at > now]
-            if len(left) < len(some):
-                self._due.extend(committed for committed in some if committed.at <= now)
-                self._expected[transaction] = left
-            if not left:
-                del self._expected[transaction]
 
     def _deliver(self, batch: list[_Committed]) -> None:
         began = clock()
@@ -192,20 +154,12 @@ class Rounds:
                 self._due.append(committed)
                 self._count(len(committed.places))
             raise
-        for committed in _left(batch, bag):
-            self._look_again(committed)
+        # What is left now was rolled back to a savepoint.
         if self._courier.away:
             self._away_until = clock() + _PAUSE_SECONDS
         if not self._ending:
             pause = _COALESCE_TIMES * (clock() - began)
             time.sleep(min(max(_COALESCE_SECONDS, pause), _LONGEST_COALESCE_SECONDS))
-
-    def _look_again(self, committed: _Committed) -> None:
-        """Rolled back, or the commit is on its way still."""
-        if not committed.sure and committed.looks < len(_LOOK_AGAIN_SECONDS):
-            at = clock() + _LOOK_AGAIN_SECONDS[committed.looks]
-            self._count(len(committed.places))
-            self._hear(replace(committed, at=at, looks=committed.looks + 1))
 
 
 def _left(batch: list[_Committed], bag: Collection[Place]) -> Iterator[_Committed]:

@@ -1,18 +1,20 @@
 """The caller's transaction: finding it, making sure that it is one, and noticing its real commit.
 
-Everything hangs on the engine's own events. `commit` fires once for the real commit, right before it, and never for a
-savepoint or for a session inside somebody else's transaction; the connection's return to the pool comes right after it.
+That is where SQLAlchemy's dialect commits the driver's connection: never for a savepoint, nor for a session inside of
+somebody else's transaction, and what comes after it can see what was committed.
 """
 
 from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import psycopg
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, scoped_session
 from sqlalchemy.pool import Pool
 
@@ -20,7 +22,8 @@ from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedE
 from outbox.faults import crash_point
 from outbox.handles import Handle, Link, refuse
 from outbox.store.database import Database
-from outbox.store.writing import Place
+from outbox.store.writing import Place, Sent
+from outbox.worker.keeper import clock
 
 logger = logging.getLogger("outbox")
 
@@ -28,11 +31,8 @@ logger = logging.getLogger("outbox")
 class Listener(Protocol):
     """Told of commits. Never blocks and never raises: it is called in commit hooks."""
 
-    def expect(self, transaction: int, places: Sequence[Place]) -> None:
-        """A transaction is about to be committed, and nobody may tell when it was."""
-
-    def committed(self, transaction: int) -> None:
-        """An expected commit has come true."""
+    def committed(self, sent: Sent, since: float) -> None:
+        """A transaction was committed in which messages were sent; `since`: a moment before, by `clock`."""
 
 
 class Transactions:
@@ -43,10 +43,11 @@ class Transactions:
         self._dialect = database.dialect
         self._listeners = listeners
         self._watched: weakref.WeakSet[Engine] = weakref.WeakSet()
+        self._wrapped: weakref.WeakSet[Any] = weakref.WeakSet()
         self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-        # Keys in a connection's `info`: places of what was sent in the running transaction; whether the one before
-        # was committed. Each outbox has its own, because an engine may serve several.
-        self._sent, self._committed = object(), object()
+        # Key in a connection's `info`: what was sent in the running transaction. Each outbox has its own, because an
+        # engine may serve several.
+        self._sent = object()
         self.watch(database.engine)
 
     def link_of(self, handle: Handle, *, flush: bool) -> Link:
@@ -86,15 +87,22 @@ class Transactions:
             raise DatabaseError(f"the outbox is on {self._dialect.name}, a psycopg connection is to PostgreSQL")
         self._require_transaction(driver)
 
-    def sent(self, link: Link | psycopg.AsyncConnection[Any], places: Sequence[Place] = ()) -> None:
-        """Messages are part of this connection's transaction now; `places`: those that their writer will send."""
+    def sent(
+        self, link: Link | psycopg.AsyncConnection[Any], direct: Sequence[Place] = (), *, more: bool = True
+    ) -> None:
+        """Messages are part of this connection's transaction now; `direct`: those that their writer will send."""
         if isinstance(link, Connection):
-            link.info.setdefault(self._sent, []).extend(places)
+            sent = link.info.get(self._sent)
+            if sent is None:
+                sent = link.info[self._sent] = Sent()
+            sent.direct.extend(direct)
+            sent.more = sent.more or more
         crash_point("outbox.after_insert")
 
     def expected_of(self, connection: Connection) -> int:
         """How many messages of the running transaction their writer will send."""
-        return len(connection.info.get(self._sent, ()))
+        sent: Sent | None = connection.info.get(self._sent)
+        return 0 if sent is None else len(sent.direct)
 
     def _require_transaction(self, driver: Any) -> None:
         if self._dialect.is_aborted(driver):
@@ -124,59 +132,97 @@ class Transactions:
                 f"{engine.dialect.driver} does not tell whether a transaction failed; use one of these drivers: {known}"
             )
         self._watched.add(engine)
-        event.listen(engine, "commit", self._before_commit)
-        event.listen(engine, "rollback", self._forget)
-        event.listen(engine, "prepare_twophase", lambda connection, _xid: self._require_sound(connection))
-        event.listen(engine, "commit_twophase", lambda connection, *_: self._before_commit(connection, "tpc_rollback"))
-        event.listen(engine, "rollback_twophase", lambda connection, *_: self._forget(connection))
-        if engine.pool not in self._pools:
+        if engine.dialect not in self._wrapped:
             # Engines with other execution options share it.
+            self._wrapped.add(engine.dialect)
+            self._wrap(engine.dialect)
+        if engine.pool not in self._pools:
             self._pools.add(engine.pool)
             event.listen(engine.pool, "checkin", self._returned)
         if self._dialect.prepare_engine is not None:
             self._dialect.prepare_engine(engine)
 
-    def _before_commit(self, connection: Connection, roll_back: str = "rollback") -> None:
-        """The real commit comes next; `roll_back` is the driver's word for the contrary."""
-        if self._sent not in connection.info:
+    def _wrap(self, dialect: Any) -> None:
+        """Stand around what this engine's dialect does when a transaction really ends.
+
+        Not by events of the engine: with a single one SQLAlchemy looks for listeners at every statement of the
+        application, and none comes after the commit.
+        """
+        commit, roll_back = dialect.do_commit, dialect.do_rollback
+        prepare, commit_prepared = dialect.do_prepare_twophase, dialect.do_commit_twophase
+        roll_back_prepared = dialect.do_rollback_twophase
+
+        def do_commit(link: Any) -> None:
+            with self._committing(link):
+                commit(link)
+
+        def do_rollback(link: Any) -> None:
+            self._forget(link)
+            roll_back(link)
+
+        def do_prepare_twophase(connection: Connection, xid: Any) -> None:
+            self._require_sound(connection.connection)
+            prepare(connection, xid)
+
+        def do_commit_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
+            with self._committing(connection.connection, "tpc_rollback"):
+                commit_prepared(connection, xid, *how, **more)
+
+        def do_rollback_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
+            self._forget(connection.connection)
+            roll_back_prepared(connection, xid, *how, **more)
+
+        for each in (do_commit, do_rollback, do_prepare_twophase, do_commit_twophase, do_rollback_twophase):
+            setattr(dialect, each.__name__, each)
+
+    @contextmanager
+    def _committing(self, link: Any, roll_back: str = "rollback") -> Iterator[None]:
+        """Around the real commit; `roll_back` is the driver's word for the contrary."""
+        info = _info_of(link)
+        if self._sent not in info:
+            yield
             return
         try:
-            self._require_sound(connection)
+            self._require_sound(link)
         except TransactionAbortedError:
             # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
-            connection.info.pop(self._sent)
-            getattr(connection.connection.dbapi_connection, roll_back)()
+            del info[self._sent]
+            getattr(link.dbapi_connection, roll_back)()
             raise
-        places = connection.info.pop(self._sent)
+        sent, since = info.pop(self._sent), clock()
         crash_point("outbox.before_commit")
-        connection.info[self._committed] = True
-        # A connection that its owner keeps will not be returned: then a moment's delay has to do.
-        self._tell(lambda listener: listener.expect(id(connection.info), places))
+        yield
+        crash_point("outbox.after_commit")
+        self._tell(sent, since)
 
-    def _require_sound(self, connection: Connection) -> None:
+    def _require_sound(self, link: Any) -> None:
         """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
-        if self._sent in connection.info and self._dialect.is_aborted(connection.connection.driver_connection):
+        if self._sent in _info_of(link) and self._dialect.is_aborted(link.driver_connection):
             raise TransactionAbortedError(
                 "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
                 " would be lost; roll back, or use a savepoint around what may fail"
             )
 
     def _returned(self, _driver: object, record: Any) -> None:
-        """Back in the pool: what it committed is visible now."""
+        """Back in the pool, however its transaction ended."""
         record.info.pop(self._sent, None)
-        if record.info.pop(self._committed, False):
-            crash_point("outbox.after_commit")
-            self._tell(lambda listener: listener.committed(id(record.info)))
 
-    def _tell(self, tell: Callable[[Listener], None]) -> None:
+    def _forget(self, link: Any) -> None:
+        _info_of(link).pop(self._sent, None)
+
+    def _tell(self, sent: Sent, since: float) -> None:
         for listener in self._listeners:
             try:
-                tell(listener)
+                listener.committed(sent, since)
             except Exception:
-                # It would keep the application from committing, or reach it although everything is committed.
+                # It would reach the application although everything is committed.
                 logger.exception("a listener to commits failed; what it would have sent is found by a worker")
 
-    def _forget(self, connection: Connection) -> None:
-        # A lost connection has nothing to forget, and asking it would raise in the application's rollback.
-        if not connection.invalidated:
-            connection.info.pop(self._sent, None)
+
+def _info_of(link: Any) -> dict[Any, Any]:
+    """What is remembered of a connection: nothing of one that is lost, or that the pool is only trying out."""
+    try:
+        info: dict[Any, Any] = link.info
+    except (NotImplementedError, InvalidRequestError):
+        return {}
+    return info

@@ -36,6 +36,14 @@ class Direct:
         return plain and message.expires_at is None and (self.topics is None or message.topic in self.topics)
 
 
+@dataclass(slots=True)
+class Sent:
+    """What was sent in a transaction: the places of what its writer is to send, and whether there is more."""
+
+    direct: list[Place] = field(default_factory=list)
+    more: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Written:
     """What a write brought: the ids of the messages, in their order, and the places of those sent by their writer."""

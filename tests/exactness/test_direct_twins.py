@@ -5,20 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import IntegrityError
 
-from outbox import Message, Outbox, faults
+from outbox import Message, Outbox, direct, faults
 from outbox import outbox as module
 from outbox.courier import Courier
 from outbox.direct import DirectSends
-from outbox.message import Message as Sent
+from outbox.store import postgresql
 from outbox.store.ack import Acks
 from outbox.store.dialect import Channel
 from outbox.store.subscription import Declaration, Subscription, Subscriptions, is_compensation
-from outbox.store.writing import Place
+from outbox.store.writing import Sent
 from outbox.verdict import DONE
 from tests.directly import at_rest, before_each_call, briefly, relayed, send, writing_directly
 from tests.fire.destination import Destination, relay_to
@@ -93,23 +94,31 @@ def nothing_fails(engine: Engine) -> list[bytes]:
     return destination.bodies
 
 
-class FromMemory(DirectSends):
-    """Sends at the event before the commit what was given to it."""
+class Deaf(DirectSends):
+    """Leaves what was committed alone: it has been sent already."""
 
-    given: dict[object, Message] = {}
-
-    def expect(self, transaction: int, places: Sequence[Place]) -> None:
-        """Now."""
-        verdicts = getattr(self._destination, "send")([self.given[id] for _, id in places])  # noqa: B009
-        assert set(verdicts) <= {DONE}
+    def committed(self, sent: Sent, since: float) -> None:
+        """Too late."""
 
 
 def from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    def observe(_outbox: Outbox, _link: object, messages: Sequence[Sent]) -> None:
-        FromMemory.given.update({message.message_id: message for message in messages})
+    """Sends what was given to it, at SQLAlchemy's event before the commit."""
+    given: list[Message] = []
+    heard: set[Engine] = set()
 
-    monkeypatch.setattr(module, "DirectSends", FromMemory)
+    def observe(outbox: Outbox, link: Any, messages: Sequence[Message]) -> None:
+        given.extend(messages)
+        if link.engine not in heard:
+            heard.add(link.engine)
+            event.listen(link.engine, "commit", lambda _connection: send_now(outbox))
+
+    def send_now(outbox: Outbox) -> None:
+        sender: Any = outbox._sender
+        assert set(sender.send(list(given))) <= {DONE}
+        given.clear()
+
     monkeypatch.setattr(module, "observers", [observe])
+    monkeypatch.setattr(direct, "DirectSends", Deaf)
 
 
 def marks_without_compensation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,6 +130,9 @@ def marks_without_compensation(monkeypatch: pytest.MonkeyPatch) -> None:
         return declare(self, channel, declared, *start)  # type: ignore[arg-type]  # as it came
 
     monkeypatch.setattr(Subscriptions, "declare", forgetful)
+    # The INSERT would look for it, too.
+    monkeypatch.setattr(postgresql, "_KNOWN_DIRECT", "{given}")
+    monkeypatch.setattr(postgresql, "_filled", postgresql._filled.__wrapped__)
 
 
 def acks_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
