@@ -193,7 +193,9 @@ def test_what_a_hook_raises_on_its_own_account_is_the_callers():
         Message("orders", {"lazy": Lazy()})
 
 
-@pytest.mark.parametrize("body", [MagicMock(), {"mock": MagicMock()}, Cents, [Ticket]], ids=repr)
+@pytest.mark.parametrize(
+    "body", [MagicMock(), {"mock": MagicMock()}, Cents, [Ticket]], ids=["mock", "mock inside", "class", "class inside"]
+)
 def test_only_a_type_that_defines_a_hook_has_one(body):
     """A mock answers to every name, and a class is not one of its objects."""
     with pytest.raises(InvalidMessageError):

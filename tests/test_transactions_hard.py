@@ -331,3 +331,32 @@ def test_the_kind_of_cursors_of_a_driver_s_connection_does_not_matter(pg_engine,
 
     assert ids[0] == ids[1]
     assert bodies(pg_engine) == [b"1"]
+
+
+def test_a_thousand_outboxes_on_one_engine_cost_a_commit_nothing(pg_engine):
+    """One for each tenant, say: an engine is prepared once, and a transaction tells only those that took part."""
+    outbox = Outbox(pg_engine)
+    commit = pg_engine.dialect.do_commit
+    others = [Outbox(pg_engine, schema=f"tenant_{number}") for number in range(1_000)]
+
+    with outbox.begin() as session:
+        outbox.send(session, "orders", "1")
+
+    assert (bodies(pg_engine), len(others)) == ([b"1"], 1_000)
+    assert pg_engine.dialect.do_commit is commit
+
+
+def test_two_outboxes_in_one_transaction_are_both_told(pg_engine):
+    one, other = Outbox(pg_engine), Outbox(pg_engine)
+    told: list[str] = []
+    listeners = [
+        each.hints.listen(lambda name=name: told.append(name)) for name, each in (("one", one), ("other", other))
+    ]
+
+    with Session(pg_engine) as session, session.begin():
+        one.send(session, "orders", "1")
+        other.send(session, "orders", "2")
+        assert told == []
+
+    assert sorted(told) == ["one", "other"]
+    del listeners

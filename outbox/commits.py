@@ -1,0 +1,139 @@
+"""Noticing when a transaction really ends: where SQLAlchemy's dialect commits the driver's connection.
+
+Not by SQLAlchemy's events: with a single one on an engine it looks for listeners at every statement of the application,
+and none comes after the commit. An engine is prepared once, whoever asks; what was sent in a transaction is remembered
+with its connection, so that nothing here keeps an outbox alive, or has to ask every one of a thousand.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.pool import Pool
+
+from outbox.errors import TransactionAbortedError
+from outbox.faults import crash_point
+from outbox.store.writing import Sent
+from outbox.worker.keeper import clock
+
+#: The key of a connection's `info` under which stands what was sent in its transaction, and who wants to know.
+_SENT = object()
+
+_prepared: weakref.WeakSet[Any] = weakref.WeakSet()
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+class Watcher(Protocol):
+    """Whoever sends in a transaction."""
+
+    def is_aborted(self, driver: Any) -> bool:
+        """Whether COMMIT would be answered with a rollback."""
+
+    def committed(self, sent: Sent, since: float) -> None:
+        """It was committed; `since`: a moment before, by `clock`. Never blocks and never raises."""
+
+
+def sent_so_far(watcher: Watcher, connection: Connection) -> Sent | None:
+    """What this watcher has sent in the running transaction, if anything."""
+    everyone: dict[Watcher, Sent] = connection.info.get(_SENT, {})
+    return everyone.get(watcher)
+
+
+def sent_by(watcher: Watcher, connection: Connection) -> Sent:
+    """What this watcher has sent in the running transaction; to be added to."""
+    everyone: dict[Watcher, Sent] = connection.info.setdefault(_SENT, {})
+    sent = everyone.get(watcher)
+    if sent is None:
+        sent = everyone[watcher] = Sent()
+    return sent
+
+
+def prepare(engine: Engine) -> None:
+    """Notice the commits on this engine; once is enough, also for those with other execution options."""
+    if engine.dialect not in _prepared:
+        _prepared.add(engine.dialect)
+        _wrap(engine.dialect)
+    if engine.pool not in _pools:
+        _pools.add(engine.pool)
+        event.listen(engine.pool, "checkin", _returned)
+
+
+def _wrap(dialect: Any) -> None:
+    commit, roll_back = dialect.do_commit, dialect.do_rollback
+    prepare_first, commit_prepared = dialect.do_prepare_twophase, dialect.do_commit_twophase
+    roll_back_prepared: Callable[..., None] = dialect.do_rollback_twophase
+
+    def do_commit(link: Any) -> None:
+        with _committing(link):
+            commit(link)
+
+    def do_rollback(link: Any) -> None:
+        _info_of(link).pop(_SENT, None)
+        roll_back(link)
+
+    def do_prepare_twophase(connection: Connection, xid: Any) -> None:
+        _require_sound(connection.connection)
+        prepare_first(connection, xid)
+
+    def do_commit_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
+        with _committing(connection.connection, "tpc_rollback"):
+            commit_prepared(connection, xid, *how, **more)
+
+    def do_rollback_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
+        _info_of(connection.connection).pop(_SENT, None)
+        roll_back_prepared(connection, xid, *how, **more)
+
+    for each in (do_commit, do_rollback, do_prepare_twophase, do_commit_twophase, do_rollback_twophase):
+        setattr(dialect, each.__name__, each)
+
+
+@contextmanager
+def _committing(link: Any, roll_back: str = "rollback") -> Iterator[None]:
+    """Around the real commit; `roll_back` is the driver's word for the contrary."""
+    info = _info_of(link)
+    if _SENT not in info:
+        yield
+        return
+    try:
+        _require_sound(link)
+    except TransactionAbortedError:
+        # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
+        del info[_SENT]
+        getattr(link.dbapi_connection, roll_back)()
+        raise
+    everyone: dict[Watcher, Sent] = info.pop(_SENT)
+    since = clock()
+    crash_point("outbox.before_commit")
+    yield
+    crash_point("outbox.after_commit")
+    for watcher, sent in everyone.items():
+        watcher.committed(sent, since)
+
+
+def _require_sound(link: Any) -> None:
+    """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
+    for watcher in _info_of(link).get(_SENT, ()):
+        if watcher.is_aborted(link.driver_connection):
+            raise TransactionAbortedError(
+                "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
+                " would be lost; roll back, or use a savepoint around what may fail"
+            )
+
+
+def _returned(_driver: object, record: Any) -> None:
+    """Back in the pool, however its transaction ended."""
+    record.info.pop(_SENT, None)
+
+
+def _info_of(link: Any) -> dict[Any, Any]:
+    """What is remembered of a connection: nothing of one that is lost, or that the pool is only trying out."""
+    try:
+        info: dict[Any, Any] = link.info
+    except (NotImplementedError, InvalidRequestError):
+        return {}
+    return info
