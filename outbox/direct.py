@@ -87,6 +87,7 @@ class DirectSends:
                 rounds = Rounds(Courier(self._database, self._destination, self._name))
                 # May fail for want of memory, or because the interpreter is about to end: then the next one tries.
                 rounds.start()
+                _under_way.add(rounds)
                 self._rounds = rounds
             return self._rounds
 
@@ -98,6 +99,8 @@ class DirectSends:
 
 
 _all: weakref.WeakSet[DirectSends] = weakref.WeakSet()
+#: Also of those that nobody holds any more: a thread holds its rounds until they are over.
+_under_way: weakref.WeakSet[Rounds] = weakref.WeakSet()
 _left_behind: list[object] = []
 _drains_at_exit = False
 
@@ -107,6 +110,10 @@ def _drain() -> None:
     for each in list(_all):
         with suppress(Exception):
             each.close(max(0.0, deadline - clock()))
+    for rounds in list(_under_way):
+        with suppress(Exception):
+            rounds.end()
+            rounds.join(max(0.0, deadline - clock()))
 
 
 def _drain_at_exit() -> None:
@@ -123,9 +130,10 @@ def _drain_at_exit() -> None:
 
 
 def _after_fork_in_child() -> None:
+    # The parent's connections must not be torn down here.
+    _left_behind.extend(_under_way)
+    _under_way.clear()
     for each in list(_all):
-        # The parent's connections must not be torn down here.
-        _left_behind.append(each._rounds)
         each._begin_anew()
 
 
