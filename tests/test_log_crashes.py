@@ -52,9 +52,21 @@ def crash_postmaster(server: PostgresServer) -> None:
 
 def crash_backend(server: PostgresServer) -> None:
     """One connection is killed; the server recovers under the same postmaster."""
-    with psycopg.connect(server.url().replace("+psycopg", "")) as connection:
-        os.kill(connection.info.backend_pid, signal.SIGKILL)
+    url = server.url().replace("+psycopg", "")
+    with psycopg.connect(url) as witness, psycopg.connect(url) as victim:
+        os.kill(victim.info.backend_pid, signal.SIGKILL)
+        # Until the postmaster has seen the death it takes new connections as if nothing had happened.
+        assert eventually(lambda: not alive(witness))
     assert eventually(lambda: answers(server))
+
+
+def alive(connection: psycopg.Connection) -> bool:
+    """Whether the server still serves `connection`."""
+    try:
+        connection.execute("SELECT 1")
+    except psycopg.OperationalError:
+        return False
+    return True
 
 
 def answers(server: PostgresServer) -> bool:
