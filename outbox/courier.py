@@ -24,6 +24,7 @@ from outbox.store.log import Limits, Log, Selection
 from outbox.store.subscription import Declaration, Subscriptions, compensation_of
 from outbox.store.writing import Direct, Place
 from outbox.verdict import Done, Unavailable, Verdict
+from outbox.worker.calls import next_size
 from outbox.worker.keeper import clock
 
 logger = logging.getLogger("outbox")
@@ -36,7 +37,7 @@ MOST_AT_ONCE = 1_000
 FLUSH_SECONDS = 1.0
 #: What one call should take: its messages are acknowledged together, long before the compensation begins.
 _CALL_SECONDS = 0.5
-_FIRST_CALL, _GROWTH = 50, 8
+_FIRST_CALL = 50
 _REFRESH_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 
@@ -106,7 +107,7 @@ class Courier:
         """Send what the bag says stands at these places, each before the moment until which it is ours to send.
 
         Memory is not asked: only what was committed can be read, and SQLite gives the id of a rolled-back row away
-        again. What is dealt with is taken out of the bag. What is left is not to be seen, or not yet; or the database
+        again. What is dealt with is taken out of the bag. What is left was rolled back to a savepoint; or the database
         failed before its turn came.
         """
         self.away = False
@@ -150,8 +151,8 @@ class Courier:
             ours = [message for message, until in ((m, bag.pop(_place(m))) for m in messages) if now < until]
             verdicts = self._asked(sender, ours) if ours else []
             if ours:
-                fitting = int(_CALL_SECONDS * len(ours) / max(clock() - now, 1e-6))
-                self._size = max(1, min(MOST_AT_ONCE, fitting, max(self._size, len(ours) * _GROWTH)))
+                took = clock() - now
+                self._size = next_size(self._size, len(ours), took, allowed=_CALL_SECONDS, most=MOST_AT_ONCE)
         done = [m.id or 0 for m, verdict in zip(ours, verdicts, strict=True) if isinstance(verdict, Done)]
         if done:
             self._acknowledge(done)

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
 
 from outbox.binds import engine_of, own_engine_of
-from outbox.handles import Handle, of_scope, refuse, require_async
+from outbox.handles import Handle, of_scope, require_async
 from outbox.message import MAX_DELAY, Message
 from outbox.outbox import Outbox
-from outbox.scopes import Scopes
+from outbox.scopes import Scopes, require_plain_function
 from outbox.store.database import Database
 from outbox.store.inbox import PRUNED_AT_ONCE, InboxRows, prune
 from outbox.store.steps import aon, arun, on, run
@@ -104,9 +104,7 @@ class Inbox:
             SchemaError: the tables are not there.
         """
         name, id = self._named(consumer), _id_of(message)
-        if not isinstance(handle, Session | scoped_session | Connection | psycopg.Connection):
-            raise refuse(handle, "once")
-        link = self._transactions.link_of(handle, flush=False)
+        link = self._transactions.link_of(handle, "once", flush=False)
         with self._database.explained():
             first = run(on(link), self._rows.handle(name, id))
         self._transactions.sent(link)
@@ -145,7 +143,7 @@ class Inbox:
         name = self._named(consumer)
         if handler is None:
             return lambda given: self.idempotent(given, consumer=name)
-        _require_plain_function(handler)
+        require_plain_function(handler, "a handler", "once()")
         if inspect.iscoroutinefunction(handler):
 
             @functools.wraps(handler)
@@ -230,10 +228,3 @@ def _id_of(message: Message | UUID | str) -> UUID:
         return UUID(message)
     except ValueError as error:
         raise ValueError(f"{message!a:.60} is not the text of a UUID, which message ids are") from error
-
-
-def _require_plain_function(handler: Callable[..., Any]) -> None:
-    if inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler):
-        raise TypeError("a handler cannot be a generator: its transaction would be over before it runs")
-    if next(iter(inspect.signature(handler).parameters), None) in ("self", "cls"):
-        raise TypeError("the session is the first argument, and a method's is itself; use once() in methods")

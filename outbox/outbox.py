@@ -114,11 +114,11 @@ class Outbox:
             NoTransactionError: the connection commits every statement by itself.
             SchemaError: the tables are not there.
         """
-        return self._write(handle, [Message(topic, body, **fields)], lock_keys=lock_key)[0]
+        return self._write(handle, [Message(topic, body, **fields)], "send", lock_keys=lock_key)[0]
 
     def send_all(self, handle: Handle, messages: Iterable[Message], *, lock_keys: bool = False) -> list[UUID]:
         """Append any number of messages in few statements; their ids come back in order, which is that of the log."""
-        return self._write(handle, _checked(messages, "send_all"), lock_keys=lock_keys)
+        return self._write(handle, _checked(messages, "send_all"), "send_all", lock_keys=lock_keys)
 
     async def asend(
         self, handle: AsyncHandle, topic: str, body: object, *, lock_key: bool = False, **fields: Unpack[MessageFields]
@@ -206,7 +206,7 @@ class Outbox:
     def close(self) -> None:
         """End what this outbox runs in the background: its relay, its direct sends when what waits is sent, its hints.
 
-        The engine is the application's; `engine.dispose()` does not know of that connection.
+        The engine is the application's; `engine.dispose()` does not know of the connections that these have.
         """
         self.stop()
         if self._direct is not None:
@@ -232,14 +232,14 @@ class Outbox:
 
     # How messages are written
 
-    def _write(self, handle: Handle, messages: Sequence[Message], *, lock_keys: bool) -> list[UUID]:
+    def _write(self, handle: Handle, messages: Sequence[Message], verb: str = "send", *, lock_keys: bool) -> list[UUID]:
         if not messages:
             return []
-        link = self._transactions.link_of(handle, flush=any(message.key is not None for message in messages))
+        link = self._transactions.link_of(handle, verb, flush=any(message.key is not None for message in messages))
         with self.database.explained():
             direct = self._direct_for(link, len(messages))
             written = run(on(link), self._writing.append(messages, lock_keys=lock_keys, direct=direct))
-        return self._sent(link, messages, written)
+        return self._sent(link, written)
 
     def _direct_for(self, link: Link, number: int) -> Direct | None:
         # The commit of a driver's own connection is noticed by nobody.
@@ -257,15 +257,12 @@ class Outbox:
         self._transactions.require_driver(handle)
         with self.database.explained():
             written = await arun(aon(handle), self._writing.append(messages, lock_keys=lock_keys))
-        return self._sent(handle, messages, written)
+        return self._sent(handle, written)
 
-    def _sent(
-        self, link: Link | psycopg.AsyncConnection[Any], messages: Sequence[Message], written: Written
-    ) -> list[UUID]:
-        self._transactions.sent(link, written.direct, more=len(written.direct) < len(messages))
+    def _sent(self, link: Link | psycopg.AsyncConnection[Any], written: Written) -> list[UUID]:
+        self._transactions.sent(link, written.direct, more=len(written.direct) < len(written.messages))
         for observer in observers:
-            new = [m for m, id in zip(messages, written.message_ids, strict=True) if m.message_id == id]
-            observer(self, link, new)
+            observer(self, link, written.messages)
         return written.message_ids
 
 

@@ -119,7 +119,7 @@ class Scopes:
             TypeError: it is a method or a generator.
             DatabaseError: it is a coroutine function and the outbox has no AsyncEngine, or the other way round.
         """
-        _require_plain_function(function)
+        require_plain_function(function, "a transactional function", "outbox.begin()")
         _require_known(propagation)
         if inspect.iscoroutinefunction(function):
             self._require(awaits=True, instead="a function without async")
@@ -188,15 +188,20 @@ def _require_known(propagation: str) -> None:
         raise ValueError(f"propagation {propagation!r:.40} is none of {', '.join(_PROPAGATIONS)}")
 
 
-def _require_plain_function(function: Callable[..., Any]) -> None:
+def require_plain_function(function: Callable[..., Any], what: str, instead: str) -> None:
+    """Refuse what a session cannot be passed to, or what runs only after its transaction.
+
+    Raises:
+        TypeError: it is a method or a generator; `what` it was to be, and what to use `instead`.
+    """
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
-            "a transactional function cannot be a generator: its transaction would be over before its first value is"
-            " asked for; use outbox.begin() inside of it"
+            f"{what} cannot be a generator: its transaction would be over before its first value is asked for; use"
+            f" {instead} inside of it"
         )
     first = next(iter(inspect.signature(function).parameters), None)
     if first in ("self", "cls"):
-        raise TypeError("the session is the first argument, and a method's is itself; use outbox.begin() in methods")
+        raise TypeError(f"the session is the first argument, and a method's is itself; use {instead} in methods")
 
 
 def _is_here(running: _Running) -> bool:

@@ -38,8 +38,8 @@ class Transactions:
         self._watched: weakref.WeakSet[Engine] = weakref.WeakSet()
         self.watch(database.engine)
 
-    def link_of(self, handle: Handle, *, flush: bool) -> Link:
-        """The connection that the handle's transaction is on.
+    def link_of(self, handle: Handle, verb: str, *, flush: bool) -> Link:
+        """The connection that the handle's transaction is on; `verb` is the method that was called with it.
 
         Raises:
             TypeError: it is none of the accepted handles.
@@ -57,7 +57,7 @@ class Transactions:
             self.require_driver(handle)
             return handle
         else:
-            raise refuse(handle, "send")
+            raise refuse(handle, verb)
         self.watch(connection.engine)
         if not connection.in_transaction():
             connection.begin()

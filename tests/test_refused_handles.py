@@ -46,7 +46,7 @@ def test_what_is_no_handle_is_refused(engine, make, said):
 
     for verb, call in (
         ("send", lambda: outbox.send(wrong, "orders", b"")),
-        ("send", lambda: outbox.send_all(wrong, [Message("orders", b"")])),
+        ("send_all", lambda: outbox.send_all(wrong, [Message("orders", b"")])),
     ):
         with pytest.raises(TypeError, match=f"^{re.escape(f'{verb} {BLOCKING}{said}')}$"):
             call()

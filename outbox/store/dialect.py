@@ -75,11 +75,11 @@ class Append(Protocol):
 
     def __call__(
         self, names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
-    ) -> Steps[list[int]]:
+    ) -> Steps[list[tuple[int, bool]]]:
         """The statements that do it; `names`: what `Database.sql` fills in.
 
-        `compensation`: the subscription without which no message may be marked as one that its writer sends; with it
-        the ids are returned.
+        `compensation`: the subscription without which no message may be marked as one that its writer sends; given
+        it, the ids are returned, each with whether that message is marked.
         """
 
 

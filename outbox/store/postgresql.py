@@ -142,20 +142,19 @@ def _transient(error: Exception) -> bool:
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
 
 
-def _append(names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None) -> Steps[list[int]]:
+def _append(
+    names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
+) -> Steps[list[tuple[int, bool]]]:
     """One statement for any number of messages; ids follow the order of the list."""
     template = _APPEND_ONE if len(rows) == 1 else _APPEND_MANY
     columns = rows[0] if len(rows) == 1 else map(list, zip(*rows, strict=True))
     parameters = dict(zip(APPENDED, columns, strict=True))
-    direct = compensation is not None
-    if direct:
-        parameters["compensation"] = compensation
-    found = yield Statement(_appending(template, names, direct=direct), parameters, returns=direct)
-    return sorted(row[0] for row in found)
-
-
-def _appending(template: str, names: Mapping[str, str], *, direct: bool) -> str:
-    return _filled(template, names["message"], names["now"], names["subscription"] if direct else None)
+    if compensation is None:
+        yield Statement(_filled(template, names["message"], names["now"], None), parameters)
+        return []
+    statement = _filled(template, names["message"], names["now"], names["subscription"])
+    found = yield Statement(statement, {**parameters, "compensation": compensation}, returns=True)
+    return sorted((id, marked) for id, marked in found)
 
 
 @lru_cache
@@ -164,7 +163,7 @@ def _filled(template: str, message: str, now: str, subscription: str | None) -> 
         return template.format(message=message, now=now, direct="NULL")
     given = ":direct" if template is _APPEND_ONE else "direct"
     direct = _KNOWN_DIRECT.format(subscription=subscription, given=f"CAST({given} AS text)")
-    return template.format(message=message, now=now, direct=direct) + " RETURNING id"
+    return template.format(message=message, now=now, direct=direct) + " RETURNING id, direct IS NOT NULL"
 
 
 #: Only where the compensation is: the transaction may be in another database than its writer thinks, or the

@@ -192,15 +192,17 @@ def _messages(rows: Sequence[Row]) -> list[Message]:
     return [stored_message(row[0], uuid.UUID(row[1]), *row[2:8], *map(_moment, row[8:11]), *row[11:]) for row in rows]
 
 
-def _append(names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None) -> Steps[list[int]]:
+def _append(
+    names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
+) -> Steps[list[tuple[int, bool]]]:
     """Statements cost no round trip here, so there is one per message, prepared once."""
     bound: list[Parameters] = [{**_bound(row), "compensation": compensation} for row in rows]
     yield Statement(_APPEND.format(**names), bound)
     if compensation is None:
         return []
     # Nobody else draws ids while this transaction has the write lock.
-    ((last,),) = yield Statement("SELECT last_insert_rowid()", returns=True)
-    return list(range(last - len(rows) + 1, last + 1))
+    found = yield Statement(_APPENDED_LAST.format(**names), {"count": len(rows)}, returns=True)
+    return [(id, bool(marked)) for id, marked in found]
 
 
 def _bound(row: Row) -> dict[str, Any]:
@@ -218,6 +220,10 @@ _APPEND = """
     VALUES (:message_id, :topic, :key, :slot, :tags, :headers, :body, :content_type, {now},
             coalesce(:deliver_at, strftime('%Y-%m-%d %H:%M:%f', {now}, :delay)), :expires_at,
             CASE WHEN EXISTS (SELECT 1 FROM {subscription} WHERE name = :compensation) THEN :direct END)
+"""
+
+_APPENDED_LAST = """
+    SELECT id, direct IS NOT NULL FROM {message} WHERE id > last_insert_rowid() - :count ORDER BY id
 """
 
 #: `max(id)` falls when the log is purged empty; the sequence does not.

@@ -140,7 +140,10 @@ class Subscriptions:
                 and different selections would pass over each other's messages. Or what its direct writers leave behind
                 goes to another destination.
         """
-        if self.check(channel, declared) is None:
+        stored = self.check(channel, declared)
+        if stored is not None and (stored.destination is not None or declared.destination is None):
+            return stored
+        if stored is None:
             self._create(channel, declared, start)
         if declared.destination is not None:
             values = self._values(declared)

@@ -46,9 +46,12 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a write brought: the ids of the messages, in their order, and the places of those sent by their writer."""
+    """What a write brought: an id for each message, in their order; of these the ones that were no repetitions; and the
+    places of those that their writer is to send.
+    """
 
     message_ids: list[UUID]
+    messages: Sequence[Message]
     direct: list[Place] = field(default_factory=list)
 
 
@@ -74,8 +77,9 @@ class Writing:
         first: dict[int, UUID] = {}
         if any(message.dedup_key is not None for message in messages):
             first = yield from self._dedup.claim(messages)
-        written = Written([first.get(place, message.message_id) for place, message in enumerate(messages)])
+        ids = [first.get(place, message.message_id) for place, message in enumerate(messages)]
         new = [message for place, message in enumerate(messages) if place not in first] if first else messages
+        written = Written(ids, new)
         for part in _parts(new):
             yield from self._insert(part, direct, written)
         return written
@@ -92,10 +96,10 @@ class Writing:
             )
             for m, ours in zip(messages, taken, strict=True)
         ]  # fmt: skip
-        ids = yield from self._database.dialect.append(self._database.names, rows, compensation=compensation)
-        if ids:
-            placed = zip(ids, messages, taken, strict=True)
-            written.direct.extend((id, m.message_id) for id, m, ours in placed if ours)
+        places = yield from self._database.dialect.append(self._database.names, rows, compensation=compensation)
+        if places:
+            placed = zip(places, messages, strict=True)
+            written.direct.extend((id, m.message_id) for (id, marked), m in placed if marked)
 
 
 def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:

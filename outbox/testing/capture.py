@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Final, Self, cast, overload
+from typing import Any, Final, Self, TypedDict, Unpack, cast, overload
 from uuid import UUID
 
 from outbox.message import Message
@@ -34,6 +34,20 @@ class _Any:
 
 
 ANY: Final = _Any()
+
+
+class Description(TypedDict, total=False):
+    """What is asked of a message.
+
+    `key`, `tags`: exactly these; `None` is a message without. `body`: what was given to `send`; JSON is compared as
+    values, everything else as bytes. `headers`: these at least. `where`: a function that is true of it.
+    """
+
+    key: str | _Any | None
+    tags: str | _Any | None
+    body: object
+    headers: Mapping[str, str] | None
+    where: Callable[[Message], object] | None
 
 
 class Capture:
@@ -84,57 +98,24 @@ class Capture:
         self._first = len(self._watch.entries)
 
     @overload
-    def assert_sent(
-        self,
-        topic: str,
-        *,
-        key: str | _Any | None = ...,
-        tags: str | _Any | None = ...,
-        body: object = ...,
-        headers: Mapping[str, str] | None = ...,
-        count: None = ...,
-        where: Callable[[Message], object] | None = ...,
-    ) -> Message: ...
-
+    def assert_sent(self, topic: str, *, count: None = ..., **description: Unpack[Description]) -> Message: ...
     @overload
+    def assert_sent(self, topic: str, *, count: int, **description: Unpack[Description]) -> list[Message]: ...
     def assert_sent(
-        self,
-        topic: str,
-        *,
-        key: str | _Any | None = ...,
-        tags: str | _Any | None = ...,
-        body: object = ...,
-        headers: Mapping[str, str] | None = ...,
-        count: int,
-        where: Callable[[Message], object] | None = ...,
-    ) -> list[Message]: ...
-
-    def assert_sent(
-        self,
-        topic: str,
-        *,
-        key: str | _Any | None = ANY,
-        tags: str | _Any | None = ANY,
-        body: object = ANY,
-        headers: Mapping[str, str] | None = None,
-        count: int | None = None,
-        where: Callable[[Message], object] | None = None,
+        self, topic: str, *, count: int | None = None, **description: Unpack[Description]
     ) -> Message | list[Message]:
         """Require a message of this description, and return the first one; with `count` exactly so many, and all.
 
         Args:
             topic: its topic.
-            key, tags: exactly these; `None` is a message without.
-            body: what was given to `send`; JSON is compared as values, everything else as bytes.
-            headers: these at least.
             count: how many such messages there are; 0 for none.
-            where: a function that is true of it.
+            description: see `Description`.
 
         Raises:
             AssertionError: there is none, or another number; the text shows what was sent instead.
         """
         __tracebackhide__ = True
-        wanted = _Wanted(topic, key, tags, body, headers, where)
+        wanted = _Wanted(topic, **description)
         found = [message for message in self.messages if not wanted.differences(message)]
         if count is None and found:
             return found[0]
@@ -205,11 +186,11 @@ class _Wanted:
     """The description of a message."""
 
     topic: str
-    key: str | _Any | None
-    tags: str | _Any | None
-    body: object
-    headers: Mapping[str, str] | None
-    where: Callable[[Message], object] | None
+    key: str | _Any | None = ANY
+    tags: str | _Any | None = ANY
+    body: object = ANY
+    headers: Mapping[str, str] | None = None
+    where: Callable[[Message], object] | None = None
 
     def differences(self, message: Message) -> list[str]:
         """The names of what differs; of another topic nothing else is said."""

@@ -15,6 +15,19 @@ Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
 _VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
 
 
+#: How much larger a call may be than the one before.
+_GROWTH = 8
+
+
+def next_size(size: int, call: int, took: float, *, allowed: float, most: int) -> int:
+    """How many messages the next call may hold: as many as fit into the `allowed` seconds, growing step by step.
+
+    `size`: how many the last one could have held; `call`: how many it held; `took`: its seconds.
+    """
+    fitting = int(allowed * call / max(took, 1e-6))
+    return max(1, min(most, fitting, max(size, call * _GROWTH)))
+
+
 class Call:
     """One call of the handler: under way, or finished with verdicts or an error."""
 

@@ -18,7 +18,7 @@ from tenacity.wait import wait_base, wait_random_exponential
 from outbox.message import Message
 from outbox.store.parked import Aside
 from outbox.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, seconds_to_wait
-from outbox.worker.calls import Call, Caller
+from outbox.worker.calls import Call, Caller, next_size
 from outbox.worker.notices import Notices
 
 logger = logging.getLogger("outbox")
@@ -27,7 +27,6 @@ BLOCKED = Aside(state="blocked", blocks=True)
 
 #: A call should take no more than this share of its deadline; the number of messages a call adapts to it.
 _SHARE_OF_DEADLINE = 0.25
-_GROWTH = 8
 #: A call that has not come back after so many deadlines never will. Its keys are held meanwhile, so not too many.
 _HOPELESS = 3
 _MAX_ERROR = 2000
@@ -307,8 +306,8 @@ class HandOver:
         count = len(call.messages)
         if self._accepts >= self._careful_until:
             self._most, self._careful_until = min(2 * self._most, self._limit), self._accepts + self._limit
-        fitting = self._policy.deadline.total_seconds() * _SHARE_OF_DEADLINE * count / max(call.seconds, 1e-6)
-        self._size = max(1, min(self._most, int(fitting), max(self._size, count * _GROWTH)))
+        allowed = self._policy.deadline.total_seconds() * _SHARE_OF_DEADLINE
+        self._size = next_size(self._size, count, call.seconds, allowed=allowed, most=self._most)
 
     def _pause(self) -> bool:
         self._failures += 1
