@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from queue import SimpleQueue
@@ -15,6 +16,10 @@ from outbox.store.dialect import Channel
 
 logger = logging.getLogger("outbox")
 
+#: Batches that are read before they are wanted. With one, the reading thread would get to send its next query only
+#: when whoever handles the batch lets go of the interpreter, and the server would rest until then.
+AHEAD = 2
+
 
 class Reader:
     """Reads batch by batch. At most one read is under way; the cursor belongs to whoever does it."""
@@ -23,40 +28,46 @@ class Reader:
         self._database = database
         self._channel = channel
         self._cursor = cursor
-        self._ahead = False
+        #: How many batches were asked for, and not looked at yet.
+        self._asked = 0
         self._requests: SimpleQueue[bool] = SimpleQueue()
         self._answers: SimpleQueue[Batch | Exception] = SimpleQueue()
+        #: Looked at, and not taken yet.
+        self._seen: deque[Batch | Exception] = deque()
         self._thread: threading.Thread | None = None
 
     def read(self) -> Batch:
-        """The next batch: the one that was read ahead, or what there is now."""
-        if not self._ahead:
+        """The next batch: the first that was read ahead, or what there is now."""
+        if not self._seen and not self._asked:
             return _read(self._cursor, self._channel)
-        self._ahead = False
-        answer = self._answers.get()
+        answer = self._seen.popleft() if self._seen else self._answer()
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    def read_ahead(self) -> None:
-        """Begin to read the batch after the last one; `read` will return it."""
-        if self._ahead:
-            return
+    def read_ahead(self, batches: int = AHEAD) -> None:
+        """Begin to read the batches after the last one; `read` will return them, one after the other."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._read_for_ever, name="outbox-reader", daemon=True)
             self._thread.start()
-        self._ahead = True
-        self._requests.put(True)
+        while self._asked + len(self._seen) < batches:
+            self._asked += 1
+            self._requests.put(True)
 
     def more(self) -> bool:
         """Whether messages wait behind the last batch; they stay there for `read`."""
-        self.read_ahead()
-        answer = self._answers.get()
+        self.read_ahead(1)
+        if not self._seen:
+            self._seen.append(self._answer())
+        answer = self._seen[0]
         if isinstance(answer, Batch) and not answer.seen:
-            self._ahead = False
+            self._seen.popleft()
             return False
-        self._answers.put(answer)
         return isinstance(answer, Batch) and bool(answer.messages)
+
+    def _answer(self) -> Batch | Exception:
+        self._asked -= 1
+        return self._answers.get()
 
     @property
     def due_in(self) -> float:
@@ -69,9 +80,9 @@ class Reader:
 
     def forget(self) -> Cursor:
         """Drop what was read ahead, and hand the cursor out."""
-        if self._ahead:
-            self._ahead = False
-            self._answers.get()
+        self._seen.clear()
+        while self._asked:
+            self._answer()
         return self._cursor
 
     def close(self) -> None:
