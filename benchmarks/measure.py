@@ -70,8 +70,8 @@ class Scale:
     #: How often it is each side's turn, and for how long; longer where a turn ends with what it left to be sent.
     business_turns: int = 12
     business_seconds: float = 0.3
-    direct_turns: int = 4
-    direct_seconds: float = 1.0
+    direct_turns: int = 3
+    direct_seconds: float = 2.0
     imports: int = 5
     drained: int = 200_000
     passed: int = 300_000

@@ -10,17 +10,13 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
+from outbox.pace import Pace
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.writing import Sent
 
 logger = logging.getLogger("outbox")
 
-#: NOTIFYs of one process come no faster than this; what falls between is one hint. Where many fall between, workers
-#: have enough to do without being woken.
-_COALESCE_SECONDS = 0.01
-_COALESCE_MANY_SECONDS = 0.05
-_MANY = 3
 _RECONNECT_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 30.0
 
@@ -77,6 +73,7 @@ class Hints:
         self._lock = threading.Lock()
         self._thread = None
         self._hints = 0
+        self._pace = Pace()
         self._closing = False
 
     def _start(self) -> None:
@@ -100,7 +97,7 @@ class Hints:
         hints, self._hints = self._hints, 0
         if hints:
             channel = self._notify(channel)
-            time.sleep(_COALESCE_SECONDS if hints < _MANY else _COALESCE_MANY_SECONDS)
+            time.sleep(self._pace.after(hints))
         return channel
 
     def _notify(self, channel: Channel | None) -> Channel | None:

@@ -12,8 +12,6 @@ from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from tenacity.wait import wait_exponential
-
 from outbox.errors import HungHandlerError, SubscriptionError
 from outbox.faults import crash_point
 from outbox.message import Message
@@ -23,7 +21,7 @@ from outbox.store.place import place_of
 from outbox.store.subscription import Declaration, OnDead, Start, compensation_of, is_compensation
 from outbox.verdict import RetryPolicy, Verdict, seconds_to_wait
 from outbox.worker import Settings, Worker
-from outbox.worker.companion import Companion
+from outbox.worker.companion import BEGIN_AGAIN, Companion
 from outbox.worker.handover import HandlerPolicy
 from outbox.worker.turns import Turns
 
@@ -32,8 +30,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox")
 
-#: How long an embedded relay pauses before it begins again beside a call that hangs, in seconds.
-_BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
 #: Calls that may hang on threads of their own before an embedded relay waits for some of them to come back.
 _MOST_LEFT_BEHIND = 8
 #: For one call of a sender.
@@ -192,7 +188,7 @@ class Relay:
             except HungHandlerError as error:
                 failures += 1
                 logger.error("the sender hangs, beginning again: %s", error)
-            if not self._rest_beside_hung_calls(seconds_to_wait(_BEGIN_AGAIN, failures)):
+            if not self._rest_beside_hung_calls(seconds_to_wait(BEGIN_AGAIN, failures)):
                 return
 
     def _run_in_background(self) -> None:

@@ -11,14 +11,10 @@ from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
 from outbox.courier import MOST_AT_ONCE, Courier
+from outbox.pace import Pace
 from outbox.store.writing import Direct, Place
 from outbox.worker.keeper import clock
 
-#: Between two batches, for what is committed meanwhile goes together: at least; as a multiple of what the last one
-#: took, so that writers who keep the machine busy get most of it; and at most.
-_COALESCE_SECONDS = 0.005
-_COALESCE_TIMES = 3
-_LONGEST_COALESCE_SECONDS = 0.05
 #: For so long no more is promised when the destination is away, or when a round takes longer.
 _PAUSE_SECONDS = 1.0
 _LONGEST_WAIT = 30.0
@@ -51,6 +47,7 @@ class Rounds:
         self.known: Direct | None = None
         # The thread's own
         self._due: deque[_Committed] = deque()
+        self._pace = Pace()
         self._away_until = 0.0
         self._busy_since: float | None = None
 
@@ -145,7 +142,6 @@ class Rounds:
         return batch
 
     def _deliver(self, batch: list[_Committed]) -> None:
-        began = clock()
         bag = {place: committed.until for committed in batch for place in committed.places}
         try:
             self._courier.deliver(bag)
@@ -157,9 +153,8 @@ class Rounds:
         # What is left now was rolled back to a savepoint.
         if self._courier.away:
             self._away_until = clock() + _PAUSE_SECONDS
-        if not self._ending:
-            pause = _COALESCE_TIMES * (clock() - began)
-            time.sleep(min(max(_COALESCE_SECONDS, pause), _LONGEST_COALESCE_SECONDS))
+        if not self._ending and not self._due:
+            time.sleep(self._pace.after(len(batch)))
 
 
 def _left(batch: list[_Committed], bag: Collection[Place]) -> Iterator[_Committed]:

@@ -109,7 +109,7 @@ def test_it_ends_with_a_word_when_it_cannot_go_on(pg_engine, caplog):
 
 def test_a_long_silence_of_the_destination_does_not_pile_up_threads(pg_engine, monkeypatch):
     """Each hung call costs a thread that nobody can end, so there are only so many, however often it begins again."""
-    monkeypatch.setattr("outbox.relay._BEGIN_AGAIN", wait_fixed(0.01))
+    monkeypatch.setattr("outbox.relay.BEGIN_AGAIN", wait_fixed(0.01))
     outbox, destination = Outbox(pg_engine), Destination()
     over = False
     destination.hanging = lambda _messages: not over

@@ -37,12 +37,13 @@ _PATIENCE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_
 
 
 class PostgresChannel:
-    """A psycopg connection in autocommit, taken out of the engine's pool."""
+    """A psycopg connection in autocommit, made as the engine makes its own."""
 
     def __init__(self, engine: Engine, name: str) -> None:
-        self._owner = engine.raw_connection()
+        # Not of the engine's own pool, where it would take somebody's place: a detached connection leaves one to be
+        # filled behind, by which the application would go round more connections than it needs.
+        self._owner = engine.pool.recreate().connect()
         driver = self._owner.driver_connection
-        # Detached, so that it takes nobody's place in the pool.
         self._owner.detach()
         if not isinstance(driver, psycopg.Connection):
             self._owner.close()
@@ -109,7 +110,7 @@ class PostgresChannel:
             raise psycopg.OperationalError(answer.get_error_message())
 
     def close(self) -> None:
-        """Close the socket. The pool is not asked: it would roll back first, and report a lost connection loudly."""
+        """Close the socket. No pool is asked: it would roll back first, and report a lost connection loudly."""
         self._driver.close()
         self._owner.invalidate()
 

@@ -20,7 +20,8 @@ from outbox.worker import Worker
 logger = logging.getLogger("outbox")
 
 _LOOK_SECONDS = 1.0
-_BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
+#: Seconds before something is begun again that ended by itself.
+BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
 #: After so long a failure says nothing about the one before.
 _WELL_SECONDS = 60.0
 
@@ -103,7 +104,7 @@ class Companion:
             self._hangs()
         except Exception:
             self._failures = self._failures + 1 if time.monotonic() - began < _WELL_SECONDS else 1
-            self._look_at = time.monotonic() + seconds_to_wait(_BEGIN_AGAIN, self._failures)
+            self._look_at = time.monotonic() + seconds_to_wait(BEGIN_AGAIN, self._failures)
             logger.exception("%s stopped, beginning again", self._name)
         finally:
             self._works = False
