@@ -1,4 +1,4 @@
-"""Databases and servers for the tests: one server a run, one database a test."""
+"""Databases and servers for the tests: one server a run, one database a test. And a shop that uses them."""
 
 import os
 import shutil
@@ -11,9 +11,11 @@ import pytest
 import sqlalchemy
 from sqlalchemy import Engine, text
 
-from outbox import create_engine, migrate
+from outbox import Outbox, create_engine, migrate
 from outbox.store.postgresql import POSTGRESQL
 from outbox.testing.servers import LocalServer, NatsServer, PostgresServer, ServerMissing
+from tests.handles import awaited
+from tests.orders import Base
 
 TEMPLATE = "outbox_template"
 
@@ -108,3 +110,21 @@ def adopt(engine: Engine) -> None:
         system, database = connection.execute(text(POSTGRESQL.identity)).one()
         update = text("UPDATE outbox_meta SET system_identifier = :system, database_oid = :database")
         connection.execute(update, {"system": system, "database": database})
+
+
+@pytest.fixture
+def shop(engine: Engine) -> Iterator[Outbox]:
+    """An outbox beside a business table."""
+    Base.metadata.create_all(engine)
+    outbox = Outbox(engine)
+    yield outbox
+    outbox.close()
+
+
+@pytest.fixture
+def async_shop(engine: Engine) -> Iterator[Outbox]:
+    """The same on an AsyncEngine."""
+    Base.metadata.create_all(engine)
+    outbox = Outbox(awaited(engine))
+    yield outbox
+    outbox.close()

@@ -5,16 +5,27 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 from datetime import timedelta
+from typing import Any
 
 from sqlalchemy import Connection, Engine, insert, select
 
+from outbox import Outbox, Relay
 from outbox.message import uuid7
 from outbox.store.ack import Acks
 from outbox.store.database import Database
+from outbox.store.log import Limits
 from outbox.store.subscription import Declaration, Subscription, Subscriptions, compensation_of
+from outbox.worker import Settings
+from tests.fire.destination import Destination
 from tests.readers import Collector
 
 BRIEFLY = timedelta(milliseconds=600)
+BRISK = Settings(
+    limits=Limits(rows=200),
+    poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
+    lease=timedelta(seconds=2),
+    renew_every=timedelta(milliseconds=300),
+)
 
 
 def append(connection: Connection, *bodies: str, direct: str | None = "relay", key: str | None = None) -> list[int]:
@@ -69,3 +80,8 @@ class Timed(Collector):
         """Done, all of them, now."""
         self.came_at.update((message.body, time.monotonic()) for message in messages)
         return super().__call__(messages)
+
+
+def relay_of(engine: Engine, destination: Destination, **options: Any) -> Relay:
+    """A relay that loses no time."""
+    return Relay(Outbox(engine), destination, **{"settings": BRISK, **options})

@@ -1,127 +1,18 @@
 """Handing over, without a database: how many messages a call holds, and who is to blame for what goes wrong."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
 
 import pytest
-from tenacity import wait_fixed, wait_none
+from tenacity import wait_none
 
-from outbox import Message, Reject, Retry, RetryPolicy, Unavailable, Verdict
+from outbox import Message, Reject, Retry, Unavailable, Verdict
 from outbox.verdict import DONE
-from outbox.worker.calls import Call, Caller
-from outbox.worker.handover import BLOCKED, HandlerPolicy, HandOver, Outcome
+from outbox.worker.calls import Call
+from outbox.worker.handover import BLOCKED, HandlerPolicy
 from outbox.worker.notices import Notices
-
-POLICY = HandlerPolicy(
-    retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=0.1), pause=wait_fixed(0.001)
-)
-EARLIER = Unavailable("an earlier message of its key was not stored")
-
-
-def messages(*keys: str | None, first: int = 1, topic: str = "orders") -> list[Message]:
-    """Messages with these keys, numbered in the order of the log; the body is the number."""
-    found = []
-    for id, key in enumerate(keys, first):
-        message = Message(topic, str(id), key=key)
-        message.id = id
-        found.append(message)
-    return found
-
-
-def again(message: Message, attempt: int) -> Message:
-    """The same message as it is read from where it was set aside."""
-    copy = Message(message.topic, message.body, key=message.key)
-    copy.id, copy.attempt = message.id, attempt
-    return copy
-
-
-class Handler:
-    """Answers what `answer` says of each message, and keeps what it was called with."""
-
-    def __init__(self, answer: Callable[[Message], Verdict] = lambda _: DONE) -> None:
-        self.answer = answer
-        self.calls: list[list[int]] = []
-
-    def __call__(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Behind the first of a key that is not done nothing of the key is."""
-        self.calls.append(ids(messages))
-        verdicts: list[Verdict] = []
-        stopped: set[str | None] = set()
-        for message in messages:
-            verdict = EARLIER if message.key in stopped else self.answer(message)
-            if verdict is not DONE and message.key is not None:
-                stopped.add(message.key)
-            verdicts.append(verdict)
-        return verdicts
-
-
-class Stage:
-    """A hand-over, and a stop that is asked after so many rests."""
-
-    def __init__(self, handler: Any, policy: HandlerPolicy = POLICY, *, most: int = 100, rests: int = 10_000) -> None:
-        self.rests = rests
-        self.hand_over = HandOver(Caller(handler), policy, before_call=lambda: None, rest=self._rest, most=most)
-
-    def run(self, messages: Sequence[Message], *, patient: bool = True, room: int = 1000) -> Outcome:
-        """One batch."""
-        return self.hand_over.run(list(messages), patient=patient, room=room)
-
-    def _rest(self, seconds: float) -> bool:
-        time.sleep(seconds)
-        self.rests -= 1
-        return self.rests > 0
-
-
-def ids(messages: Sequence[Message]) -> list[int]:
-    return [message.id or 0 for message in messages]
-
-
-def seen(outcome: Outcome) -> dict[str, Any]:
-    """What came of a batch, by id."""
-    return {
-        "done": ids(outcome.done),
-        "aside": [(message.id, fate.state, fate.attempts) for message, fate in outcome.aside],
-        "open": ids(outcome.open),
-    }
-
-
-def only(*bad: int, verdict: Verdict) -> Callable[[Message], Verdict]:
-    """This verdict for these, Done for the others."""
-    return lambda message: verdict if message.id in bad else DONE
-
-
-def raising(*bad: int) -> Callable[[Message], Verdict]:
-    """Raises for these, Done for the others."""
-
-    def answer(message: Message) -> Verdict:
-        if message.id in bad:
-            raise ValueError("cannot take this")
-        return DONE
-
-    return answer
-
-
-@contextmanager
-def hanging(handler: Handler, *bad: int) -> Iterator[threading.Event]:
-    """Calls with these messages hang until released."""
-    released = threading.Event()
-    former = handler.answer
-
-    def answer(message: Message) -> Verdict:
-        if message.id in bad:
-            released.wait(30)
-        return former(message)
-
-    handler.answer = answer
-    try:
-        yield released
-    finally:
-        released.set()
-
+from tests.stage import POLICY, Handler, Stage, again, ids, messages, only, raising, seen
 
 # How many messages a call holds
 
@@ -349,85 +240,6 @@ def test_a_missing_topic_is_left_and_the_others_go_on():
     assert seen(outcome) == {"done": [10, 11], "aside": [], "open": [1, 2, 3]}
     assert outcome.sick == {"gone"}
     assert len(handler.calls) < 8
-
-
-# Calls that hang
-
-
-def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
-    handler = Handler()
-    with hanging(handler, 1):
-        outcome = Stage(handler).run(messages("a", "b", "a", "b"))
-
-    assert seen(outcome) == {"done": [2, 4], "aside": [(1, "retry", 1), (3, "blocked", 0)], "open": []}
-
-
-def test_a_call_that_hangs_when_nothing_else_is_accepted_counts_nothing():
-    handler = Handler()
-    with hanging(handler, 1, 2):
-        outcome = Stage(handler).run(messages("a", "b"))
-
-    assert seen(outcome) == {"done": [], "aside": [], "open": [1, 2]}
-
-
-def test_the_answer_of_a_call_that_hung_for_a_while_is_used():
-    handler = Handler()
-    with hanging(handler, 1) as released:
-        timer = threading.Timer(0.2, released.set)
-        timer.start()
-        outcome = Stage(handler).run(messages("a", "a"))
-
-    assert seen(outcome) == {"done": [1, 2], "aside": [], "open": []}
-    assert [call for call in handler.calls if 1 in call] == [[1]]
-
-
-def test_a_message_that_hangs_again_when_it_is_due_again_is_counted_again():
-    """It is read anew from where it was set aside, by a worker that was started anew."""
-    handler = Handler()
-    (poison,) = messages("a")
-    with hanging(handler, 1):
-        stage = Stage(handler)
-        first = stage.run([again(poison, 2)], patient=False, room=0)
-        stage.run(messages("b", "c", first=2))
-        second = stage.run([again(poison, 2)], patient=False, room=0)
-
-    assert seen(first) == {"done": [], "aside": [], "open": [1]}
-    assert seen(second) == {"done": [], "aside": [(1, "retry", 2)], "open": []}
-
-
-def test_one_hung_call_counts_once():
-    """The message is due again while its call hangs still: it was not tried again, and is not counted again."""
-    handler = Handler()
-    (poison,) = messages("a")
-    with hanging(handler, 1):
-        stage = Stage(handler)
-        first = stage.run([poison, *messages("b", first=2)])
-        stage.run(messages("c", first=3))
-        second = stage.run([again(poison, 2)], patient=False, room=0)
-
-    assert seen(first) == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
-    assert seen(second) == {"done": [], "aside": [], "open": [1]}
-
-
-def test_too_many_hung_calls_end_it():
-    handler = Handler()
-    stage = Stage(handler)
-    with hanging(handler, *range(1, 20)):
-        outcome = stage.run(messages(*"abcdefghij"))
-
-    assert stage.hand_over.gave_up
-    assert (ids(outcome.done), len(outcome.open)) == ([], 10)
-    assert len(handler.calls) <= POLICY.max_hung + 1
-
-
-def test_calls_that_came_back_are_not_held_against_the_destination():
-    handler = Handler()
-    stage = Stage(handler)
-    with hanging(handler, *range(1, 6)):
-        stage.run(messages(*"abcde"))
-    time.sleep(0.1)
-
-    assert not stage.hand_over.gave_up
 
 
 # What a sender must not do

@@ -1,22 +1,19 @@
 """`begin()` and `@transactional`: a transaction that commits at the end, and joins the one that is running."""
 
+import asyncio
 import threading
-from typing import assert_type
+from collections.abc import Iterator
+from typing import Any, assert_type
 
 import pytest
 from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from outbox import Outbox
-from tests.orders import Base, Order, customers
+from outbox import DatabaseError, Outbox
+from tests.handles import awaited
+from tests.orders import Order, customers
 from tests.readers import bodies
-
-
-@pytest.fixture
-def shop(engine: Engine) -> Outbox:
-    """An outbox beside a business table."""
-    Base.metadata.create_all(engine)
-    return Outbox(engine)
 
 
 def test_a_block_commits_at_its_end_and_rolls_back_when_it_raises(shop, engine):
@@ -142,3 +139,107 @@ def test_an_explicit_session_wins(shop, engine):
         session.commit()
 
     assert bodies(engine) == [b"2"]
+
+
+# What cannot be transactional
+
+
+def test_methods_are_refused_and_told_what_to_do(shop):
+    class Checkout:
+        def place(self, session: Session) -> None:
+            """A method's first argument is itself."""
+
+        async def place_later(self, session: AsyncSession) -> None:
+            """And so is that of one that is awaited."""
+
+        @classmethod
+        def of_the_class(cls, session: Session) -> None:
+            """And so is that of a class method."""
+
+    methods: list[Any] = [Checkout.place, Checkout.place_later, Checkout.__dict__["of_the_class"].__func__]
+    for method in methods:
+        with pytest.raises(TypeError, match=r"a method's is itself; use outbox\.begin\(\) in methods"):
+            shop.transactional(method)
+
+
+def test_generators_are_refused_and_told_what_to_do(shop):
+    def numbers(session: Session) -> Iterator[int]:
+        yield 1
+
+    async def later(session: AsyncSession):
+        yield 1
+
+    generators: list[Any] = [numbers, later]
+    for generator in generators:
+        with pytest.raises(TypeError, match=r"cannot be a generator: .* use outbox\.begin\(\) inside of it"):
+            shop.transactional(generator)
+
+
+def test_blocking_and_awaited_are_not_mixed(shop, async_shop):
+    async def later(session: AsyncSession) -> None:
+        """Needs an AsyncEngine."""
+
+    def now(session: Session) -> None:
+        """Needs an Engine."""
+
+    async def enter(outbox: Outbox) -> None:
+        async with outbox.abegin():
+            pass
+
+    with pytest.raises(DatabaseError, match="an Engine that blocks; use a function without async, or a second Outbox"):
+        shop.transactional(later)
+    with pytest.raises(DatabaseError, match="made on an AsyncEngine; use async def, or a second Outbox"):
+        async_shop.transactional(now)
+    with pytest.raises(DatabaseError, match=r"use with outbox\.begin\(\)"):
+        asyncio.run(enter(shop))
+    with pytest.raises(DatabaseError, match=r"use async with outbox\.abegin\(\)"), async_shop.begin():
+        pass
+
+
+# Types, as a type checker sees them
+
+
+def test_what_a_function_returns_and_takes_is_typed(shop: Outbox, engine: Engine) -> None:
+    @shop.transactional
+    def plain(session: Session, customer: str, *, total: int = 0) -> tuple[str, int]:
+        return customer, total
+
+    @shop.transactional(propagation="requires_new")
+    def with_options(session: Session, customer: str) -> str:
+        return customer
+
+    with shop.begin("required") as session:
+        assert_type(session, Session)
+    with Session(engine) as given:
+        assert_type(plain(given, "ann", total=1), tuple[str, int])
+    assert_type(plain("ann", total=42), tuple[str, int])
+    assert_type(with_options("ann"), str)
+
+    assert (plain("ann", total=42), with_options("ann")) == (("ann", 42), "ann")
+    with pytest.raises(TypeError):
+        plain("ann", sum=42)  # type: ignore[call-overload]
+    with pytest.raises(TypeError):
+        with_options()  # type: ignore[call-overload]
+
+
+def test_what_an_async_function_returns_and_takes_is_typed(engine: Engine) -> None:
+    bound = awaited(engine)
+    outbox = Outbox(async_sessionmaker(bound, expire_on_commit=False))
+
+    @outbox.transactional
+    async def plain(session: AsyncSession, customer: str) -> list[str]:
+        return [customer]
+
+    @outbox.transactional(propagation="required")
+    async def with_options(session: AsyncSession, customer: str) -> str:
+        return customer
+
+    async def scenario() -> tuple[list[str], str]:
+        async with outbox.abegin() as session:
+            assert_type(session, AsyncSession)
+            assert_type(await plain(session, "ann"), list[str])
+        assert_type(await plain("ann"), list[str])
+        assert_type(await with_options("ann"), str)
+        return await plain("ann"), await with_options("ann")
+
+    assert asyncio.run(scenario()) == (["ann"], "ann")

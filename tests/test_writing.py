@@ -20,13 +20,6 @@ from tests.readers import bodies, delivered
 from tests.waiting import eventually
 
 
-@pytest.fixture
-def shop(engine: Engine) -> Outbox:
-    """An outbox beside a business table."""
-    Base.metadata.create_all(engine)
-    return Outbox(engine)
-
-
 @contextmanager
 def statements(engine: Engine) -> Iterator[list[str]]:
     """The first words of the statements that are executed."""

@@ -1,0 +1,82 @@
+"""Handing over to a handler that does not come back: the others go on, and the one that hangs is found."""
+
+import threading
+import time
+
+from tests.stage import POLICY, Handler, Stage, again, hanging, ids, messages, seen
+
+
+def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
+    handler = Handler()
+    with hanging(handler, 1):
+        outcome = Stage(handler).run(messages("a", "b", "a", "b"))
+
+    assert seen(outcome) == {"done": [2, 4], "aside": [(1, "retry", 1), (3, "blocked", 0)], "open": []}
+
+
+def test_a_call_that_hangs_when_nothing_else_is_accepted_counts_nothing():
+    handler = Handler()
+    with hanging(handler, 1, 2):
+        outcome = Stage(handler).run(messages("a", "b"))
+
+    assert seen(outcome) == {"done": [], "aside": [], "open": [1, 2]}
+
+
+def test_the_answer_of_a_call_that_hung_for_a_while_is_used():
+    handler = Handler()
+    with hanging(handler, 1) as released:
+        timer = threading.Timer(0.2, released.set)
+        timer.start()
+        outcome = Stage(handler).run(messages("a", "a"))
+
+    assert seen(outcome) == {"done": [1, 2], "aside": [], "open": []}
+    assert [call for call in handler.calls if 1 in call] == [[1]]
+
+
+def test_a_message_that_hangs_again_when_it_is_due_again_is_counted_again():
+    """It is read anew from where it was set aside, by a worker that was started anew."""
+    handler = Handler()
+    (poison,) = messages("a")
+    with hanging(handler, 1):
+        stage = Stage(handler)
+        first = stage.run([again(poison, 2)], patient=False, room=0)
+        stage.run(messages("b", "c", first=2))
+        second = stage.run([again(poison, 2)], patient=False, room=0)
+
+    assert seen(first) == {"done": [], "aside": [], "open": [1]}
+    assert seen(second) == {"done": [], "aside": [(1, "retry", 2)], "open": []}
+
+
+def test_one_hung_call_counts_once():
+    """The message is due again while its call hangs still: it was not tried again, and is not counted again."""
+    handler = Handler()
+    (poison,) = messages("a")
+    with hanging(handler, 1):
+        stage = Stage(handler)
+        first = stage.run([poison, *messages("b", first=2)])
+        stage.run(messages("c", first=3))
+        second = stage.run([again(poison, 2)], patient=False, room=0)
+
+    assert seen(first) == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
+    assert seen(second) == {"done": [], "aside": [], "open": [1]}
+
+
+def test_too_many_hung_calls_end_it():
+    handler = Handler()
+    stage = Stage(handler)
+    with hanging(handler, *range(1, 20)):
+        outcome = stage.run(messages(*"abcdefghij"))
+
+    assert stage.hand_over.gave_up
+    assert (ids(outcome.done), len(outcome.open)) == ([], 10)
+    assert len(handler.calls) <= POLICY.max_hung + 1
+
+
+def test_calls_that_came_back_are_not_held_against_the_destination():
+    handler = Handler()
+    stage = Stage(handler)
+    with hanging(handler, *range(1, 6)):
+        stage.run(messages(*"abcde"))
+    time.sleep(0.1)
+
+    assert not stage.hand_over.gave_up
