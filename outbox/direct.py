@@ -48,7 +48,7 @@ class DirectSends:
         then all goes by the relay, whose business such things are.
         """
         with suppress(Exception):
-            rounds = self._running()
+            rounds = None if self._abandoned else self._running()
             if rounds is not None and rounds.ready and rounds.waiting + number <= _MOST_WAITING:
                 return rounds.known
         return None
@@ -69,6 +69,11 @@ class DirectSends:
             rounds.end()
 
     def close(self, timeout: float = _LAST_SECONDS) -> None:
+        """`end`, and wait for it: for at most `timeout` seconds."""
+        self.end()
+        self.drain(timeout)
+
+    def drain(self, timeout: float) -> None:
         """Send what is waiting, for at most `timeout` seconds, and end the thread; a later commit begins anew."""
         rounds, self._rounds = self._rounds, None
         if rounds is not None:
@@ -103,13 +108,16 @@ _all: weakref.WeakSet[DirectSends] = weakref.WeakSet()
 _under_way: weakref.WeakSet[Rounds] = weakref.WeakSet()
 _left_behind: list[object] = []
 _drains_at_exit = False
+#: When a process that ends waits no longer.
+_drained_until: float | None = None
 
 
 def _drain() -> None:
-    deadline = clock() + _LAST_SECONDS
+    global _drained_until
+    deadline = _drained_until = _drained_until or clock() + _LAST_SECONDS
     for each in list(_all):
         with suppress(Exception):
-            each.close(max(0.0, deadline - clock()))
+            each.drain(max(0.0, deadline - clock()))
     for rounds in list(_under_way):
         with suppress(Exception):
             rounds.end()
@@ -130,6 +138,8 @@ def _drain_at_exit() -> None:
 
 
 def _after_fork_in_child() -> None:
+    global _drained_until
+    _drained_until = None
     # The parent's connections must not be torn down here.
     _left_behind.extend(_under_way)
     _under_way.clear()

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from queue import Empty, SimpleQueue
 
 from outbox.pace import Pace
 from outbox.store.database import Database
@@ -46,87 +46,116 @@ class Hints:
         if self._listeners:
             self._wake_listeners()
         with suppress(Exception):
-            self._awake()
-            self._hints += 1
-            # Whoever clears it looks for hints after that.
-            if not self._event.is_set():
-                self._event.set()
+            if self._pid != os.getpid():
+                # A fork copies locks in any state, but no threads.
+                self._begin_anew()
+            if self._thread is None:
+                self._start()
+            self._bell.ring()
 
     def close(self) -> None:
         """End the thread and its connection; a later hint begins anew."""
-        if self._thread is not None and self._pid == os.getpid():
-            self._closing = True
-            self._event.set()
-            self._thread.join(timeout=_RECONNECT_SECONDS)
+        thread = self._thread
+        if thread is not None and self._pid == os.getpid():
+            self._bell.close()
             self._begin_anew()
-
-    def _awake(self) -> None:
-        if self._pid != os.getpid():
-            # A fork copies locks in any state, but no threads.
-            self._begin_anew()
-        if self._thread is None:
-            self._start()
+            thread.join(timeout=_RECONNECT_SECONDS)
 
     def _begin_anew(self) -> None:
         self._pid = os.getpid()
-        self._event = threading.Event()
-        self._lock = threading.Lock()
+        self._bell = _Bell()
+        # Signal handlers commit, too: they may interrupt whoever has the lock.
+        self._lock = threading.RLock()
+        self._starting = False
         self._thread = None
-        self._hints = 0
-        self._pace = Pace()
-        self._closing = False
 
     def _start(self) -> None:
         with self._lock:
-            if self._thread is None:
+            if self._thread is not None or self._starting:
+                return
+            self._starting = True
+            try:
                 thread = threading.Thread(
-                    target=_notify_for_ever, args=(weakref.ref(self),), name="outbox-hints", daemon=True
+                    target=_notify_for_ever, args=(weakref.ref(self), self._bell), name="outbox-hints", daemon=True
                 )
                 # May fail for want of memory, or because the interpreter is about to end: then the next hint tries.
                 thread.start()
                 self._thread = thread
+            finally:
+                self._starting = False
 
     def _wake_listeners(self) -> None:
         for listener in list(self._listeners):
             with suppress(Exception):
                 listener.wake()
 
-    def _pass_on(self, channel: Channel | None) -> Channel | None:
-        """Send what hints there are."""
-        self._event.clear()
-        hints, self._hints = self._hints, 0
-        if hints:
-            channel = self._notify(channel)
-            time.sleep(self._pace.after(hints))
-        return channel
-
-    def _notify(self, channel: Channel | None) -> Channel | None:
-        """Send a NOTIFY on a connection of our own; a lost one is opened again, later."""
-        if not self._database.dialect.notifies:
-            return None
-        try:
-            channel = channel or self._database.open()
-            channel.notify()
-        except Exception as error:
-            logger.debug("a wake-up was lost: %s", type(error).__name__)
-            if channel is not None:
-                with suppress(Exception):
-                    channel.close()
-            time.sleep(_RECONNECT_SECONDS)
-            return None
-        return channel
+    def _connected(self) -> Channel | None:
+        """A connection of our own, where others can be notified."""
+        return self._database.open() if self._database.dialect.notifies else None
 
 
-def _notify_for_ever(reference: weakref.ref[Hints]) -> None:
+class _Bell:
+    """Rings for one thread. Whoever rings takes no lock, and may be interrupted by somebody else who does."""
+
+    def __init__(self) -> None:
+        self._rung: SimpleQueue[None] = SimpleQueue()
+        self._closed: SimpleQueue[None] = SimpleQueue()
+        self._rings = False
+        self._times = 0
+        self.open = True
+
+    def ring(self) -> None:
+        """Once more."""
+        self._times += 1
+        # Whoever stops the ringing counts after that.
+        if not self._rings:
+            self._rings = True
+            self._rung.put(None)
+
+    def heard(self, seconds: float) -> int:
+        """Wait until it rings, and say how many times it did."""
+        with suppress(Empty):
+            self._rung.get(timeout=seconds)
+        self._rings = False
+        times, self._times = self._times, 0
+        return times
+
+    def rest(self, seconds: float) -> None:
+        """Listen to nothing, unless it is closed."""
+        with suppress(Empty):
+            self._closed.get(timeout=seconds)
+
+    def close(self) -> None:
+        """It rings no more: whoever waits comes back at once."""
+        self.open = False
+        self._closed.put(None)
+        self._rung.put(None)
+
+
+def _notify_for_ever(reference: weakref.ref[Hints], bell: _Bell) -> None:
     """What the thread does, until the hints are closed, or forgotten: it must not keep them and their engine alive."""
     channel: Channel | None = None
-    while (hints := reference()) is not None and not hints._closing:
-        event = hints._event
+    pace = Pace()
+    while bell.open and reference() is not None:
+        times = bell.heard(_LONGEST_WAIT_SECONDS)
+        hints = reference() if times and bell.open else None
+        if hints is None:
+            continue
+        try:
+            channel = channel or hints._connected()
+            if channel is not None:
+                channel.notify()
+            pause = pace.after(times)
+        except Exception as error:
+            logger.debug("a wake-up was lost: %s", type(error).__name__)
+            _close(channel)
+            channel, pause = None, _RECONNECT_SECONDS
         del hints
-        event.wait(_LONGEST_WAIT_SECONDS)
-        if (hints := reference()) is not None:
-            channel = hints._pass_on(channel)
-            del hints
+        bell.rest(pause)
+    _close(channel)
+
+
+def _close(channel: Channel | None) -> None:
     if channel is not None:
         with suppress(Exception):
             channel.close()

@@ -14,8 +14,9 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox.binds import engine_of, own_engine_of
+from outbox.delays import require_window
 from outbox.handles import Handle, of_scope, require_async
-from outbox.message import MAX_DELAY, Message
+from outbox.message import Message
 from outbox.outbox import Outbox
 from outbox.scopes import Scopes, require_plain_function
 from outbox.store.database import Database
@@ -68,8 +69,7 @@ class Inbox:
         schema: str | None = None,
         retention: timedelta = timedelta(days=7),
     ) -> None:
-        if not isinstance(retention, timedelta) or not timedelta(0) < retention <= MAX_DELAY:
-            raise ValueError(f"retention must be a timedelta of at most {MAX_DELAY.days} days, not {retention!r:.40}")
+        require_window("retention", retention)
         self._consumer = None if consumer is None else _checked(consumer)
         self._scopes: Outbox | Scopes
         if isinstance(bind, Outbox):

@@ -14,7 +14,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, NoReturn, TypedDict, final
 
 from outbox.bodies import check_charset, decode_json, decode_text, encode_body
-from outbox.delays import DELAY_LEVELS, DelayLevel
+from outbox.delays import DELAY_LEVELS, MAX_DELAY, DelayLevel
 from outbox.errors import InvalidMessageError
 from outbox.tracing import TRACE_HEADERS
 
@@ -27,7 +27,6 @@ MAX_TAGS = 255
 MAX_HEADERS = 64
 MAX_HEADER_BYTES = 16 * 1024
 MAX_CONTENT_TYPE = 255
-MAX_DELAY = timedelta(days=36_525)
 FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC)
 LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC)
 

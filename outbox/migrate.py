@@ -40,6 +40,8 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
     """
+    if not isinstance(bind, Engine | Connection):
+        raise TypeError(f"upgrade takes an Engine or a Connection that blocks, not {type(bind).__name__}")
     _require_support(bind.dialect.name, schema)
     with _alembic, _transaction(bind) as connection:
         command.upgrade(_config(connection=connection, schema=schema, slots=slots), "head")

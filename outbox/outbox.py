@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from outbox.binds import engine_of, own_engine_of
+from outbox.delays import require_window
 from outbox.handles import Handle, Link, of_scope, require_async
 from outbox.hints import Hints
 from outbox.message import Message, MessageFields
@@ -73,6 +74,7 @@ class Outbox:
         direct: str | None = None,
         worker_engine: Engine | None = None,
     ) -> None:
+        require_window("dedup_window", dedup_window)
         engine = worker_engine or engine_of(bind)
         self.database = Database(engine, schema, slots=slots, dialect=dialect)
         self.hints = Hints(self.database)
@@ -206,7 +208,8 @@ class Outbox:
     def close(self) -> None:
         """End what this outbox runs in the background: its relay, its direct sends when what waits is sent, its hints.
 
-        The engine is the application's; `engine.dispose()` does not know of the connections that these have.
+        What is sent from now on goes by a relay, for the sender is closed. The engine is the application's;
+        `engine.dispose()` does not know of the connections that these have.
         """
         self.stop()
         if self._direct is not None:

@@ -188,6 +188,9 @@ class Relay:
             except HungHandlerError as error:
                 failures += 1
                 logger.error("the sender hangs, beginning again: %s", error)
+                if not self._stop_asked:
+                    # Both workers may have met hung calls, and the second has stopped the first for it.
+                    self._worker.go_on()
             if not self._rest_beside_hung_calls(seconds_to_wait(BEGIN_AGAIN, failures)):
                 return
 

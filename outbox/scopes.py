@@ -192,7 +192,7 @@ def require_plain_function(function: Callable[..., Any], what: str, instead: str
     """Refuse what a session cannot be passed to, or what runs only after its transaction.
 
     Raises:
-        TypeError: it is a method or a generator; `what` it was to be, and what to use `instead`.
+        TypeError: it is a method or a generator, or has no parameters; `what` it was to be, and what to use `instead`.
     """
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(
@@ -202,6 +202,8 @@ def require_plain_function(function: Callable[..., Any], what: str, instead: str
     first = next(iter(inspect.signature(function).parameters), None)
     if first in ("self", "cls"):
         raise TypeError(f"the session is the first argument, and a method's is itself; use {instead} in methods")
+    if first is None:
+        raise TypeError(f"{what} gets its session as its first argument; {function.__name__} takes none")
 
 
 def _is_here(running: _Running) -> bool:

@@ -43,6 +43,20 @@ class LineFile:
         """Nothing is open."""
 
 
+class Hanging:
+    """A destination that never answers."""
+
+    destination = "file"
+
+    def send(self, messages: Sequence[Message]) -> list[Done]:
+        """Not in this life."""
+        time.sleep(3600)
+        return []
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
 def send(outbox: Outbox, *bodies: str) -> None:
     """One transaction."""
     with outbox.begin() as session:
@@ -114,6 +128,15 @@ def is_a_process_of_multiprocessing(outbox: Outbox) -> None:
     process.start()
     process.join()
     assert process.exitcode == 0
+
+
+def hangs(outbox: Outbox) -> None:
+    """Its sender does not come back."""
+    assert outbox._shared is not None
+    outbox._shared._sender = Hanging()
+    send(outbox, "1")
+    time.sleep(0.5)
+    print(time.time(), flush=True)
 
 
 def is_short(outbox: Outbox) -> None:

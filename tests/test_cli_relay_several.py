@@ -216,7 +216,7 @@ def test_until_empty_finishes_the_others_before_it_says_who_gave_up(two, tmp_pat
     lines = ended.err.splitlines()
     assert (ended.code, bodies(out)) == (4, ["1"])
     assert f"{place_of(well.url)}: relay: 1 sent" in lines
-    gave_up = "gave up after 1.0 s: worker somebody holds the lease of relay"
+    gave_up = "gave up after 1 s: worker somebody holds the lease of relay"
     assert f"Error: {place_of(held.url)}: {gave_up}" in lines
 
 

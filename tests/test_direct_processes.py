@@ -20,10 +20,12 @@ from tests.waiting import eventually
 ROOT = Path(__file__).parents[1]
 
 
-def program(engine: Engine, path: Path | str, way: str, *arguments: str) -> subprocess.Popen[bytes]:
+def program(
+    engine: Engine, path: Path | str, way: str, *arguments: str, stdout: int | None = None
+) -> subprocess.Popen[bytes]:
     url = engine.url.render_as_string(hide_password=False)
     command = [sys.executable, "-W", "ignore", "-m", "tests.direct_program", url, str(path), way, *arguments]
-    return subprocess.Popen(command, cwd=ROOT)
+    return subprocess.Popen(command, cwd=ROOT, stdout=stdout)
 
 
 def arrived(path: Path) -> list[str]:
@@ -51,6 +53,18 @@ def test_a_program_that_ends_has_sent_what_it_committed(engine, tmp_path, way, c
     by_process = {line.split()[1]: line.split()[0] for line in path.read_text().splitlines()}
     if way == "forks":
         assert by_process["parent"] == by_process["parent-again"] != by_process["child"]
+
+
+def test_a_program_whose_sender_hangs_ends_nevertheless(engine, tmp_path):
+    """Five seconds are enough, however often it is asked at the end whether all is sent."""
+    with program(engine, tmp_path / "arrived", "hangs", stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        ends_at = float(running.stdout.readline())
+        code = running.wait(60)
+        took = time.time() - ends_at
+
+    assert code == 0
+    assert 4 < took < 9.5
 
 
 def test_a_sender_that_has_not_connected_yet_may_do_so_at_the_end(pg_engine, nats):

@@ -1,11 +1,14 @@
 """Wake-ups go out after the real commit, and whatever happens to them, nobody's commit waits or fails."""
 
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from datetime import timedelta
-from threading import Thread
+from threading import Event, Thread
+from threading import enumerate as enumerate_threads
 
 import psycopg
 import pytest
@@ -235,7 +238,7 @@ def test_a_child_process_sends_while_a_lock_of_its_parent_is_held(pg_engine):
                 with suppress(BaseException):
                     pg_engine.dispose(close=False)
                     send(outbox, "child")
-                    status = 0 if eventually(lambda: not outbox.hints._hints, 5) else 2
+                    status = 0 if eventually(lambda: not outbox.hints._bell._times, 5) else 2
                     time.sleep(0.2)
                 os._exit(status)
         assert ended(child) == 0
@@ -261,3 +264,59 @@ def ended(child: int) -> int:
         os.waitpid(child, 0)
         return -9
     return result[0]
+
+
+#: Another hint comes in between, before one line of a hint after the other, as from a signal handler that commits.
+INTERRUPTED = """
+import sys, threading, time
+from outbox import Outbox, create_engine
+
+hints = Outbox(create_engine(sys.argv[1])).hints
+line = 0
+
+def interrupted(frame, event, argument):
+    global line
+    line += event == "line"
+    if event == "line" and line == chosen:
+        hints.hint()
+    return interrupted
+
+for chosen in range(1, 50):
+    line = 0
+    sys.settrace(interrupted)
+    hints.hint()
+    sys.settrace(None)
+    time.sleep(0.06)
+print([each.name for each in threading.enumerate()].count("outbox-hints"))
+"""
+
+
+def test_signal_handlers_commit_in_the_middle_of_a_hint(engine):
+    url = engine.url.render_as_string(hide_password=False)
+    program = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, url], timeout=60, capture_output=True, text=True, check=True
+    )
+
+    assert program.stdout.split() == ["1"], program.stderr
+
+
+def test_closed_hints_end_their_thread_however_long_it_takes_to_connect(pg_engine, monkeypatch):
+    monkeypatch.setattr("outbox.hints._RECONNECT_SECONDS", 0.05)
+    outbox, answered, others = Outbox(pg_engine), Event(), set(enumerate_threads())
+
+    def away() -> Channel:
+        answered.wait(60)
+        raise ConnectionError
+
+    monkeypatch.setattr(outbox.database, "open", away)
+    for _ in range(3):
+        outbox.hints.hint()
+        time.sleep(0.1)
+        outbox.hints.close()
+
+    def left() -> list[str]:
+        return [each.name for each in set(enumerate_threads()) - others if each.name == "outbox-hints"]
+
+    assert left()
+    answered.set()
+    assert eventually(lambda: not left(), 10)

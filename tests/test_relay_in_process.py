@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 from tenacity import wait_fixed
 
-from outbox import Message, Outbox
+from outbox import HungHandlerError, Message, Outbox, Relay
 from tests.fire.destination import Destination, fill
 from tests.waiting import eventually
 
@@ -172,3 +172,37 @@ def test_a_forked_child_that_ends_in_order_disturbs_nobody(engine):
     )
 
     assert (done.stdout, done.stderr) == ("0,1,parent,child,parent again\n", "")
+
+
+def test_calls_that_hang_in_both_workers_at_once_are_no_stop(engine, monkeypatch):
+    """The second stops the first for it, which may just be ending for the same reason."""
+    monkeypatch.setattr("outbox.relay.BEGIN_AGAIN", wait_fixed(0.01))
+    relay, begun = Relay(Outbox(engine), Destination()), []
+
+    def run() -> None:
+        begun.append(relay)
+        if len(begun) < 3:
+            relay._stop_first()
+            raise HungHandlerError("both")
+
+    monkeypatch.setattr(relay, "_run", run)
+    relay.serve()
+
+    assert len(begun) == 3
+    assert not relay.stopping
+
+
+def test_a_stop_beside_calls_that_hang_is_followed(engine, monkeypatch):
+    monkeypatch.setattr("outbox.relay.BEGIN_AGAIN", wait_fixed(0.01))
+    relay, begun = Relay(Outbox(engine), Destination()), []
+
+    def run() -> None:
+        begun.append(relay)
+        relay.stop()
+        raise HungHandlerError("one")
+
+    monkeypatch.setattr(relay, "_run", run)
+    relay.serve()
+
+    assert len(begun) == 1
+    assert not relay._stop_asked

@@ -154,7 +154,9 @@ def _with_its_slots(database: Database, channel: Channel) -> Database:
     if stored is None:
         return database
     if stored.version != VERSION:
-        raise SchemaError(f"the tables are of version {stored.version}, this is {VERSION}; run: outbox db upgrade")
+        raise SchemaError(
+            f"the tables are of version {stored.version}, this is {VERSION}; run: {database.upgrade_command}"
+        )
     return Database(database.engine, database.schema, slots=stored.slots)
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from outbox.errors import PositionError
 from outbox.message import Message
@@ -37,8 +38,8 @@ class Batch:
 
     @property
     def now(self) -> datetime:
-        """The database's clock at the read."""
-        return self.reading.now
+        """The database's clock, as far as it has gone on since the read: batches may wait for a long time."""
+        return self.reading.now + timedelta(seconds=time.monotonic() - self.reading.read_at)
 
     @property
     def incarnation(self) -> str | None:

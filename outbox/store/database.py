@@ -80,8 +80,13 @@ class Database:
             if self.dialect.missing_table(getattr(error, "orig", None) or error):
                 where = f" in schema {self.schema}" if self.schema else ""
                 # Without its cause, which shows the statement's parameters: bodies, keys.
-                raise SchemaError(f"the outbox tables are not there{where}; run: outbox db upgrade") from None
+                raise SchemaError(f"the outbox tables are not there{where}; run: {self.upgrade_command}") from None
             raise
+
+    @property
+    def upgrade_command(self) -> str:
+        """What makes the tables, or brings them up to date."""
+        return f"outbox db upgrade --schema {self.schema}" if self.schema else "outbox db upgrade"
 
     def transient(self, error: Exception) -> bool:
         """Whether another connection, or another try, may fare better."""

@@ -31,10 +31,12 @@ def verify(database: Database, channel: Channel) -> None:
     """Refuse tables of another version or slot count, and a log whose ids another server drew."""
     rows = channel.rows(database.sql(_READ))
     if not rows:
-        raise SchemaError("outbox_meta is empty; run: outbox db upgrade")
+        raise SchemaError(f"outbox_meta is empty; run: {database.upgrade_command}")
     stored = Identity(*rows[0])
     if stored.version != VERSION:
-        raise SchemaError(f"the tables are of version {stored.version}, this is {VERSION}; run: outbox db upgrade")
+        raise SchemaError(
+            f"the tables are of version {stored.version}, this is {VERSION}; run: {database.upgrade_command}"
+        )
     if stored.slots != database.slots:
         raise SchemaError(
             f"this outbox has {stored.slots} slots, not {database.slots}; say Outbox(…, slots={stored.slots})"

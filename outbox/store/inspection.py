@@ -69,7 +69,10 @@ def findings(database: Database, channel: Channel, slots: int | None = None) -> 
         present = set(inspector.get_table_names(schema=database.schema))
         needed = {table.name: table for table in database.tables.metadata.tables.values()}
         if not present & set(needed):
-            return [Finding("tables", "are not there", "run: outbox db upgrade"), *_of_server(database, channel)]
+            return [
+                Finding("tables", "are not there", f"run: {database.upgrade_command}"),
+                *_of_server(database, channel),
+            ]
         found = [Finding(name, "is missing", _UPGRADE) for name in sorted(set(needed) - present)]
         for name in sorted(set(needed) & present):
             found += _of_table(inspector, needed[name], database.dialect.name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
 from operator import itemgetter
@@ -72,6 +73,8 @@ class Reading:
     complete: bool
     seen: int
     capture: Capture | None = None
+    #: When that was, by the clock of this machine that never goes back.
+    read_at: float = field(default_factory=time.monotonic)
 
     @property
     def reached(self) -> int | None:

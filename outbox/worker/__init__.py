@@ -132,6 +132,10 @@ class Worker:
         self._halt.set()
         self.wake.set()
 
+    def go_on(self) -> None:
+        """Forget a stop that was not followed."""
+        self._stopping = False
+
     # The stages
 
     def _work(self, go_on: Callable[[Tenure], bool]) -> None:

@@ -1,0 +1,36 @@
+"""A message that has expired when its turn comes is not delivered, however early it was read."""
+
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+from sqlalchemy import text
+
+from outbox import Message, Outbox, Verdict
+from outbox.store.log import Limits
+from outbox.worker import Settings
+from tests.readers import Collector, worker
+
+
+class Slow(Collector):
+    """Takes its time."""
+
+    def __call__(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Done, in the end."""
+        time.sleep(0.6)
+        return super().__call__(messages)
+
+
+def test_what_expires_while_it_is_read_ahead_is_a_dead_letter(engine):
+    outbox, handler = Outbox(engine), Slow()
+    with outbox.begin() as session:
+        # The first batch takes two calls, and longer than that; the two behind it are read meanwhile.
+        moment = datetime.now(UTC) + timedelta(seconds=1)
+        outbox.send_all(session, [Message("orders", str(n), expires_at=moment) for n in range(30)])
+
+    worker(outbox.database, handler, settings=Settings(limits=Limits(rows=10))).until_empty()
+
+    with engine.connect() as connection:
+        dead = connection.scalar(text("SELECT count(*) FROM outbox_parked WHERE state = 'dead'"))
+    assert len(handler.messages) + dead == 30
+    assert {int(body) for body in handler.bodies} <= set(range(10))
