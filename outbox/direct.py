@@ -70,7 +70,7 @@ class DirectSends:
 
     def close(self, timeout: float = _LAST_SECONDS) -> None:
         """`end`, and wait for it: for at most `timeout` seconds."""
-        self.end()
+        self._abandoned = True
         self.drain(timeout)
 
     def drain(self, timeout: float) -> None:

@@ -203,7 +203,7 @@ def require_plain_function(function: Callable[..., Any], what: str, instead: str
     if first in ("self", "cls"):
         raise TypeError(f"the session is the first argument, and a method's is itself; use {instead} in methods")
     if first is None:
-        raise TypeError(f"{what} gets its session as its first argument; {function.__name__} takes none")
+        raise TypeError(f"{what} gets its session as its first argument; {function!r} takes none")
 
 
 def _is_here(running: _Running) -> bool:

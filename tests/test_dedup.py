@@ -231,3 +231,9 @@ def test_the_same_message_twice_is_a_repetition_too(engine):
 
     assert [*once, *again] == [message.message_id] * 3
     assert bodies(engine) == [b"1"]
+
+
+@pytest.mark.parametrize("window", [7, timedelta(0), timedelta(days=-1), timedelta(days=40_000), None])
+def test_a_window_that_is_none_is_refused_at_once(engine, window):
+    with pytest.raises(ValueError, match="dedup_window must be a timedelta above 0, of at most 36525 days, not"):
+        Outbox(engine, dedup_window=window)

@@ -15,7 +15,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
 
-from outbox import migrate, schema
+from outbox import Outbox, migrate, schema
 from outbox.errors import DatabaseError
 from outbox.testing.servers import PostgresServer
 
@@ -299,3 +299,8 @@ def test_scripts_are_found_in_a_folder_with_a_percent_sign(tmp_path, monkeypatch
 
     assert migrate._scripts() == folder / "_migrations"
     assert migrate.head_revision() == "0002"
+
+
+def test_what_is_no_engine_is_refused(engine):
+    with pytest.raises(TypeError, match="upgrade takes an Engine or a Connection that blocks, not Outbox"):
+        migrate.upgrade(Outbox(engine))  # type: ignore[arg-type]

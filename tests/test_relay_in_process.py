@@ -174,35 +174,23 @@ def test_a_forked_child_that_ends_in_order_disturbs_nobody(engine):
     assert (done.stdout, done.stderr) == ("0,1,parent,child,parent again\n", "")
 
 
-def test_calls_that_hang_in_both_workers_at_once_are_no_stop(engine, monkeypatch):
-    """The second stops the first for it, which may just be ending for the same reason."""
+@pytest.mark.parametrize(
+    ("meanwhile", "runs"),
+    [(Relay._stop_first, 3), (Relay.stop, 1)],
+    ids=["the second worker hangs, too", "somebody stops it"],
+)
+def test_after_calls_that_hang_only_a_stop_ends_it(engine, monkeypatch, meanwhile, runs):
+    """The second worker stops the first for its hung calls, which may just be ending for the same reason."""
     monkeypatch.setattr("outbox.relay.BEGIN_AGAIN", wait_fixed(0.01))
     relay, begun = Relay(Outbox(engine), Destination()), []
 
     def run() -> None:
         begun.append(relay)
         if len(begun) < 3:
-            relay._stop_first()
-            raise HungHandlerError("both")
+            meanwhile(relay)
+            raise HungHandlerError("calls never came back")
 
     monkeypatch.setattr(relay, "_run", run)
     relay.serve()
 
-    assert len(begun) == 3
-    assert not relay.stopping
-
-
-def test_a_stop_beside_calls_that_hang_is_followed(engine, monkeypatch):
-    monkeypatch.setattr("outbox.relay.BEGIN_AGAIN", wait_fixed(0.01))
-    relay, begun = Relay(Outbox(engine), Destination()), []
-
-    def run() -> None:
-        begun.append(relay)
-        relay.stop()
-        raise HungHandlerError("one")
-
-    monkeypatch.setattr(relay, "_run", run)
-    relay.serve()
-
-    assert len(begun) == 1
-    assert not relay._stop_asked
+    assert (len(begun), relay._stop_asked) == (runs, False)

@@ -10,7 +10,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
 from sqlalchemy.orm import Session
 
-from outbox import DatabaseError, Outbox
+from outbox import DatabaseError, Inbox, Outbox
 from tests.handles import awaited
 from tests.orders import Order, customers
 from tests.readers import bodies
@@ -173,6 +173,16 @@ def test_generators_are_refused_and_told_what_to_do(shop):
     for generator in generators:
         with pytest.raises(TypeError, match=r"cannot be a generator: .* use outbox\.begin\(\) inside of it"):
             shop.transactional(generator)
+
+
+def test_functions_without_a_place_for_the_session_are_refused(shop, engine):
+    def takes_none() -> None:
+        """Gets nothing."""
+
+    nothing: Any = takes_none
+    for wrap, what in ((shop.transactional, "a transactional function"), (Inbox(engine, "b").idempotent, "a handler")):
+        with pytest.raises(TypeError, match=f"^{what} gets its session as its first argument; .*takes_none"):
+            wrap(nothing)
 
 
 def test_blocking_and_awaited_are_not_mixed(shop, async_shop):

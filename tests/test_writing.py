@@ -364,3 +364,9 @@ def test_the_tables_may_be_in_a_schema(pg_engine):
 def test_a_schema_is_an_identifier(engine, schema):
     with pytest.raises(DatabaseError, match="not a plain identifier"):
         Outbox(engine, schema=schema)
+
+
+def test_missing_tables_are_told_with_the_command_that_makes_them(pg_engine):
+    outbox = Outbox(pg_engine, schema="elsewhere")
+    with pytest.raises(SchemaError, match=r"run: outbox db upgrade --schema elsewhere$"), outbox.begin() as session:
+        outbox.send(session, "orders", b"1")

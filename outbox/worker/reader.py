@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from queue import SimpleQueue
@@ -28,19 +27,19 @@ class Reader:
         self._database = database
         self._channel = channel
         self._cursor = cursor
-        #: How many batches were asked for, and not looked at yet.
+        #: How many batches were asked for, and have not been received.
         self._asked = 0
         self._requests: SimpleQueue[bool] = SimpleQueue()
         self._answers: SimpleQueue[Batch | Exception] = SimpleQueue()
-        #: Looked at, and not taken yet.
-        self._seen: deque[Batch | Exception] = deque()
+        #: Received by a look at what comes next, and not read yet.
+        self._next: Batch | Exception | None = None
         self._thread: threading.Thread | None = None
 
     def read(self) -> Batch:
         """The next batch: the first that was read ahead, or what there is now."""
-        if not self._seen and not self._asked:
+        if self._next is None and not self._asked:
             return _read(self._cursor, self._channel)
-        answer = self._seen.popleft() if self._seen else self._answer()
+        answer, self._next = self._next or self._receive(), None
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -50,22 +49,22 @@ class Reader:
         if self._thread is None:
             self._thread = threading.Thread(target=self._read_for_ever, name="outbox-reader", daemon=True)
             self._thread.start()
-        while self._asked + len(self._seen) < batches:
+        while self._asked + (self._next is not None) < batches:
             self._asked += 1
             self._requests.put(True)
 
     def more(self) -> bool:
         """Whether messages wait behind the last batch; they stay there for `read`."""
         self.read_ahead(1)
-        if not self._seen:
-            self._seen.append(self._answer())
-        answer = self._seen[0]
-        if isinstance(answer, Batch) and not answer.seen:
-            self._seen.popleft()
+        self._next = self._next or self._receive()
+        if isinstance(self._next, Exception):
             return False
-        return isinstance(answer, Batch) and bool(answer.messages)
+        found = bool(self._next.messages)
+        if not self._next.seen:
+            self._next = None
+        return found
 
-    def _answer(self) -> Batch | Exception:
+    def _receive(self) -> Batch | Exception:
         self._asked -= 1
         return self._answers.get()
 
@@ -80,13 +79,13 @@ class Reader:
 
     def forget(self) -> Cursor:
         """Drop what was read ahead, and hand the cursor out."""
-        self._seen.clear()
+        self._next = None
         while self._asked:
-            self._answer()
+            self._receive()
         return self._cursor
 
     def close(self) -> None:
-        """End the thread, after the read that is under way."""
+        """End the thread, after the reads that were asked for."""
         self._requests.put(False)
 
     def _read_for_ever(self) -> None:
