@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
 
 from benchmarks.measure import Measurement, Turns, at_least
 from benchmarks.site import Place, Site
@@ -110,8 +115,7 @@ def _pinned_round(site: Site) -> tuple[float, float]:
 def claim(place: Place, count: int) -> float:
     """Claim and delete in batches, as well as one knows how: prepared, binary, a commit a batch."""
     with place.connect() as connection:
-        connection.prepare_threshold = 0
-        cursor = connection.cursor(binary=True)
+        cursor = _cursor(connection)
 
         def claim_all() -> int:
             claimed = 0
@@ -130,8 +134,7 @@ def fetch(place: Place, count: int) -> float:
     """Read the log by its ids in batches, and remember nothing."""
     with place.connect() as connection:
         connection.autocommit = True
-        connection.prepare_threshold = 0
-        cursor = connection.cursor(binary=True)
+        cursor = _cursor(connection)
 
         def fetch_all() -> int:
             fetched = after = 0
@@ -142,6 +145,15 @@ def fetch(place: Place, count: int) -> float:
             return fetched
 
         return _rate(count, fetch_all)
+
+
+def _cursor(connection: psycopg.Connection[tuple[Any, ...]]) -> psycopg.Cursor[tuple[Any, ...]]:
+    """Prepares at once, and leaves times and UUIDs for whoever looks at them, as the relay's own does."""
+    connection.prepare_threshold = 0
+    cursor = connection.cursor(binary=True)
+    cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
+    cursor.adapters.register_loader("uuid", ByteaBinaryLoader)
+    return cursor
 
 
 def _rate(expected: int, work: Callable[[], int]) -> float:

@@ -16,10 +16,10 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.pool import Pool
 
+from outbox.clock import clock
 from outbox.errors import TransactionAbortedError
 from outbox.faults import crash_point
 from outbox.store.writing import Sent
-from outbox.worker.keeper import clock
 
 #: The key of a connection's `info` under which stands what was sent in its transaction, and who wants to know.
 _SENT = object()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 
+from outbox.clock import clock
 from outbox.errors import OutboxError, SubscriptionError
 from outbox.faults import crash_point
 from outbox.message import Message
@@ -25,7 +26,6 @@ from outbox.store.subscription import Declaration, Subscriptions, compensation_o
 from outbox.store.writing import Direct, Place
 from outbox.verdict import Done, Unavailable, Verdict
 from outbox.worker.calls import next_size
-from outbox.worker.keeper import clock
 
 logger = logging.getLogger("outbox")
 

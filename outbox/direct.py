@@ -12,12 +12,12 @@ import threading
 import weakref
 from contextlib import suppress
 
+from outbox.clock import clock
 from outbox.courier import FLUSH_SECONDS, GRACE_SECONDS, Courier
 from outbox.relay import DEADLINE, Destination
 from outbox.rounds import Rounds
 from outbox.store.database import Database
 from outbox.store.writing import Direct, Sent
-from outbox.worker.keeper import clock
 
 #: The writer's right to send ends so long before the compensation begins that a call begun at its end, and its ack,
 #: are over by then.

@@ -80,6 +80,7 @@ class Message:
     __slots__ = (
         "_created_at",
         "_headers",
+        "_message_id",
         "attempt",
         "body",
         "content_type",
@@ -90,13 +91,11 @@ class Message:
         "expires_at",
         "id",
         "key",
-        "message_id",
         "tags",
         "topic",
     )
 
     id: int | None
-    message_id: uuid.UUID
     topic: str
     key: str | None
     tags: str | None
@@ -110,6 +109,7 @@ class Message:
     attempt: int
     _created_at: datetime | int | None
     _headers: str | None
+    _message_id: uuid.UUID | bytes | str
 
     def __init__(
         self,
@@ -135,11 +135,22 @@ class Message:
         self.expires_at = None if expires_at is None else _checked_expiry(expires_at, self.deliver_at)
         self.delay = None if delay is None else _checked_delay(delay, deliver_at)
         self.dedup_key = None if dedup_key is None else _checked_dedup_key(dedup_key)
-        self.message_id = uuid7()
+        self._message_id = uuid7()
         self.id = None
         self._created_at = None
         self.direct = None
         self.attempt = 1
+
+    @property
+    def message_id(self) -> uuid.UUID:
+        """Which message it is, wherever it comes; made a UUID when asked for, which costs more than reading its row."""
+        if not isinstance(self._message_id, uuid.UUID):
+            self._message_id = stored_uuid(self._message_id)
+        return self._message_id
+
+    @message_id.setter
+    def message_id(self, message_id: uuid.UUID) -> None:
+        self._message_id = message_id
 
     @property
     def created_at(self) -> datetime | None:
@@ -202,7 +213,7 @@ class Message:
 
 def stored_message(
     id: int,
-    message_id: uuid.UUID,
+    message_id: uuid.UUID | bytes | str,
     topic: str,
     key: str | None,
     tags: str | None,
@@ -218,7 +229,7 @@ def stored_message(
     """A message as the log holds it, in the order of its columns; nothing is checked again."""
     message = Message.__new__(Message)
     message.id = id
-    message.message_id = message_id
+    message._message_id = message_id
     message.topic = topic
     message.key = key
     message.tags = tags
@@ -233,6 +244,13 @@ def stored_message(
     message.direct = direct
     message.attempt = attempt
     return message
+
+
+def stored_uuid(stored: uuid.UUID | bytes | str) -> uuid.UUID:
+    """A UUID from the form that a driver returned it in."""
+    if isinstance(stored, bytes):
+        return uuid.UUID(bytes=stored)
+    return uuid.UUID(stored) if isinstance(stored, str) else stored
 
 
 def from_microseconds(number: int) -> datetime:

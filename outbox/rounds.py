@@ -10,10 +10,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 
+from outbox.clock import clock
 from outbox.courier import MOST_AT_ONCE, Courier
 from outbox.pace import Pace
 from outbox.store.writing import Direct, Place
-from outbox.worker.keeper import clock
 
 #: For so long no more is promised when the destination is away, or when a round takes longer.
 _PAUSE_SECONDS = 1.0

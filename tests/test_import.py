@@ -29,13 +29,13 @@ PUBLIC = [
 
 
 def loaded_by(statement: str) -> set[str]:
-    """The top-level modules that a statement loads in a fresh interpreter, without those of Python itself."""
+    """The modules that a statement loads in a fresh interpreter, without those of Python itself."""
     script = f"""
 import json, sys
 before = set(sys.modules)
 {statement}
-loaded = {{name.partition(".")[0] for name in set(sys.modules) - before}}
-print(json.dumps(sorted(loaded - set(sys.stdlib_module_names))))
+loaded = set(sys.modules) - before
+print(json.dumps(sorted(name for name in loaded if name.partition(".")[0] not in sys.stdlib_module_names)))
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     return set(json.loads(run.stdout))
@@ -44,7 +44,8 @@ print(json.dumps(sorted(loaded - set(sys.stdlib_module_names))))
 def distributions(modules: set[str]) -> set[str]:
     """The packages that modules come from. What compilers add to a process comes from none."""
     known = packages_distributions()
-    return {each.lower().replace("_", "-") for module in modules for each in known.get(module, [])}
+    tops = {module.partition(".")[0] for module in modules}
+    return {each.lower().replace("_", "-") for top in tops for each in known.get(top, [])}
 
 
 def test_an_import_loads_nothing_but_what_writing_needs():
@@ -70,6 +71,14 @@ with tempfile.TemporaryDirectory() as folder:
     engine.dispose()
 """
     assert distributions(loaded_by(statement)) <= LIGHT
+
+
+def test_a_writer_loads_no_worker():
+    """A third of the time that it takes to import what writes."""
+    loaded = loaded_by("from outbox import Message, Outbox, create_engine")
+
+    assert "outbox.transactions" in loaded
+    assert [name for name in loaded if name.startswith(("outbox.worker", "outbox.relay", "outbox.direct"))] == []
 
 
 def test_a_heavy_import_would_be_seen():

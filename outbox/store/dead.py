@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
-from outbox.message import Message
+from outbox.message import Message, stored_uuid
 from outbox.store.database import Database
 from outbox.store.dialect import COLUMNS, Channel, Row
 
@@ -117,7 +117,7 @@ class DeadLetters:
         return DeadLetter(
             subscription=subscription,
             id=id,
-            message_id=message_id if isinstance(message_id, uuid.UUID) else uuid.UUID(message_id),
+            message_id=stored_uuid(message_id),
             topic=topic,
             key=key,
             state=state,

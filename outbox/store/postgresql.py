@@ -13,6 +13,7 @@ from typing import Any, cast
 import psycopg
 from psycopg import sql
 from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader
 from sqlalchemy import Engine
 
 from outbox.errors import DatabaseError
@@ -62,8 +63,9 @@ class PostgresChannel:
         driver.add_notify_handler(self._notice)
         _watch_over(driver.fileno())
         self._cursor = driver.cursor(binary=True)
-        # As the number that is on the wire: made a datetime only where somebody looks at it.
+        # As they are on the wire: made a datetime and a UUID only where somebody looks at them.
         self._cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
+        self._cursor.adapters.register_loader("uuid", ByteaBinaryLoader)
         self.fileno: int | None = driver.fileno()
 
     def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:

@@ -8,7 +8,6 @@ import random
 import sqlite3
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
@@ -189,7 +188,7 @@ def _bind_moment(moment: datetime) -> str:
 
 
 def _messages(rows: Sequence[Row]) -> list[Message]:
-    return [stored_message(row[0], uuid.UUID(row[1]), *row[2:8], *map(_moment, row[8:11]), *row[11:]) for row in rows]
+    return [stored_message(*row[:8], *map(_moment, row[8:11]), *row[11:]) for row in rows]
 
 
 def _append(

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
+from outbox.clock import clock
 from outbox.errors import HungHandlerError, LeaseLostError, StandbyError, SubscriptionError
 from outbox.store import identity
 from outbox.store.ack import Acks
@@ -23,7 +24,7 @@ from outbox.store.log import Limits, Log
 from outbox.store.subscription import Declaration, Start, Subscription, Subscriptions
 from outbox.worker.calls import Call, Caller, Handler
 from outbox.worker.handover import HandlerPolicy, HandOver
-from outbox.worker.keeper import Keeper, clock
+from outbox.worker.keeper import Keeper
 from outbox.worker.notices import Notices
 from outbox.worker.tenure import Tenure
 from outbox.worker.wake import Wake

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import random
 import threading
-import time
 from collections.abc import Callable
 from datetime import timedelta
 
+from outbox.clock import clock
 from outbox.errors import LeaseLostError
 from outbox.faults import crash_point
 from outbox.store.database import Database
@@ -16,12 +16,6 @@ from outbox.store.dialect import Channel
 from outbox.store.lease import Lease, Leases
 
 logger = logging.getLogger("outbox")
-
-
-def clock() -> float:
-    """Seconds that go on during a suspend, where the system can tell."""
-    boottime = getattr(time, "CLOCK_BOOTTIME", None)
-    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 class Keeper:
