@@ -197,8 +197,7 @@ class Courier:
     def _disconnect(self) -> None:
         channel, self._channel = self._channel, None
         if channel is not None:
-            with suppress(Exception):
-                channel.close()
+            channel.close()
 
 
 def _place(message: Message) -> Place:

@@ -148,17 +148,13 @@ def _notify_for_ever(reference: weakref.ref[Hints], bell: _Bell) -> None:
             pause = pace.after(times)
         except Exception as error:
             logger.debug("a wake-up was lost: %s", type(error).__name__)
-            _close(channel)
+            if channel is not None:
+                channel.close()
             channel, pause = None, _RECONNECT_SECONDS
         del hints
         bell.rest(pause)
-    _close(channel)
-
-
-def _close(channel: Channel | None) -> None:
     if channel is not None:
-        with suppress(Exception):
-            channel.close()
+        channel.close()
 
 
 class _Listener:

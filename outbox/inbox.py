@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Coroutine
+from contextlib import closing
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 from uuid import UUID
@@ -174,17 +175,13 @@ class Inbox:
         Relays of the same database do it by themselves. Small transactions on a connection of its own; blocks, so in
         an event loop call it by `asyncio.to_thread`.
         """
-        channel = self._database.open()
         pruned = 0
-        try:
-            with self._database.explained():
-                while True:
-                    portion = prune(self._database, channel)
-                    pruned += portion
-                    if portion < PRUNED_AT_ONCE:
-                        return pruned
-        finally:
-            channel.close()
+        with closing(self._database.open()) as channel, self._database.explained():
+            while True:
+                portion = prune(self._database, channel)
+                pruned += portion
+                if portion < PRUNED_AT_ONCE:
+                    return pruned
 
     def _named(self, consumer: str | None) -> str:
         if consumer is not None:

@@ -289,7 +289,8 @@ def _text(field: str, value: object) -> str:
 
 
 def _checked_topic(topic: str) -> str:
-    if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC or topic in (".", ".."):
+    _text("topic", topic)
+    if not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC or topic in (".", ".."):
         limit = f"must be 1 to {MAX_TOPIC} characters of [A-Za-z0-9._%|-], not . or .., but is {topic!a:.60}"
         _refuse("topic", limit, "rename it")
     if topic == HALF_TOPIC:

@@ -103,6 +103,12 @@ def test_text_is_text(field, value):
     assert refused(**{field: value}) == field
 
 
+def test_a_topic_that_is_no_text_is_told_to_be_text():
+    """And not to be renamed, which is the fix for what has the wrong characters."""
+    with pytest.raises(InvalidMessageError, match="topic: must be a str, not NoneType; pass text"):
+        Message(None, b"")  # type: ignore[arg-type]  # as someone without a type checker writes it
+
+
 @pytest.mark.parametrize("topic", ["a", "a.b", "a%b|c-d_E.9", "x" * 249, "...", "..a"])
 def test_a_topic_within_the_limits_is_taken(topic):
     assert Message(topic, b"").topic == topic

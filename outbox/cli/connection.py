@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,7 +40,7 @@ def opened(target: Target) -> Iterator[tuple[Database, Channel]]:
 @contextmanager
 def connected(target: Target) -> Iterator[tuple[Database, Channel]]:
     """A connection to the database that the options name, whatever it holds."""
-    with reached(target) as database, _connection(database) as channel:
+    with reached(target) as database, closing(database.open()) as channel:
         yield database, channel
 
 
@@ -57,18 +57,8 @@ def reached(target: Target) -> Iterator[Database]:
 @contextmanager
 def asked(database: Database) -> Iterator[tuple[Database, Channel]]:
     """The outbox there, with a connection."""
-    with _connection(database) as channel:
+    with closing(database.open()) as channel:
         yield _with_its_slots(database, channel), channel
-
-
-@contextmanager
-def _connection(database: Database) -> Iterator[Channel]:
-    channel = database.open()
-    try:
-        yield channel
-    finally:
-        with suppress(Exception):
-            channel.close()
 
 
 def named(target: Target) -> str:

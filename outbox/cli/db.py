@@ -59,7 +59,7 @@ def check(*, target: Target, slots: int | None, json: bool) -> None:
     else:
         for each in found:
             click.echo(printable(each))
-        say(f"{len(found)} findings" if found else "everything is as it should be")
+        say(f"findings: {len(found)}" if found else "everything is as it should be")
     click.get_current_context().exit(1 if found else 0)
 
 

@@ -67,7 +67,7 @@ class Channel(Protocol):
         """Wake the listeners of every process."""
 
     def close(self) -> None:
-        """Give the connection up, whatever state it is in."""
+        """Give the connection up, whatever state it is in. Never raises."""
 
 
 class Append(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, cast
@@ -113,8 +113,9 @@ class PostgresChannel:
 
     def close(self) -> None:
         """Close the socket. No pool is asked: it would roll back first, and report a lost connection loudly."""
-        self._driver.close()
-        self._owner.invalidate()
+        with suppress(Exception):
+            self._driver.close()
+            self._owner.invalidate()
 
 
 def _watch_over(descriptor: int) -> None:

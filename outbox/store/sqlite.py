@@ -176,7 +176,8 @@ class SqliteChannel:
 
     def close(self) -> None:
         """Close the file."""
-        self._driver.close()
+        with suppress(Exception):
+            self._driver.close()
 
 
 def _moment(value: Any) -> datetime | None:

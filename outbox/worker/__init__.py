@@ -155,7 +155,7 @@ class Worker:
         failures = 0
         while not self._stopping:
             try:
-                with self._connected() as channel:
+                with closing(self._database.open()) as channel:
                     subscription = self._declare(channel)
                     failures = 0
                     with self._tenure(channel, subscription) as tenure:
@@ -176,15 +176,6 @@ class Worker:
                 failures += 1
                 self._log_sometimes("the database is away, trying again: %s", type(error).__name__)
             self.rest(random.uniform(0.05, min(2.0, 0.1 * 2 ** min(failures, 10))))
-
-    @contextmanager
-    def _connected(self) -> Iterator[Channel]:
-        channel = self._database.open()
-        try:
-            yield channel
-        finally:
-            with suppress(Exception):
-                channel.close()
 
     def _declare(self, channel: Channel) -> Subscription:
         with self._database.explained():

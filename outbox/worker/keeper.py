@@ -84,12 +84,14 @@ class Keeper:
             except Exception as error:
                 # Busy or broken means "again", never "lost": the deadline decides that.
                 logger.debug("lease renewal failed: %s", type(error).__name__)
-                _close(channel)
+                if channel is not None:
+                    channel.close()
                 channel = None
                 pause = random.uniform(0.1, 0.3)
             if self._lost:
                 break
-        _close(channel)
+        if channel is not None:
+            channel.close()
 
     def _renew(self, channel: Channel) -> None:
         before = clock()
@@ -103,11 +105,3 @@ class Keeper:
             self._renewed.notify_all()
         if not ours:
             self._on_lost()
-
-
-def _close(channel: Channel | None) -> None:
-    if channel is not None:
-        try:
-            channel.close()
-        except Exception:
-            logger.debug("closing a broken connection failed", exc_info=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 from queue import SimpleQueue
 
 from outbox.faults import crash_point
@@ -97,8 +96,7 @@ class Reader:
             except Exception as error:
                 self._answers.put(error)
         if channel is not None:
-            with suppress(Exception):
-                channel.close()
+            channel.close()
 
 
 def _read(cursor: Cursor, channel: Channel) -> Batch:
