@@ -12,9 +12,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InvalidRequestError
-from sqlalchemy.pool import Pool
 
 from outbox.clock import clock
 from outbox.errors import TransactionAbortedError
@@ -25,7 +24,6 @@ from outbox.store.writing import Sent
 _SENT = object()
 
 _prepared: weakref.WeakSet[Any] = weakref.WeakSet()
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 class Watcher(Protocol):
@@ -58,9 +56,6 @@ def prepare(engine: Engine) -> None:
     if engine.dialect not in _prepared:
         _prepared.add(engine.dialect)
         _wrap(engine.dialect)
-    if engine.pool not in _pools:
-        _pools.add(engine.pool)
-        event.listen(engine.pool, "checkin", _returned)
 
 
 def _wrap(dialect: Any) -> None:
@@ -123,11 +118,6 @@ def _require_sound(link: Any) -> None:
                 "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
                 " would be lost; roll back, or use a savepoint around what may fail"
             )
-
-
-def _returned(_driver: object, record: Any) -> None:
-    """Back in the pool, however its transaction ended."""
-    record.info.pop(_SENT, None)
 
 
 def _info_of(link: Any) -> dict[Any, Any]:

@@ -347,10 +347,11 @@ def test_the_relay_beside_it_has_its_turn_and_the_writer_its_right(engine, desti
             outbox.send(session, "orders", b"1", key="k")
         assert eventually(lambda: destination.calls == 1)
         write(outbox, 2)
-        time.sleep(1.5)
+        # Until the compensation waits for its turn as well, behind the writer.
+        time.sleep(3.5)
         slow.set()
         assert eventually(lambda: len(destination.messages) == 2, 20)
-        time.sleep(2.5)
+        time.sleep(1)
         outbox.stop()
         assert not relay.stopping
 

@@ -19,6 +19,8 @@ from outbox import Outbox, create_engine, migrate
 from outbox.store.dialect import Channel
 from outbox.testing.proxy import TcpProxy
 from outbox.worker import Settings
+from tests.directly import writing_directly
+from tests.fire.destination import Destination
 from tests.readers import Collector, bodies, send, worker
 from tests.waiting import eventually
 
@@ -75,6 +77,11 @@ def test_what_is_not_committed_is_not_heard(engine):
             with session.begin_nested():
                 outbox.send(session, "orders", b"released, then rolled back")
             session.rollback()
+        with engine.connect() as connection:
+            outbox.send(connection, "orders", b"rolled back")
+            connection.rollback()
+            connection.execute(text("SELECT 1"))
+            connection.commit()
         assert not eventually(lambda: ear.hinted() or bool(moments), 0.3)
 
 
@@ -94,6 +101,16 @@ def test_a_commit_wakes_this_process(engine):
     with woken(outbox) as moments:
         send(outbox, "1")
         assert eventually(lambda: bool(moments))
+
+
+@pytest.mark.parametrize(("keys", "heard"), [([None], False), (["k", None], True), ([None, "k"], True)])
+def test_what_its_writer_sends_wakes_nobody(engine, keys, heard):
+    """Only what is left to the relay."""
+    with writing_directly(engine, Destination()) as outbox, woken(outbox) as moments:
+        with outbox.begin() as session:
+            for key in keys:
+                outbox.send(session, "orders", b"1", key=key)
+        assert eventually(lambda: bool(moments), 0.3) == heard
 
 
 def test_who_has_stopped_listening_is_not_woken(engine):
