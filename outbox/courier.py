@@ -31,13 +31,14 @@ logger = logging.getLogger("outbox")
 
 #: How long a writer's messages are its own: the compensation leaves them alone for so long after their commit.
 GRACE_SECONDS = 10.0
-#: Messages that are read, and at most sent, at once.
+#: Messages that are read at once.
 MOST_AT_ONCE = 1_000
 #: What writing an ack may take.
 FLUSH_SECONDS = 1.0
 #: What one call should take: its messages are acknowledged together, long before the compensation begins.
 _CALL_SECONDS = 0.5
-_FIRST_CALL = 50
+#: Messages in a call: so few that they are acknowledged in time also when the destination is suddenly ten times slower.
+_MOST_IN_A_CALL = 128
 _REFRESH_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 
@@ -55,7 +56,7 @@ class Courier:
         self._channel: Channel | None = None
         self._sender: Sender | None = None
         self._refresh_at = 0.0
-        self._size = _FIRST_CALL
+        self._size = 1
         self._last_told: str | None = None
         #: Whether the destination was away at the last delivery.
         self.away = False
@@ -152,7 +153,7 @@ class Courier:
             verdicts = self._asked(sender, ours) if ours else []
             if ours:
                 took = clock() - now
-                self._size = next_size(self._size, len(ours), took, allowed=_CALL_SECONDS, most=MOST_AT_ONCE)
+                self._size = next_size(self._size, len(ours), took, allowed=_CALL_SECONDS, most=_MOST_IN_A_CALL)
         done = [m.id or 0 for m, verdict in zip(ours, verdicts, strict=True) if isinstance(verdict, Done)]
         if done:
             self._acknowledge(done)

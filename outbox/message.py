@@ -125,7 +125,7 @@ class Message:
         expires_at: datetime | None = None,
         dedup_key: str | None = None,
     ) -> None:
-        self.topic = _checked_topic(topic)
+        self.topic = checked_topic(topic)
         self.body, default_type = encode_body(body)
         self.content_type = default_type if content_type is None else _checked_content_type(content_type, body)
         self.key = None if key is None else _checked_key(key)
@@ -288,7 +288,12 @@ def _text(field: str, value: object) -> str:
     return value
 
 
-def _checked_topic(topic: str) -> str:
+def checked_topic(topic: str) -> str:
+    """The topic, if a message can have it.
+
+    Raises:
+        InvalidMessageError: naming limit and fix.
+    """
     _text("topic", topic)
     if not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC or topic in (".", ".."):
         limit = f"must be 1 to {MAX_TOPIC} characters of [A-Za-z0-9._%|-], not . or .., but is {topic!a:.60}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
@@ -18,7 +19,7 @@ from outbox.message import Message
 from outbox.sender import Sender, destination_of, open_sender
 from outbox.senders.function import FunctionSender
 from outbox.store.place import place_of
-from outbox.store.subscription import Declaration, OnDead, Start, compensation_of, is_compensation
+from outbox.store.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, is_compensation
 from outbox.verdict import RetryPolicy, Verdict, seconds_to_wait
 from outbox.worker import Settings, Worker
 from outbox.worker.companion import BEGIN_AGAIN, Companion
@@ -56,7 +57,7 @@ class Relay:
         settings: pace and limits of the worker.
 
     Raises:
-        SubscriptionError: the name is that of a compensation.
+        SubscriptionError: the name is that of a compensation, or no message can have one of the topics.
     """
 
     def __init__(
@@ -80,7 +81,7 @@ class Relay:
         declared = Declaration(
             name=name,
             destination=destination_of(sender),
-            topics=None if topics is None else tuple(sorted(set(topics))),
+            topics=chosen_topics(topics),
             on_dead=on_dead,
         )
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination)
@@ -92,6 +93,7 @@ class Relay:
         self._worker = Worker(outbox.database, declared, self._send, start=start, look=self._companion.look, **shared)
         self._stop_asked = False
         self._thread: threading.Thread | None = None
+        self._process, self._at_work = os.getpid(), threading.Lock()
 
     @property
     def place(self) -> str:
@@ -104,12 +106,32 @@ class Relay:
         return self._stop_asked or self._worker.stopping
 
     def run(self, *, signals: bool = True) -> None:
-        """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once."""
+        """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once.
+
+        Raises:
+            SubscriptionError: this relay runs already, or works otherwise; so do `until_empty` and `once`.
+        """
+        with self._alone():
+            try:
+                with stopping_on_signals(self.stop) if signals else nullcontext():
+                    self._run()
+            finally:
+                self._sender.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """At work: twice at once it would take its own lease away from itself, again and again."""
+        if self._process != os.getpid():
+            # What works in the parent does not in a fork.
+            self._process, self._at_work = os.getpid(), threading.Lock()
+        if not self._at_work.acquire(blocking=False):
+            raise SubscriptionError(
+                "this relay is at work already; stop it and join it first, or make another Relay, which waits for it"
+            )
         try:
-            with stopping_on_signals(self.stop) if signals else nullcontext():
-                self._run()
+            yield
         finally:
-            self._sender.close()
+            self._at_work.release()
 
     def _stop_first(self) -> None:
         """Calls of the second worker never come back: both have to begin again, or the process has to."""
@@ -146,13 +168,14 @@ class Relay:
         self._work_both(Worker.once)
 
     def _work_both(self, work: Callable[[Worker], None]) -> None:
-        self._companion.prepare(in_background=False)
-        try:
-            work(self._worker)
-            if not self._stop_asked:
-                self._companion.perform(work)
-        finally:
-            self._stop_asked = False
+        with self._alone():
+            self._companion.prepare(in_background=False)
+            try:
+                work(self._worker)
+                if not self._stop_asked:
+                    self._companion.perform(work)
+            finally:
+                self._stop_asked = False
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` does it by itself."""
@@ -165,10 +188,21 @@ class Relay:
         self._companion.stop()
 
     def start(self) -> None:
-        """Run in a thread of this process."""
-        if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._run_in_background, name="outbox-relay", daemon=True)
-            self._thread.start()
+        """Run in a thread of this process, if it does not yet.
+
+        Raises:
+            SubscriptionError: it works otherwise, or was asked to stop and has not ended yet.
+        """
+        alive = self._thread is not None and self._thread.is_alive()
+        if alive and not self.stopping:
+            return
+        if alive or (self._at_work.locked() and self._process == os.getpid()):
+            raise SubscriptionError("this relay is at work still; stop it and join it before it is started again")
+        # Asked after the end of the one before: there was nothing to stop.
+        self._stop_asked = False
+        self._worker.go_on()
+        self._thread = threading.Thread(target=self._run_in_background, name="outbox-relay", daemon=True)
+        self._thread.start()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the thread of `start` to end."""
@@ -180,19 +214,24 @@ class Relay:
 
         Where no supervisor restarts the process, begin again, and leave the hung threads behind.
         """
-        failures = 0
-        while True:
-            try:
-                self._run()
-                return
-            except HungHandlerError as error:
+        with self._alone():
+            failures = 0
+            while self._hangs():
                 failures += 1
-                logger.error("the sender hangs, beginning again: %s", error)
-                if not self._stop_asked:
-                    # Both workers may have met hung calls, and the second has stopped the first for it.
-                    self._worker.go_on()
-            if not self._rest_beside_hung_calls(seconds_to_wait(BEGIN_AGAIN, failures)):
-                return
+                if not self._rest_beside_hung_calls(seconds_to_wait(BEGIN_AGAIN, failures)):
+                    return
+
+    def _hangs(self) -> bool:
+        """Run; whether it ended because calls of the sender never come back."""
+        try:
+            self._run()
+        except HungHandlerError as error:
+            logger.error("the sender hangs, beginning again: %s", error)
+            if not self._stop_asked:
+                # Both workers may have met hung calls, and the second has stopped the first for it.
+                self._worker.go_on()
+            return True
+        return False
 
     def _run_in_background(self) -> None:
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -20,15 +19,12 @@ class SharedSender:
 
     def __init__(self, sender: Sender, destination: str) -> None:
         self._sender = sender
-        self._pid, self._turns = os.getpid(), Turns(_LONGEST_SECONDS)
+        self._turns = Turns(_LONGEST_SECONDS)
         self.destination = destination
 
     @contextmanager
     def turn(self) -> Iterator[Sender]:
         """The sender, when it is our turn; until the end nobody else calls it."""
-        if self._pid != os.getpid():
-            # A fork copies turns, but nobody who would pass them on.
-            self._pid, self._turns = os.getpid(), Turns(_LONGEST_SECONDS)
         with self._turns.turn():
             yield self._sender
 

@@ -8,6 +8,28 @@ from datetime import timedelta
 from tenacity import RetryCallState
 from tenacity.wait import wait_base, wait_random_exponential
 
+from outbox.delays import MAX_DELAY
+
+
+def told(said: object) -> str:
+    """What other people's code says, as text that every database takes; an exception's with the name of its kind."""
+    try:
+        text = f"{type(said).__name__}: {said}" if isinstance(said, BaseException) else str(said)
+    except Exception:
+        text = type(said).__name__
+    return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+
+
+class _Failed:
+    """A verdict that says why; what it says may be anything, an exception as well as a text."""
+
+    __slots__ = ()
+
+    error: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "error", told(self.error))
+
 
 @dataclass(frozen=True, slots=True)
 class Done:
@@ -15,22 +37,29 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
-    """This message failed and counts an attempt. `after` overrides the back-off."""
+class Retry(_Failed):
+    """This message failed and counts an attempt. `after` overrides the back-off, for at most `MAX_DELAY`."""
 
     error: str
     after: timedelta | None = None
 
+    def __post_init__(self) -> None:
+        _Failed.__post_init__(self)
+        if self.after is not None:
+            if not isinstance(self.after, timedelta):
+                raise TypeError(f"after must be a timedelta, not {type(self.after).__name__}")
+            object.__setattr__(self, "after", min(max(self.after, timedelta(0)), MAX_DELAY))
+
 
 @dataclass(frozen=True, slots=True)
-class Reject:
+class Reject(_Failed):
     """This message can never succeed: dead at once."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
-class Unavailable:
+class Unavailable(_Failed):
     """The destination is sick, or was not asked. Nothing is counted against the message."""
 
     error: str

@@ -386,22 +386,3 @@ def test_in_a_database_without_the_compensation_nothing_is_marked(outbox, engine
         outbox.send_all(session, [Message("orders", b"and"), Message("orders", b"more")])
 
     assert (bodies(other), marked(other)) == ([b"elsewhere", b"and", b"more"], [])
-
-
-def test_calls_grow_only_as_the_destination_allows(engine):
-    """However many were committed together: an ack follows each call, long before the compensation begins."""
-    calls: list[int] = []
-
-    class Slow(Destination):
-        def send(self, messages):
-            calls.append(len(messages))
-            time.sleep(0.02 * len(messages))
-            return super().send(messages)
-
-    destination = Slow()
-    with writing_directly(engine, destination) as outbox:
-        with outbox.begin() as session:
-            outbox.send_all(session, [Message("orders", b"%d" % number) for number in range(150)])
-        assert eventually(lambda: len(destination.bodies) == 150, 30)
-
-    assert max(calls) <= 50 and len(calls) >= 4

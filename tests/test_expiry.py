@@ -6,10 +6,13 @@ from datetime import UTC, datetime, timedelta
 
 from sqlalchemy import text
 
-from outbox import Message, Outbox, Verdict
+from outbox import Message, Outbox, Unavailable, Verdict
 from outbox.store.log import Limits
 from outbox.worker import Settings
+from tests.fire.destination import Destination, accepted
+from tests.fire.parked import states
 from tests.readers import Collector, worker
+from tests.waiting import eventually
 
 
 class Slow(Collector):
@@ -34,3 +37,19 @@ def test_what_expires_while_it_is_read_ahead_is_a_dead_letter(engine):
         dead = connection.scalar(text("SELECT count(*) FROM outbox_parked WHERE state = 'dead'"))
     assert len(handler.messages) + dead == 30
     assert {int(body) for body in handler.bodies} <= set(range(10))
+
+
+def test_what_expires_while_the_destination_is_away_is_a_dead_letter(engine):
+    """However many came together: the batch is in the worker's hands all the time."""
+    outbox, destination = Outbox(engine), Destination(lambda _: Unavailable("away"))
+    moment = datetime.now(UTC) + timedelta(seconds=1)
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", b"%d" % n, expires_at=moment) for n in range(30)])
+        outbox.send(session, "orders", b"in time")
+    with outbox.running(destination):
+        assert eventually(lambda: destination.calls > 0)
+        time.sleep(1.5)
+        destination.answer = accepted
+        assert eventually(lambda: bool(destination.messages) and states(engine) == {"dead": 30}, 30)
+
+    assert destination.bodies == [b"in time"]

@@ -23,8 +23,8 @@ from outbox.store.lease import Leases, Partition
 from outbox.store.log import Limits
 from outbox.store.parked import Parked
 from outbox.store.progress import ProgressLog
-from outbox.store.subscription import Declaration, Subscriptions, compensation_of
-from outbox.verdict import Done, RetryPolicy, Unavailable, Verdict
+from outbox.store.subscription import Declaration, Subscriptions, chosen_topics, compensation_of
+from outbox.verdict import Done, RetryPolicy, Unavailable, Verdict, told
 from outbox.worker import Settings
 
 _AGAIN_SECONDS = 0.5
@@ -46,7 +46,7 @@ class Counted:
         try:
             verdicts = self._sender.send(messages)
         except Exception as error:
-            self.refusal = f"{type(error).__name__}: {error}"
+            self.refusal = told(error)
             raise
         self.refusal = next((each.error for each in verdicts if isinstance(each, Unavailable)), self.refusal)
         self.sent += sum(isinstance(verdict, Done) for verdict in verdicts)
@@ -81,7 +81,7 @@ class Relaying:
         self._target = target
         self._about = "" if place is None else f"{place}: "
         self._name = name
-        self._topics = topics
+        self._topics = chosen_topics(topics)
         self._start: Any = start
         self._sender = Counted(open_sender(to), destination_of(to))
         self._relay: Relay | None = None
@@ -89,7 +89,7 @@ class Relaying:
         self._spoke = False
         self._options: dict[str, Any] = {
             "name": name,
-            "topics": topics,
+            "topics": self._topics,
             "start": start,
             "on_dead": on_dead,
             "retry": RetryPolicy(attempts=attempts),

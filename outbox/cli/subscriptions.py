@@ -70,7 +70,7 @@ def alter(
     if topics is None and not all_topics and to is None and on_dead is None and grace is None:
         raise click.UsageError("nothing to alter: give --topics, --all-topics, --to, --on-dead or --grace")
     from outbox.sender import destination_of
-    from outbox.store.subscription import Subscriptions
+    from outbox.store.subscription import Subscriptions, chosen_topics
     from outbox.worker import errand
 
     destination = None if to is None else destination_of(to)
@@ -80,7 +80,7 @@ def alter(
             raise click.UsageError(f"{name} has no destination yet: its first worker declares all of it; or say --to")
         changed = replace(
             stored,
-            topics=None if all_topics else tuple(sorted(set(topics))) if topics is not None else stored.topics,
+            topics=None if all_topics else chosen_topics(topics) or stored.topics,
             destination=destination or stored.destination,
             on_dead=on_dead or stored.on_dead or "block",
             grace=stored.grace if grace is None else grace,

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from outbox.message import Message
 from outbox.sender import destination_of
-from outbox.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict
+from outbox.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, told
 
 _EARLIER = Unavailable("an earlier message of its key was not stored")
 
@@ -44,13 +44,13 @@ class FunctionSender:
                 verdicts.append(_EARLIER)
                 continue
             if raised is not None and time.monotonic() > deadline:
-                verdict: Verdict = Unavailable(f"not asked after {_text(raised)}")
+                verdict: Verdict = Unavailable(f"not asked after {told(raised)}")
             else:
                 try:
                     verdict = self._asked(message)
                 except Exception as error:
                     raised = error
-                    verdict = Unavailable(_text(error))
+                    verdict = Unavailable(told(error))
             if verdict.__class__ is not Done and message.key is not None:
                 stopped.add(message.key)
             verdicts.append(verdict)
@@ -66,7 +66,3 @@ class FunctionSender:
         if not isinstance(verdict, Done | Retry | Reject | Unavailable):
             raise TypeError(f"{self.destination} must return a verdict or None, not {type(verdict).__name__}")
         return verdict
-
-
-def _text(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"

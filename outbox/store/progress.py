@@ -26,10 +26,14 @@ _SETTLE = """
            CAST(:target AS text), CAST(:after AS bigint), {now} FROM mine
     RETURNING n
 """
+#: Never the newest, whoever wrote it: it says where the partition stands.
 _PRUNE = """
-    DELETE FROM {progress}
+    DELETE FROM {progress} AS old
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-      AND settled_at < {yesterday} AND (epoch < :epoch OR (epoch = :epoch AND n < :n))
+      AND settled_at < {yesterday} AND EXISTS (
+          SELECT 1 FROM {progress} AS newer
+          WHERE newer.subscription = old.subscription AND newer.generation = old.generation
+            AND newer.partition = old.partition AND (newer.epoch, newer.n) > (old.epoch, old.n))
 """
 
 
@@ -76,6 +80,6 @@ class ProgressLog:
         }
         return len(channel.rows(self._settle, parameters)) == 1
 
-    def prune(self, channel: Channel, lease: Lease, n: int) -> None:
+    def prune(self, channel: Channel, partition: Partition) -> None:
         """Delete rows that no longer count, a day after they were written."""
-        channel.run(self._prune, {**lease.parameters, "n": n})
+        channel.run(self._prune, partition.parameters)

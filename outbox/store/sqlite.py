@@ -23,23 +23,36 @@ from outbox.store.steps import Statement, Steps
 
 #: How long a writer waits for the others, in seconds.
 BUSY_SECONDS = 30.0
+#: How long SQLite itself waits where a read meets somebody who has the whole file for a moment.
+_OWN_PAUSES, _BUSY_MILLISECONDS = "PRAGMA busy_timeout = {}", 1000
 _PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 
 
-def begin_immediate(execute: Any, seconds: float = BUSY_SECONDS, pause: Callable[[float], Any] = time.sleep) -> None:
-    """Take the write lock now, trying every 0.3 to 2 ms.
+def begin_immediate(
+    execute: Callable[[str], Any],
+    begin: Callable[[str], Any] | None = None,
+    *,
+    seconds: float = BUSY_SECONDS,
+    pause: Callable[[float], Any] = time.sleep,
+) -> None:
+    """Take the write lock now, trying every 0.3 to 2 ms; `begin` executes the statement that takes it.
 
-    SQLite's own busy handler sleeps up to 100 ms between tries, and among busy writers one gets no turn at all.
+    SQLite's own busy handler sleeps up to 100 ms between tries, and among busy writers one gets no turn at all: it is
+    out of the way until the lock is taken.
     """
     deadline = time.monotonic() + seconds
-    while True:
-        try:
-            execute("BEGIN IMMEDIATE")
-            return
-        except sqlite3.OperationalError as error:
-            if not _busy(error) or time.monotonic() > deadline:
-                raise
-        pause(random.uniform(0.0003, 0.002))
+    execute(_OWN_PAUSES.format(0))
+    try:
+        while True:
+            try:
+                (begin or execute)("BEGIN IMMEDIATE")
+                return
+            except sqlite3.OperationalError as error:
+                if not _busy(error) or time.monotonic() > deadline:
+                    raise
+            pause(random.uniform(0.0003, 0.002))
+    finally:
+        execute(_OWN_PAUSES.format(_BUSY_MILLISECONDS))
 
 
 def _busy(error: Exception) -> bool:
@@ -91,7 +104,7 @@ def _begin_before_savepoint(engine: Engine) -> None:
 
 
 def _prepare(driver: sqlite3.Connection) -> None:
-    driver.execute("PRAGMA busy_timeout = 1000")
+    driver.execute(_OWN_PAUSES.format(_BUSY_MILLISECONDS))
     # Changing the journal mode needs the file for oneself for a moment; others may be at the same.
     for _ in range(200):
         try:
@@ -143,7 +156,7 @@ class SqliteChannel:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """BEGIN IMMEDIATE … COMMIT."""
-        begin_immediate(self._begin_unless_forking)
+        begin_immediate(self._driver.execute, self._begin_unless_forking)
         try:
             yield
         except BaseException:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from outbox.errors import SubscriptionError
+from outbox.errors import InvalidMessageError, SubscriptionError
+from outbox.message import checked_topic
 from outbox.position import EARLIEST, Position, Progress
 from outbox.store.ack import Acks
 from outbox.store.database import Database
@@ -31,6 +32,25 @@ def compensation_of(name: str) -> str:
 def is_compensation(name: str) -> bool:
     """Whether a subscription's rows are only those that direct writers were to send."""
     return name.endswith(_COMPENSATION)
+
+
+def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Which topics somebody chose, in order and once each; None: all.
+
+    Raises:
+        SubscriptionError: they are one text, none, or such as no message can have: nothing would ever come.
+    """
+    if topics is None:
+        return None
+    if isinstance(topics, str):
+        raise SubscriptionError(f"topics: must be a list of topics, not one text; pass [{topics!r:.100}]")
+    try:
+        chosen = tuple(sorted({checked_topic(topic) for topic in topics}))
+    except InvalidMessageError as error:
+        raise SubscriptionError(f"topics: one {error.limit}; topics are whole names, without wildcards") from None
+    if not chosen:
+        raise SubscriptionError("topics: must not be empty; pass None for all topics")
+    return chosen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,7 +87,7 @@ class LeaseContract:
         assert progress.settle(channel, new, 1, inside, incarnation)
         seen.append(_stored(progress, channel))
 
-        progress.prune(channel, new, 1)
+        progress.prune(channel, new.partition)
 
         seen.append(_stored(progress, channel))
         assert seen == [

@@ -13,15 +13,13 @@ from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.store.dialect import Channel
 from outbox.store.log import Limits
-from outbox.store.parked import Aside, Parked, Ready, Wish
+from outbox.store.parked import Parked, Ready, Wish
 from outbox.verdict import seconds_to_wait
-from outbox.worker.handover import BLOCKED, HandOver
+from outbox.worker.handover import BLOCKED, EXPIRED, HandOver
 from outbox.worker.notices import Notices
 from outbox.worker.settlement import Fates, Settlement, by_fate
 
 logger = logging.getLogger("outbox")
-
-EXPIRED = Aside(state="dead", blocks=False, error="expired before it was delivered")
 
 #: Keys held in memory; beyond that every batch asks the database.
 _MOST_KEYS = 100_000

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from queue import SimpleQueue
 
 from outbox.message import Message
 from outbox.verdict import Done, Reject, Retry, Unavailable, Verdict
 
 Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
+
+
+class StrangeAnswerError(TypeError):
+    """A handler returned something else than a verdict for each message; raised for it, on its own thread."""
+
 
 _VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
 
@@ -59,17 +64,23 @@ class Call:
     def perform(self, handler: Handler) -> None:
         """Call the handler and keep what came of it."""
         try:
-            verdicts = handler(self.messages)
-            if len(verdicts) != len(self.messages):
-                raise ValueError(f"{len(verdicts)} verdicts for {len(self.messages)} messages")
-            if strange := {type(verdict) for verdict in verdicts} - _VERDICTS:
-                raise TypeError(f"a handler must return verdicts, not {strange.pop().__name__}")
-            self.verdicts = verdicts
+            self.verdicts = self._checked(handler(self.messages))
         except BaseException as error:
             # A handler that wants to end the interpreter ends its thread only: nobody would wait for the next call.
             self.error = error
         finally:
             self._finished.set()
+
+    def _checked(self, answer: Collection[Verdict]) -> list[Verdict]:
+        """The verdicts, if that is what a handler returned."""
+        if not isinstance(answer, Collection):
+            raise StrangeAnswerError(f"a handler must return verdicts, not {type(answer).__name__}")
+        verdicts = list(answer)
+        if len(verdicts) != len(self.messages):
+            raise StrangeAnswerError(f"{len(verdicts)} verdicts for {len(self.messages)} messages")
+        if strange := {type(verdict) for verdict in verdicts} - _VERDICTS:
+            raise StrangeAnswerError(f"a handler must return verdicts, not {strange.pop().__name__}")
+        return verdicts
 
 
 class Caller:

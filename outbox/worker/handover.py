@@ -11,19 +11,20 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from tenacity.wait import wait_base, wait_random_exponential
 
 from outbox.message import Message
 from outbox.store.parked import Aside
-from outbox.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, seconds_to_wait
-from outbox.worker.calls import Call, Caller, next_size
+from outbox.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, seconds_to_wait, told
+from outbox.worker.calls import Call, Caller, StrangeAnswerError, next_size
 from outbox.worker.notices import Notices
 
 logger = logging.getLogger("outbox")
 
 BLOCKED = Aside(state="blocked", blocks=True)
+EXPIRED = Aside(state="dead", blocks=False, error="expired before it was delivered")
 
 #: A call should take no more than this share of its deadline; the number of messages a call adapts to it.
 _SHARE_OF_DEADLINE = 0.25
@@ -115,13 +116,20 @@ class HandOver:
         return len(hanging) > self._policy.max_hung or any(call.seconds > hopeless for call in hanging)
 
     def run(
-        self, messages: list[Message], *, patient: bool, room: int, others: Callable[[], bool] = lambda: False
+        self,
+        messages: list[Message],
+        *,
+        patient: bool,
+        room: int,
+        now: Callable[[], datetime] | None = None,
+        others: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         """Call the handler until every message has an outcome, or a stop is asked.
 
         `patient`: an unavailable destination is waited for, with growing pauses; otherwise the topic is called sick and
-        its messages stay open. `room`: how many messages may be set aside as waiting. `others`: whether there are
-        messages elsewhere that could tell a sick destination from a poison message.
+        its messages stay open. `room`: how many messages may be set aside as waiting. `now`: the clock by which they
+        expire meanwhile. `others`: whether there are messages elsewhere that could tell a sick destination from a
+        poison message.
         """
         batch = _Batch(messages, room)
         while batch.pending and not self.gave_up and self._rest(0):
@@ -135,11 +143,13 @@ class HandOver:
                 tried = [message for message in batch.pending if message.id in batch.tried]
                 batch.tried.clear()
             if moved:
+                self._let_expire(batch, now)
                 continue
             if patient:
                 self._tell(batch.answers_by_topic(batch.pending))
                 if not self._pause():
                     break
+                self._let_expire(batch, now)
                 if not chunk and not self._hung and others():
                     self._let_pass(batch)
             elif not chunk:
@@ -151,6 +161,15 @@ class HandOver:
         self._tell_what_waits(batch)
         self._forget(batch.outcome)
         return batch.outcome
+
+    def _let_expire(self, batch: _Batch, now: Callable[[], datetime] | None) -> None:
+        """What comes too late by now is dead; what a call has that hangs may have arrived."""
+        timed = [message for message in batch.pending if message.expires_at is not None]
+        if timed and now is not None:
+            moment, hanging = now(), {message.id for call in self._hung for message in call.messages}
+            late = [m for m in timed if m.expires_at is not None and m.expires_at <= moment and m.id not in hanging]
+            if late:
+                batch.resolve([], [(message, EXPIRED) for message in late])
 
     def _let_pass(self, batch: _Batch) -> None:
         """All that is left failed alone: is it they, or the destination? Only what comes next can tell. They wait."""
@@ -204,7 +223,10 @@ class HandOver:
                 batch, call.messages, f"no answer within {self._policy.deadline.total_seconds()} s"
             )
         if call.verdicts is None:
-            return self._nobody_knows(batch, call.messages, f"{type(call.error).__name__}: {call.error}")
+            if isinstance(call.error, StrangeAnswerError):
+                # Not of this batch, but of the handler: nobody would find out from calls that get smaller and smaller.
+                self._tell({message.topic: told(call.error) for message in call.messages})
+            return self._nobody_knows(batch, call.messages, told(call.error))
         self._adapt(call)
         return self._apply(batch, call.messages, call.verdicts)
 

@@ -58,7 +58,7 @@ class Settlement:
 
     def prune(self) -> None:
         """Delete progress that no longer counts."""
-        self._progress.prune(self._channel, self._lease, self._n)
+        self._progress.prune(self._channel, self._lease.partition)
 
     def _append(self, end: Progress) -> None:
         # One statement locks the lease row, checks epoch and incarnation, and writes.

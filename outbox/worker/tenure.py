@@ -18,9 +18,9 @@ from outbox.store.lease import Lease
 from outbox.store.log import Limits, Log
 from outbox.store.parked import Aside, Parked
 from outbox.store.progress import ProgressLog
-from outbox.worker.aside import EXPIRED, SetAside
+from outbox.worker.aside import SetAside
 from outbox.worker.chores import Chores
-from outbox.worker.handover import BLOCKED, HandlerPolicy, HandOver, Outcome
+from outbox.worker.handover import BLOCKED, EXPIRED, HandlerPolicy, HandOver, Outcome
 from outbox.worker.notices import Notices
 from outbox.worker.reader import Reader
 from outbox.worker.settlement import Fates, Settlement
@@ -109,7 +109,7 @@ class Tenure:
         outcome = Outcome()
         if to_send:
             room = self._aside.room(self._policy.max_waiting)
-            outcome = self._hand_over.run(to_send, patient=True, room=room, others=self._others)
+            outcome = self._hand_over.run(to_send, patient=True, room=room, now=lambda: batch.now, others=self._others)
         fates += outcome.aside
         if outcome.open:
             self._settle_partly(batch, outcome, fates)

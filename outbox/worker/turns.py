@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import deque
@@ -18,6 +19,10 @@ class Turns:
 
     def __init__(self, longest: float = math.inf) -> None:
         self._longest = longest
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._holder: object | None = None
         self._since = 0.0
@@ -26,6 +31,9 @@ class Turns:
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Wait until it is our turn, and pass it on at the end."""
+        if self._process != os.getpid():
+            # A fork copies turns, but nobody who would pass them on.
+            self._begin()
         me = object()
         self._wait(me)
         try:
