@@ -56,6 +56,8 @@ class MessageFields(TypedDict, total=False):
 class Message:
     """One message. A user composes it; a handler gets it back with its place in the log.
 
+    It has one id from the beginning: sent twice it is the same message twice, which an inbox handles once.
+
     Args:
         topic: 1 to 249 characters of `[A-Za-z0-9._%|-]`.
         body: bytes as they are; `str` becomes UTF-8 `text/plain`; dict, list, dataclass and objects with `__json__()`

@@ -101,6 +101,8 @@ class Transactions:
                 "this connection commits every statement by itself (AUTOCOMMIT), so the message would outlive a"
                 " rollback; use an engine without isolation_level='AUTOCOMMIT', or begin a transaction"
             )
+        # Whatever the handle is, what comes next is what writes.
+        crash_point("outbox.before_insert")
 
     def watch(self, engine: Engine) -> None:
         """Notice the transactions on this engine, from their begin on; once is enough.

@@ -8,16 +8,20 @@ import time
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
-from outbox import Outbox
+from outbox import Outbox, courier, direct
+from outbox.relay import DEADLINE
 from outbox.testing.proxy import TcpProxy
-from tests.directly import marked, relayed
+from tests.directly import marked, relayed, writing_directly
 from tests.fire.destination import Destination, relay_to
 from tests.nats_streams import Stream
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
+
+
+GRACE_SECONDS = 10
 
 
 def program(
@@ -86,7 +90,7 @@ def test_a_program_that_ends_before_direct_sends_have_begun_leaves_all_to_the_re
 
 
 def test_what_a_program_leaves_behind_that_is_gone_comes_after_the_grace(engine, tmp_path):
-    """Within the grace and two polls, beside what is plain."""
+    """Within the grace and two polls, and what it takes to notice a commit and to have a lease."""
     path = tmp_path / "arrived"
     destination = Destination()
     destination.destination = "file"
@@ -102,7 +106,23 @@ def test_what_a_program_leaves_behind_that_is_gone_comes_after_the_grace(engine,
 
     assert complete
     assert sorted([*map(bytes.decode, destination.bodies), *arrived(path)]) == ["1", "2"]
-    assert took < 10 + 2 * 1 + 5
+    assert took < GRACE_SECONDS + 2 * 0.1 + 3
+
+
+def test_the_compensation_has_the_grace_that_writers_count_on(engine):
+    with writing_directly(engine, Destination()), engine.connect() as connection:
+        statement = text("SELECT grace_ms FROM outbox_subscription WHERE name = 'relay:compensation'")
+        stored = connection.execute(statement).scalar_one()
+
+    assert (stored, courier.GRACE_SECONDS) == (GRACE_SECONDS * 1000, GRACE_SECONDS)
+
+
+def test_a_call_that_begins_at_the_last_moment_is_over_before_the_grace_is():
+    """However long it takes, and with its ack: what a writer still sends, no compensation sends beside it."""
+    over_at = direct._RIGHT_SECONDS + DEADLINE.total_seconds() + courier.FLUSH_SECONDS
+
+    assert 0 < direct._RIGHT_SECONDS
+    assert over_at <= courier.GRACE_SECONDS
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8])

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.orm import Session
 
-from outbox import Outbox, create_engine, migrate
+from outbox import Message, Outbox, create_engine, migrate
 from outbox.store.dialect import Channel
 from outbox.testing.proxy import TcpProxy
 from outbox.worker import Settings
@@ -103,13 +103,15 @@ def test_a_commit_wakes_this_process(engine):
         assert eventually(lambda: bool(moments))
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["one by one", "at once"])
 @pytest.mark.parametrize(("keys", "heard"), [([None], False), (["k", None], True), ([None, "k"], True)])
-def test_what_its_writer_sends_wakes_nobody(engine, keys, heard):
+def test_what_its_writer_sends_wakes_nobody(engine, keys, heard, at_once):
     """Only what is left to the relay."""
+    messages = [Message("orders", b"1", key=key) for key in keys]
     with writing_directly(engine, Destination()) as outbox, woken(outbox) as moments:
         with outbox.begin() as session:
-            for key in keys:
-                outbox.send(session, "orders", b"1", key=key)
+            for part in [messages] if at_once else [[message] for message in messages]:
+                outbox.send_all(session, part)
         assert eventually(lambda: bool(moments), 0.3) == heard
 
 

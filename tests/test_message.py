@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from outbox import InvalidMessageError, Message
+from outbox import InvalidMessageError, Message, RetryPolicy
 from outbox.delays import DELAY_LEVELS
 from outbox.message import slot_of, uuid7
 from tests.bad_input import (
@@ -347,3 +347,12 @@ def test_a_body_just_over_the_limit_says_how_large_it_is():
         Message("orders", b"x" * (4 * MIB + 1))
 
     assert str(caught.value) == ("body: must be at most 4194304 bytes, not 4194305; store it elsewhere, send a link")
+
+
+@pytest.mark.parametrize(("failures", "most"), [(1, 1), (2, 2), (3, 4), (6, 32), (10, 512), (11, 600), (100, 600)])
+def test_a_message_that_failed_waits_at_random_up_to_a_bound_that_doubles(failures, most):
+    """Full jitter, from 1 s on: what failed together does not come again together, nor often."""
+    waits = [RetryPolicy().delay(failures).total_seconds() for _ in range(300)]
+
+    assert 1 <= min(waits) <= 1 + (most - 1) / 4
+    assert most - (most - 1) / 4 <= max(waits) <= most

@@ -1,16 +1,20 @@
 """Reading ahead: batches come in the order of the log, whoever reads them and whatever goes wrong."""
 
+from collections.abc import Sequence
 from contextlib import closing
+from threading import current_thread
 
 import pytest
 
-from outbox import Outbox
+from outbox import Message, Outbox
 from outbox.position import Position, Progress
 from outbox.store.cursor import Batch, Cursor
 from outbox.store.dialect import Channel
 from outbox.store.log import Limits, Log
+from outbox.verdict import Verdict
+from outbox.worker import Settings
 from outbox.worker.reader import AHEAD, Reader
-from tests.readers import send, texts
+from tests.readers import Collector, send, texts, worker
 from tests.waiting import eventually
 
 FIRST = Progress(Position.parse("1:1:"))
@@ -106,3 +110,28 @@ def test_what_is_forgotten_is_read_again(reader):
     reader.forget().move_to(first.end)
 
     assert taken(reader) == list("123456789")
+
+
+def test_while_a_batch_of_a_backlog_is_handled_the_next_are_read(engine, monkeypatch):
+    """On a thread of their own: the server works while the destination does."""
+    outbox, readers, read = Outbox(engine), list[str](), Cursor.read
+    send(outbox, *"0123456789")
+
+    def told(cursor: Cursor, channel: Channel) -> Batch:
+        readers.append(current_thread().name)
+        return read(cursor, channel)
+
+    class Patient(Collector):
+        """Its first call ends when enough was read."""
+
+        def __call__(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+            if not self.batches:
+                self.in_time = eventually(lambda: readers.count("outbox-reader") >= AHEAD, 3)
+            return super().__call__(messages)
+
+    monkeypatch.setattr(Cursor, "read", told)
+    handler = Patient()
+    worker(outbox.database, handler, settings=Settings(limits=Limits(rows=1))).until_empty()
+
+    assert handler.in_time
+    assert texts(handler.messages) == list("0123456789")

@@ -13,11 +13,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, NullPool, create_engine, text
 
 from tests.exactness import relays, writers
 from tests.exactness.business import facts, set_up
 from tests.exactness.history import Delivery, Fault, Findings, HistoryFile, judge
+from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,6 +38,8 @@ class Plan:
     seconds: float = 2.0
     trouble: tuple[Literal["kill", "stop"], ...] = ("kill", "stop")
     least_trouble: int = 3
+    #: Whether a relay that is stopped while it writes lets nobody else write.
+    one_writer: bool = False
     #: How long nothing may come before what is missing counts as lost.
     patience: float = 20.0
     twin: str | None = None
@@ -95,6 +98,8 @@ class Run:
     def __init__(self, engine: Engine, folder: Path, plan: Plan, seed: int) -> None:
         self._engine = engine
         self._url = engine.url.render_as_string(hide_password=False)
+        #: On SQLite its transactions wait for no writer, which those of an outbox's engine do.
+        self._reading = create_engine(self._url, poolclass=NullPool)
         self._plan = plan
         self._path = folder / "history"
         self.log = folder / "processes.log"
@@ -120,7 +125,7 @@ class Run:
         finally:
             for child in (*self._writers, *self._relays):
                 child.end(signal.SIGKILL)
-        history, committed = self._history.read(), facts(self._engine)
+        history, committed = self._history.read(), facts(self._reading)
         taken_back, early = self._hardness()
         return Report(
             findings=judge(committed, history, batch=self._plan.rows),
@@ -138,7 +143,7 @@ class Run:
         statement = f"""
             SELECT max(id) - count(*), count(*) FILTER (WHERE number < highest)
             FROM (SELECT id, {number} AS number, {highest} FROM outbox_message) AS m"""
-        with self._engine.connect() as connection:
+        with self._reading.connect() as connection:
             taken_back, early = connection.execute(text(statement)).one()
         return taken_back, early
 
@@ -179,11 +184,11 @@ class Run:
                 break
             time.sleep(self._random.uniform(0, 1))
             kind = self._plan.trouble[len(self._faults) % len(self._plan.trouble)]
-            self._faults.append(kind)
             if kind == "kill":
                 self._kill(active)
-            else:
-                self._stop(active)
+            elif not self._stop(active):
+                continue
+            self._faults.append(kind)
         self._enough.touch()
         self._wait(lambda: not self._writing, 300)
         for writer in self._writers:
@@ -198,29 +203,34 @@ class Run:
         relay.end(signal.SIGKILL)
         self._relays.remove(relay)
         self._relays.append(self._relay())
-        self._wait_for_another(relay)
+        self._wait(lambda: self._replaced(relay), 120)
 
-    def _stop(self, relay: Child) -> None:
-        """Stop a relay until another has taken its place, then let it go on where it was."""
+    def _stop(self, relay: Child) -> bool:
+        """Stop a relay until another has taken its place, then let it go on where it was.
+
+        False when none could: where only one may write, everybody waits for the one that was stopped while it did.
+        """
         self._history.append(Fault("stop", relay.pid))
         relay.send(signal.SIGSTOP)
-        self._wait_for_another(relay)
+        replaced = eventually(lambda: self._replaced(relay), 10.0 if self._plan.one_writer else 120.0)
         relay.send(signal.SIGCONT)
+        assert replaced or self._plan.one_writer, "nobody took the place of a stopped relay"
+        return replaced
 
     def _active(self) -> Child | None:
         """The relay that delivered last, if it is one that runs."""
         last = next((event for event in reversed(self._history.read()) if isinstance(event, Delivery)), None)
         return next((relay for relay in self._relays if last is not None and relay.pid == last.relay), None)
 
-    def _wait_for_another(self, relay: Child) -> None:
-        """Until another relay delivers, or there is nothing left to deliver."""
-        self._wait(lambda: self._active() not in (None, relay) or not self._missing(), 120)
+    def _replaced(self, relay: Child) -> bool:
+        """Whether another relay delivers, or there is nothing left to deliver."""
+        return self._active() not in (None, relay) or not self._missing()
 
     def _missing(self) -> bool:
         if self._writing:
             return True
         came = {event.name for event in self._history.read() if isinstance(event, Delivery)}
-        return any(fact.name not in came for fact in facts(self._engine))
+        return any(fact.name not in came for fact in facts(self._reading))
 
     def _wait_until_all_came(self) -> None:
         """Until everything came, or nothing more has come for a long while."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import sqlite3
 import sys
 import time
 from collections.abc import Iterator
@@ -78,9 +79,10 @@ class Writer:
                     raise ChangedMindError
         except ChangedMindError:
             return
-        except DBAPIError as error:
-            # Writers that wait for each other in a circle: the server picks one to give up.
-            if getattr(error.orig, "sqlstate", None) != "40P01":
+        except (DBAPIError, sqlite3.OperationalError) as error:
+            # Writers that wait for each other in a circle: the server picks one to give up. Or all of them wait for a
+            # relay that was stopped while it wrote, and one waits in vain.
+            if not _gave_up(getattr(error, "orig", error)):
                 raise
             return
         self._committed += sent
@@ -134,6 +136,10 @@ class Writer:
             self._outbox.send(handle, topic, name, key=key)
             handle.execute(insert(FactRow).values(name=name, key=key, version=version))
         return 1
+
+
+def _gave_up(error: object) -> bool:
+    return getattr(error, "sqlstate", None) == "40P01" or str(error) == "database is locked"
 
 
 class _Decision:

@@ -23,7 +23,7 @@ from outbox.worker import Settings
 ROOT = Path(__file__).parents[2]
 BATCH, COUNT, KEYS = 50, 220, 7
 
-WRITER = ["outbox.after_insert", "outbox.before_commit", "outbox.after_commit"]
+WRITER = ["outbox.before_insert", "outbox.after_insert", "outbox.before_commit", "outbox.after_commit"]
 RELAY = [
     "worker.before_fetch",
     "worker.after_fetch",
