@@ -76,13 +76,14 @@ def test_what_the_destination_refuses_is_left_to_the_relay(engine, destination, 
     with writing_directly(engine, destination) as outbox:
         with outbox.begin() as session:
             send(outbox, session, b"1", b"2", b"3")
-        assert eventually(lambda: at_rest(outbox) and destination.calls == 1)
+        # The first call has but one message.
+        assert eventually(lambda: at_rest(outbox) and destination.calls == 2, 20)
     arrived = list(destination.bodies)
     destination.answer = lambda message: DONE
 
     relay_to(destination, Outbox(engine)).until_empty()
 
-    assert arrived == ([] if isinstance(answer, Exception) else [b"1", b"3"])
+    assert arrived == ([b"1"] if isinstance(answer, Exception) else [b"1", b"3"])
     assert sorted(destination.bodies) == [b"1", b"2", b"3"]
     assert {message.attempt for message in destination.messages} == {1}
 
@@ -331,7 +332,7 @@ def test_a_connection_that_is_cut_between_sending_and_acking_is_opened_again(pg_
         before_each_call(destination, lambda _: kill_the_others(pg_engine))
         with outbox.begin() as session:
             send(outbox, session, b"1", b"2")
-        assert eventually(lambda: at_rest(outbox) and destination.calls == 1)
+        assert eventually(lambda: at_rest(outbox) and destination.calls == 2, 20)
 
     assert relayed(pg_engine) == []
 
