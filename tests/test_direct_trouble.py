@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 import weakref
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -15,6 +16,8 @@ from sqlalchemy import Engine
 from outbox import Message, Outbox, Reject, Retry, Unavailable, courier, create_engine, rounds
 from outbox import direct as direct_module
 from outbox.hints import Hints
+from outbox.store.ack import Acks
+from outbox.store.dialect import Channel
 from outbox.store.log import Log
 from outbox.testing.proxy import TcpProxy
 from outbox.verdict import DONE
@@ -335,6 +338,26 @@ def test_a_connection_that_is_cut_between_sending_and_acking_is_opened_again(pg_
         assert eventually(lambda: at_rest(outbox) and destination.calls == 2, 20)
 
     assert relayed(pg_engine) == []
+
+
+def test_what_was_sent_is_not_sent_again_by_its_writer_because_its_ack_failed(engine, destination, monkeypatch):
+    """Only what is left of the transaction is tried again."""
+    insert, failures = Acks.insert, [1, 2]
+
+    def failing(acks: Acks, channel: Channel, writer: str, ids: Sequence[int]) -> None:
+        if failures:
+            failures.pop()
+            raise OSError("away")
+        insert(acks, channel, writer, ids)
+
+    monkeypatch.setattr(Acks, "insert", failing)
+    with writing_directly(engine, destination) as outbox:
+        write(outbox, 1)
+        assert eventually(lambda: at_rest(outbox) and not failures and promises(outbox), 20)
+        write(outbox, 2)
+        assert eventually(lambda: at_rest(outbox) and b"2" in destination.bodies, 20)
+
+    assert destination.bodies == [b"1", b"2"]
 
 
 def test_the_relay_beside_it_has_its_turn_and_the_writer_its_right(engine, destination, monkeypatch):

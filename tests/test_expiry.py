@@ -36,7 +36,8 @@ def test_what_expires_while_it_is_read_ahead_is_a_dead_letter(engine):
     with engine.connect() as connection:
         dead = connection.scalar(text("SELECT count(*) FROM outbox_parked WHERE state = 'dead'"))
     assert len(handler.messages) + dead == 30
-    assert {int(body) for body in handler.bodies} <= set(range(10))
+    # Two calls begin in time, with one message and with two.
+    assert {int(body) for body in handler.bodies} <= set(range(3))
 
 
 def test_what_expires_while_the_destination_is_away_is_a_dead_letter(engine):
