@@ -8,8 +8,7 @@ with its connection, so that nothing here keeps an outbox alive, or has to ask e
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine
@@ -64,8 +63,10 @@ def _wrap(dialect: Any) -> None:
     roll_back_prepared: Callable[..., None] = dialect.do_rollback_twophase
 
     def do_commit(link: Any) -> None:
-        with _committing(link):
-            commit(link)
+        everyone = _about_to_commit(link, "rollback")
+        since = clock()
+        commit(link)
+        _tell(everyone, since)
 
     def do_rollback(link: Any) -> None:
         _info_of(link).pop(_SENT, None)
@@ -76,8 +77,10 @@ def _wrap(dialect: Any) -> None:
         prepare_first(connection, xid)
 
     def do_commit_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
-        with _committing(connection.connection, "tpc_rollback"):
-            commit_prepared(connection, xid, *how, **more)
+        everyone = _about_to_commit(connection.connection, "tpc_rollback")
+        since = clock()
+        commit_prepared(connection, xid, *how, **more)
+        _tell(everyone, since)
 
     def do_rollback_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
         _info_of(connection.connection).pop(_SENT, None)
@@ -87,13 +90,11 @@ def _wrap(dialect: Any) -> None:
         setattr(dialect, each.__name__, each)
 
 
-@contextmanager
-def _committing(link: Any, roll_back: str = "rollback") -> Iterator[None]:
-    """Around the real commit; `roll_back` is the driver's word for the contrary."""
+def _about_to_commit(link: Any, roll_back: str) -> dict[Watcher, Sent]:
+    """What the commit will be of, by watcher; `roll_back` is the driver's word for the contrary."""
     info = _info_of(link)
     if _SENT not in info:
-        yield
-        return
+        return {}
     try:
         _require_sound(link)
     except TransactionAbortedError:
@@ -102,12 +103,16 @@ def _committing(link: Any, roll_back: str = "rollback") -> Iterator[None]:
         getattr(link.dbapi_connection, roll_back)()
         raise
     everyone: dict[Watcher, Sent] = info.pop(_SENT)
-    since = clock()
     crash_point("outbox.before_commit")
-    yield
-    crash_point("outbox.after_commit")
-    for watcher, sent in everyone.items():
-        watcher.committed(sent, since)
+    return everyone
+
+
+def _tell(everyone: dict[Watcher, Sent], since: float) -> None:
+    """It was committed."""
+    if everyone:
+        crash_point("outbox.after_commit")
+        for watcher, sent in everyone.items():
+            watcher.committed(sent, since)
 
 
 def _require_sound(link: Any) -> None:

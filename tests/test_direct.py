@@ -62,6 +62,17 @@ def test_order_time_and_end_are_the_relays_business(outbox, engine, destination)
     assert relayed(engine) == [b"keyed", b"expiring", b"keyed too"]
 
 
+@pytest.mark.parametrize("length", [1, 4, 5, 9, 60])
+def test_of_many_those_without_a_key_are_marked(outbox, engine, destination, length):
+    messages = [Message("orders", str(n), key="k" if n % 3 == 1 else None) for n in range(length)]
+    with outbox.begin() as session:
+        outbox.send_all(session, messages)
+
+    direct = [message.body for message in messages if message.key is None]
+    assert settled(outbox, destination, direct)
+    assert marked(engine) == direct
+
+
 def test_a_repetition_is_not_sent(outbox, destination):
     """The first of a dedup key is sent by its writer, the second does not exist."""
     for body in (b"first", b"again"):
@@ -383,6 +394,7 @@ def test_in_a_database_without_the_compensation_nothing_is_marked(outbox, engine
 
     with Session(other) as session, session.begin():
         outbox.send(session, "orders", b"elsewhere")
-        outbox.send_all(session, [Message("orders", b"and"), Message("orders", b"more")])
+        for length in (2, 60):
+            outbox.send_all(session, [Message("orders", b"more")] * length)
 
-    assert (bodies(other), marked(other)) == ([b"elsewhere", b"and", b"more"], [])
+    assert (bodies(other), marked(other)) == ([b"elsewhere"] + [b"more"] * 62, [])

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -11,12 +12,21 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from outbox import InvalidMessageError, Message, Outbox, create_engine
+from outbox.message import MessageFields
 from tests.handles import awaited
 from tests.matrix.held import play
 from tests.matrix.homes import KINDS, Home
 from tests.readers import bodies
 
 MIB = 1024 * 1024
+
+
+def rows_of(parameters: Any) -> int:
+    """A list of rows, or the one row there is; a row of lists, or parameters with a number each."""
+    if isinstance(parameters, dict):
+        arrays = parameters.get("topic")
+        return sum(name.startswith("topic_") for name in parameters) if arrays is None else len(arrays)
+    return 1 if isinstance(parameters, tuple) else len(parameters)
 
 
 @contextmanager
@@ -26,9 +36,7 @@ def inserts(engine: Engine) -> Iterator[list[int]]:
 
     def executed(_c: object, _cursor: object, statement: str, parameters: Any, *_: object) -> None:
         if "INSERT INTO outbox_message" in statement:
-            # A list of rows, a row of lists, or the one row there is.
-            topics = parameters["topic"] if isinstance(parameters, dict) else parameters
-            seen.append(1 if isinstance(topics, str | tuple) else len(topics))
+            seen.append(rows_of(parameters))
 
     event.listen(engine, "before_cursor_execute", executed)
     yield seen
@@ -163,6 +171,49 @@ def test_what_the_database_refuses_in_the_last_statement_takes_all_along(engine)
         outbox.send_all(session, messages)
 
     assert bodies(engine) == []
+
+
+# Of every length, whatever the statement looks like
+
+MOMENT = datetime(2031, 1, 1, tzinfo=UTC)
+FIELDS: dict[str, list[MessageFields]] = {
+    "nothing": [{}],
+    "a key and a tag": [{"key": "k"}, {"tags": "t"}, {}],
+    "an expiry": [{}, {"expires_at": MOMENT}, {}, {}, {}],
+    "a delay": [{}, {}, {"delay": timedelta(hours=1)}],
+    "a time": [{"deliver_at": MOMENT}],
+    "everything": [
+        {"key": "k", "tags": "t", "headers": {"a": "{}\\,\"'"}, "content_type": "x/y", "deliver_at": MOMENT},
+        {"delay": timedelta(hours=1), "expires_at": MOMENT},
+        {},
+    ],
+}
+
+
+@pytest.mark.parametrize("fields", FIELDS.values(), ids=FIELDS)
+def test_rows_hold_what_was_given_at_every_length(engine, fields):
+    outbox = Outbox(engine)
+    table = outbox.database.tables.message
+    given: list[Message] = []
+    for length in (1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 49, 50, 51, 120):
+        some = [Message("orders", f"{length} {n}", **fields[n % len(fields)]) for n in range(length)]
+        with engine.begin() as connection, inserts(engine) as seen:
+            outbox.send_all(connection, some)
+        assert seen == [length]
+        given += some
+
+    with engine.connect() as connection:
+        rows = connection.execute(table.select().order_by(table.c.id)).all()
+    assert [
+        (r.message_id, r.topic, r.key, r.tags, r.headers, r.body, r.content_type, r.deliver_at, r.expires_at, r.direct)
+        for r in rows
+    ] == [
+        (
+            m.message_id, m.topic, m.key, m.tags, m.headers_json, m.body, m.content_type,
+            m.deliver_at if m.delay is None else r.created_at + m.delay, m.expires_at, None,
+        )
+        for r, m in zip(rows, given, strict=True)
+    ]  # fmt: skip
 
 
 # Of many writers

@@ -23,7 +23,7 @@ Row = tuple[Any, ...]
 Parameters = Mapping[str, Any]
 NONE: Parameters = {}
 
-_PARAMETER = re.compile(r"(?<!:):([a-z_]+)")
+_PARAMETER = re.compile(r"(?<!:):([a-z][a-z0-9_]*)")
 
 #: The columns of a message, in the order in which `Dialect.messages` takes them. `{body}` may leave the body out;
 #: copies that were set aside have no `{direct}`.
@@ -153,6 +153,6 @@ class Dialect:
 
 
 @lru_cache(maxsize=512)
-def pyformat(statement: str) -> bytes:
+def pyformat(statement: str) -> str:
     """`:name` parameters in the style of psycopg."""
-    return _PARAMETER.sub(r"%(\1)s", statement.replace("%", "%%")).encode()
+    return _PARAMETER.sub(r"%(\1)s", statement.replace("%", "%%"))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, cast
 
 import psycopg
@@ -18,8 +17,8 @@ from sqlalchemy import Engine
 
 from outbox.errors import DatabaseError
 from outbox.message import Message, from_microseconds, stored_message
-from outbox.store.dialect import APPENDED, COLUMNS, NONE, Dialect, Parameters, Row, pyformat
-from outbox.store.steps import Statement, Steps
+from outbox.store.dialect import COLUMNS, NONE, Dialect, Parameters, Row, pyformat
+from outbox.store.postgresql_append import append
 
 #: Ours, whatever the role's defaults are. Set once on a connection of our own, not per transaction: that would double
 #: the time of the idle poll, and each transaction here is one statement or a few.
@@ -70,11 +69,11 @@ class PostgresChannel:
 
     def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
         """What a statement returns, read in the binary protocol."""
-        return self._cursor.execute(pyformat(statement), parameters).fetchall()
+        return self._cursor.execute(pyformat(statement).encode(), parameters).fetchall()
 
     def run(self, statement: str, parameters: Parameters = NONE) -> int:
         """How many rows a statement touched."""
-        return self._cursor.execute(pyformat(statement), parameters).rowcount
+        return self._cursor.execute(pyformat(statement).encode(), parameters).rowcount
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -145,56 +144,6 @@ def _transient(error: Exception) -> bool:
     # Internal errors are those of a connection that is spent: a time-out between two statements, after a suspend, say.
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
 
-
-def _append(
-    names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
-) -> Steps[list[tuple[int, bool]]]:
-    """One statement for any number of messages; ids follow the order of the list."""
-    template = _APPEND_ONE if len(rows) == 1 else _APPEND_MANY
-    columns = rows[0] if len(rows) == 1 else map(list, zip(*rows, strict=True))
-    parameters = dict(zip(APPENDED, columns, strict=True))
-    if compensation is None:
-        yield Statement(_filled(template, names["message"], names["now"], None), parameters)
-        return []
-    statement = _filled(template, names["message"], names["now"], names["subscription"])
-    found = yield Statement(statement, {**parameters, "compensation": compensation}, returns=True)
-    return sorted((id, marked) for id, marked in found)
-
-
-@lru_cache
-def _filled(template: str, message: str, now: str, subscription: str | None) -> str:
-    if subscription is None:
-        return template.format(message=message, now=now, direct="NULL")
-    given = ":direct" if template is _APPEND_ONE else "direct"
-    direct = _KNOWN_DIRECT.format(subscription=subscription, given=f"CAST({given} AS text)")
-    return template.format(message=message, now=now, direct=direct) + " RETURNING id, direct IS NOT NULL"
-
-
-#: Only where the compensation is: the transaction may be in another database than its writer thinks, or the
-#: subscription may have been dropped; then nobody but the relay would send it.
-_KNOWN_DIRECT = """
-    CASE WHEN EXISTS (SELECT 1 FROM {subscription} WHERE name = CAST(:compensation AS text)) THEN {given} END"""
-
-_APPEND_ONE = """
-    INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
-                           expires_at, direct)
-    VALUES (:message_id, :topic, :key, :slot, :tags, :headers, :body, :content_type, {now},
-            coalesce(CAST(:deliver_at AS timestamptz), {now} + CAST(:delay AS interval)), :expires_at, {direct})
-"""
-
-_APPEND_MANY = """
-    INSERT INTO {message} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
-                           expires_at, direct)
-    SELECT message_id, topic, key, slot, tags, headers, body, content_type, {now}, coalesce(deliver_at, {now} + delay),
-           expires_at, {direct}
-    FROM unnest(CAST(:message_id AS uuid[]), CAST(:topic AS text[]), CAST(:key AS text[]), CAST(:slot AS smallint[]),
-                CAST(:tags AS text[]), CAST(:headers AS text[]), CAST(:body AS bytea[]), CAST(:content_type AS text[]),
-                CAST(:deliver_at AS timestamptz[]), CAST(:delay AS interval[]), CAST(:expires_at AS timestamptz[]),
-                CAST(:direct AS text[]))
-         WITH ORDINALITY AS m(message_id, topic, key, slot, tags, headers, body, content_type, deliver_at, delay,
-                              expires_at, direct, place)
-    ORDER BY place
-"""
 
 #: Ids drawn but not flushed are given out again after a crash. A restart shows in the postmaster's start, a promotion
 #: in the timeline, the crash of a single backend only in the statistics' reset time. All free and unprivileged.
@@ -291,12 +240,18 @@ _EXTENT = """
 
 def is_aborted(driver: Any) -> bool:
     """Whether COMMIT would be answered with ROLLBACK: libpq knows, without a round trip."""
-    return bool(driver.info.transaction_status == psycopg.pq.TransactionStatus.INERROR)
+    return _status(driver) == psycopg.pq.TransactionStatus.INERROR
 
 
 def commits_every_statement(driver: Any) -> bool:
     """Judged by the server's state, not by the flag: `transaction()` in autocommit is a transaction."""
-    return bool(driver.autocommit and driver.info.transaction_status == psycopg.pq.TransactionStatus.IDLE)
+    return bool(driver.autocommit) and _status(driver) == psycopg.pq.TransactionStatus.IDLE
+
+
+def _status(driver: Any) -> int:
+    # psycopg makes its `info` anew at every look; psycopg2 has nothing else.
+    status: int = (driver.pgconn if hasattr(driver, "pgconn") else driver.info).transaction_status
+    return status
 
 
 POSTGRESQL = Dialect(
@@ -322,7 +277,7 @@ POSTGRESQL = Dialect(
     page=_PAGE,
     page_late=_PAGE_WITH_LATE,
     extent=_EXTENT,
-    append=_append,
+    append=append,
     pairs="unnest(CAST(:names AS text[]), CAST(:ids AS uuid[])) AS pairs(name, id)",
     bind_pairs=lambda pairs: {"names": [name for name, _ in pairs], "ids": [id for _, id in pairs]},
     # Always in the same order, so that two writers of two keys cannot wait for each other.

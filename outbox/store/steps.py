@@ -65,7 +65,7 @@ def aon(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statement], Await
     async def execute(statement: Statement) -> Sequence[Row]:
         # Not the connection's own kind of cursor, which may want other parameters and give other rows.
         cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
-        await cursor.execute(pyformat(statement.sql), _one(statement))
+        await cursor.execute(pyformat(statement.sql).encode(), _one(statement))
         return await cursor.fetchall() if statement.returns else ()
 
     return execute
@@ -77,7 +77,7 @@ def _on_core(connection: Connection) -> Execute:
     def execute(statement: Statement) -> Sequence[Row]:
         if past_the_compiler:
             # It would cost as much as everything else that `send` does.
-            result = connection.exec_driver_sql(pyformat(statement.sql).decode(), _one(statement))
+            result = connection.exec_driver_sql(pyformat(statement.sql), _one(statement))
         else:
             result = connection.execute(_text(statement.sql), statement.parameters)
         return result.all() if statement.returns else ()
@@ -88,7 +88,7 @@ def _on_core(connection: Connection) -> Execute:
 def _on_psycopg(connection: psycopg.Connection[Any]) -> Execute:
     def execute(statement: Statement) -> Sequence[Row]:
         cursor = psycopg.Cursor(connection, row_factory=tuple_row)
-        cursor.execute(pyformat(statement.sql), _one(statement))
+        cursor.execute(pyformat(statement.sql).encode(), _one(statement))
         return cursor.fetchall() if statement.returns else ()
 
     return execute

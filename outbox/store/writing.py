@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import NamedTuple
 from uuid import UUID
 
 from outbox.message import Message, slot_of
@@ -44,15 +45,14 @@ class Sent:
     more: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Written:
+class Written(NamedTuple):
     """What a write brought: an id for each message, in their order; of these the ones that were no repetitions; and the
     places of those that their writer is to send.
     """
 
     message_ids: list[UUID]
     messages: Sequence[Message]
-    direct: list[Place] = field(default_factory=list)
+    direct: list[Place]
 
 
 class Writing:
@@ -79,7 +79,7 @@ class Writing:
             first = yield from self._dedup.claim(messages)
         ids = [first.get(place, message.message_id) for place, message in enumerate(messages)]
         new = [message for place, message in enumerate(messages) if place not in first] if first else messages
-        written = Written(ids, new)
+        written = Written(ids, new, [])
         for part in _parts(new):
             yield from self._insert(part, direct, written)
         return written

@@ -15,7 +15,7 @@ from outbox import Message, Outbox, direct, faults
 from outbox import outbox as module
 from outbox.courier import Courier
 from outbox.direct import DirectSends
-from outbox.store import postgresql
+from outbox.store import postgresql_append
 from outbox.store.ack import Acks
 from outbox.store.dialect import Channel
 from outbox.store.subscription import Declaration, Subscription, Subscriptions, is_compensation
@@ -131,8 +131,8 @@ def marks_without_compensation(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Subscriptions, "declare", forgetful)
     # The INSERT would look for it, too.
-    monkeypatch.setattr(postgresql, "_KNOWN_DIRECT", "{given}")
-    monkeypatch.setattr(postgresql, "_filled", postgresql._filled.__wrapped__)
+    monkeypatch.setattr(postgresql_append, "_KNOWN_DIRECT", "{given}")
+    monkeypatch.setattr(postgresql_append, "_insert", postgresql_append._insert.__wrapped__)
 
 
 def acks_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,105 @@
+"""PostgreSQL's INSERT: few messages are the rows of VALUES, many are arrays; what none of them has is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+from outbox.store.dialect import APPENDED, Row
+from outbox.store.steps import Statement, Steps
+
+#: psycopg remembers how it parsed a statement of 50 parameters at most, with the name of the compensation. With more of
+#: them arrays are quicker.
+_MOST_PARAMETERS = 49
+
+_TYPES = {
+    "message_id": "uuid", "topic": "text", "key": "text", "slot": "smallint", "tags": "text", "headers": "text",
+    "body": "bytea", "content_type": "text", "deliver_at": "timestamptz", "delay": "interval",
+    "expires_at": "timestamptz", "direct": "text",
+}  # fmt: skip
+_ALWAYS = frozenset(("message_id", "topic", "slot", "body"))
+#: Those whose column is not the parameter as it was given.
+_DERIVED = frozenset(("deliver_at", "delay", "direct"))
+
+#: Only where the compensation is: the transaction may be in another database than its writer thinks, or the
+#: subscription may have been dropped; then nobody but the relay would send it.
+_KNOWN_DIRECT = """
+    CASE WHEN EXISTS (SELECT 1 FROM {subscription} WHERE name = CAST(:compensation AS text))
+         THEN CAST({given} AS text) END"""
+
+
+class _Shape(NamedTuple):
+    """What decides how the statement reads: the columns used, and the number of rows, 0 for arrays."""
+
+    used: tuple[str, ...]
+    rows: int
+
+
+def append(
+    names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
+) -> Steps[list[tuple[int, bool]]]:
+    """One statement for any number of messages; ids follow the order of the list."""
+    shape, parameters = _bound(rows)
+    if compensation is None:
+        yield Statement(_insert(shape, names["message"], names["now"], None), parameters)
+        return []
+    parameters["compensation"] = compensation
+    statement = _insert(shape, names["message"], names["now"], names["subscription"])
+    found = yield Statement(statement, parameters, returns=True)
+    return sorted((id, marked) for id, marked in found)
+
+
+def _bound(rows: Sequence[Row]) -> tuple[_Shape, dict[str, Any]]:
+    """How the statement reads for these rows, and its parameters."""
+    if len(rows) * len(APPENDED) <= _MOST_PARAMETERS:
+        # What would be saved is less than what looking for it costs.
+        shape = _Shape(APPENDED, len(rows))
+        return shape, dict(zip(_numbered(shape), chain.from_iterable(rows), strict=True))
+    columns = {
+        name: column
+        for name, column in zip(APPENDED, zip(*rows, strict=True), strict=True)
+        if name in _ALWAYS or column.count(None) < len(rows)
+    }
+    if len(rows) * len(columns) > _MOST_PARAMETERS:
+        return _Shape(tuple(columns), 0), {name: list(column) for name, column in columns.items()}
+    shape = _Shape(tuple(columns), len(rows))
+    values = chain.from_iterable(zip(*columns.values(), strict=True))
+    return shape, dict(zip(_numbered(shape), values, strict=True))
+
+
+@lru_cache(maxsize=256)
+def _numbered(shape: _Shape) -> tuple[str, ...]:
+    """The parameters of VALUES."""
+    return tuple(f"{name}_{row}" for row in range(shape.rows) for name in shape.used)
+
+
+@lru_cache(maxsize=256)
+def _insert(shape: _Shape, message: str, now: str, subscription: str | None) -> str:
+    columns = [*(name for name in shape.used if name not in _DERIVED), "created_at", "deliver_at", "direct"]
+    into = f"INSERT INTO {message} ({', '.join(columns)})"
+    returning = "" if subscription is None else " RETURNING id, direct IS NOT NULL"
+    if shape.rows:
+        # Drawn one after the other, as they stand.
+        lines = [_line(shape, f":{{}}_{row}".format, now, subscription) for row in range(shape.rows)]
+        return f"{into} VALUES {', '.join(f'({line})' for line in lines)}{returning}"
+    arrays = ", ".join(f"CAST(:{name} AS {_TYPES[name]}[])" for name in shape.used)
+    line = _line(shape, str, now, subscription)
+    unnested = f"unnest({arrays}) WITH ORDINALITY AS m({', '.join(shape.used)}, place)"
+    return f"{into} SELECT {line} FROM {unnested} ORDER BY place{returning}"
+
+
+def _line(shape: _Shape, given: Callable[[str], str], now: str, subscription: str | None) -> str:
+    """The values of one row, where `given` says how a parameter is named."""
+    values = [given(name) for name in shape.used if name not in _DERIVED]
+    moments = []
+    if "deliver_at" in shape.used:
+        moments.append(f"CAST({given('deliver_at')} AS timestamptz)")
+    if "delay" in shape.used:
+        moments.append(f"{now} + CAST({given('delay')} AS interval)")
+    deliver_at = f"coalesce({', '.join(moments)})" if moments else "NULL"
+    direct = "NULL"
+    if subscription is not None and "direct" in shape.used:
+        direct = _KNOWN_DIRECT.format(subscription=subscription, given=given("direct"))
+    return ", ".join((*values, now, deliver_at, direct))
