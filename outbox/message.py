@@ -6,37 +6,30 @@ import hashlib
 import json
 import os
 import random
-import re
 import time
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, NoReturn, TypedDict, final
+from typing import Any, TypedDict, final
 
-from outbox.bodies import check_charset, decode_json, decode_text, encode_body
-from outbox.delays import DELAY_LEVELS, MAX_DELAY, DelayLevel
-from outbox.errors import InvalidMessageError
+from outbox.bodies import decode_json, decode_text, encode_body
+from outbox.checks import (
+    checked_content_type,
+    checked_dedup_key,
+    checked_delay,
+    checked_expiry,
+    checked_headers,
+    checked_key,
+    checked_tags,
+    checked_time,
+    checked_topic,
+    fits,
+    stored_headers,
+)
+from outbox.delays import DelayLevel
 from outbox.tracing import TRACE_HEADERS
 
-#: Half messages live in the same log under this topic; only a transaction producer writes it.
-HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
-
-MAX_TOPIC = 249
-MAX_KEY_BYTES = 1024
-MAX_TAGS = 255
-MAX_HEADERS = 64
-MAX_HEADER_BYTES = 16 * 1024
-MAX_CONTENT_TYPE = 255
-FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC)
-LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC)
-
 _YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
-
-_TOPIC = re.compile(r"[A-Za-z0-9._%|-]+")
-_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_CONTENT_TYPE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_RESERVED_HEADERS = ("outbox-", "nats-")
 
 
 class MessageFields(TypedDict, total=False):
@@ -129,14 +122,14 @@ class Message:
     ) -> None:
         self.topic = checked_topic(topic)
         self.body, default_type = encode_body(body)
-        self.content_type = default_type if content_type is None else _checked_content_type(content_type, body)
-        self.key = None if key is None else _checked_key(key)
-        self.tags = None if tags is None else _checked_tags(tags)
-        self._headers = _checked_headers(headers) if headers else None
-        self.deliver_at = None if deliver_at is None else _checked_time("deliver_at", deliver_at)
-        self.expires_at = None if expires_at is None else _checked_expiry(expires_at, self.deliver_at)
-        self.delay = None if delay is None else _checked_delay(delay, deliver_at)
-        self.dedup_key = None if dedup_key is None else _checked_dedup_key(dedup_key)
+        self.content_type = default_type if content_type is None else checked_content_type(content_type, body)
+        self.key = None if key is None else checked_key(key)
+        self.tags = None if tags is None else checked_tags(tags)
+        self._headers = checked_headers(headers) if headers else None
+        self.deliver_at = None if deliver_at is None else checked_time("deliver_at", deliver_at)
+        self.expires_at = None if expires_at is None else checked_expiry(expires_at, self.deliver_at)
+        self.delay = None if delay is None else checked_delay(delay, deliver_at)
+        self.dedup_key = None if dedup_key is None else checked_dedup_key(dedup_key)
         self._message_id = uuid7()
         self.id = None
         self._created_at = None
@@ -188,10 +181,10 @@ class Message:
             return self._headers
         merged = dict(own)
         for name in TRACE_HEADERS:
-            if name not in trace or not _fits({**merged, name: trace[name]}):
+            if name not in trace or not fits({**merged, name: trace[name]}):
                 break
             merged[name] = trace[name]
-        return _stored_headers(merged) if merged else None
+        return stored_headers(merged) if merged else None
 
     def text(self) -> str:
         """The body as text, by the charset of its content type, else by UTF-8.
@@ -274,136 +267,3 @@ def slot_of(key: str | None, slots: int) -> int:
     if key is None:
         return random.randrange(slots)
     return int.from_bytes(hashlib.blake2b(key.encode()).digest()[:8]) % slots
-
-
-def _refuse(field: str, limit: str, fix: str) -> NoReturn:
-    raise InvalidMessageError(field, limit, fix)
-
-
-def _text(field: str, value: object) -> str:
-    if not isinstance(value, str):
-        _refuse(field, f"must be a str, not {type(value).__name__}", "pass text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        _refuse(field, "holds a lone surrogate, which is not text", "decode the original bytes properly")
-    return value
-
-
-def checked_topic(topic: str) -> str:
-    """The topic, if a message can have it.
-
-    Raises:
-        InvalidMessageError: naming limit and fix.
-    """
-    _text("topic", topic)
-    if not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC or topic in (".", ".."):
-        limit = f"must be 1 to {MAX_TOPIC} characters of [A-Za-z0-9._%|-], not . or .., but is {topic!a:.60}"
-        _refuse("topic", limit, "rename it")
-    if topic == HALF_TOPIC:
-        _refuse("topic", f"{HALF_TOPIC} is reserved for half messages", "use a transaction producer")
-    return topic
-
-
-def _checked_key(key: str) -> str:
-    return _checked_name("key", key, "pass None for a message without order")
-
-
-def _checked_dedup_key(dedup_key: str) -> str:
-    return _checked_name("dedup_key", dedup_key, "pass None for a message that may be written any number of times")
-
-
-def _checked_name(field: str, value: str, without: str) -> str:
-    text = _text(field, value)
-    if not text:
-        _refuse(field, "must not be empty", without)
-    if "\0" in text:
-        _refuse(field, "must not contain NUL", "strip it")
-    if len(text.encode()) > MAX_KEY_BYTES:
-        _refuse(field, f"must be at most {MAX_KEY_BYTES} bytes of UTF-8", "hash a longer one")
-    return text
-
-
-def _checked_tags(tags: str) -> str:
-    text = _text("tags", tags)
-    if not text:
-        _refuse("tags", "must not be empty", "pass None for no tags")
-    if len(text) > MAX_TAGS or "|" in text or _CONTROL.search(text):
-        _refuse(
-            "tags", f"must be at most {MAX_TAGS} characters without | and control characters", "shorten or clean it"
-        )
-    return text
-
-
-def _checked_headers(headers: Mapping[str, str]) -> str:
-    if not isinstance(headers, Mapping):
-        _refuse("headers", f"must be a mapping of str to str, not {type(headers).__name__}", "pass a dict")
-    if len(headers) > MAX_HEADERS:
-        _refuse("headers", f"must be at most {MAX_HEADERS}", "put more into the body")
-    for name, value in headers.items():
-        _check_header(name, value)
-    if len({name.lower() for name in headers}) < len(headers):
-        _refuse("headers", "must not hold one name in two cases", "keep one of them")
-    if _size(headers) > MAX_HEADER_BYTES:
-        _refuse("headers", f"must be at most {MAX_HEADER_BYTES} bytes together", "put more into the body")
-    return _stored_headers(headers)
-
-
-def _stored_headers(headers: Mapping[str, str]) -> str:
-    return json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":"))
-
-
-def _size(headers: Mapping[str, str]) -> int:
-    return sum(len(name) + len(value.encode()) for name, value in headers.items())
-
-
-def _fits(headers: Mapping[str, str]) -> bool:
-    return len(headers) <= MAX_HEADERS and _size(headers) <= MAX_HEADER_BYTES
-
-
-def _check_header(name: str, value: str) -> None:
-    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
-        _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
-    if name.lower().startswith(_RESERVED_HEADERS):
-        _refuse("headers", f"the name {name!r:.80} begins with a reserved prefix", "use another name")
-    if name.lower() == "content-type":
-        _refuse("headers", "content-type is a field of its own", "pass content_type=")
-    text = _text(f"headers[{name!r:.80}]", value)
-    if _CONTROL.search(text) or text != text.strip():
-        fix = "strip or encode the value"
-        _refuse(f"headers[{name!r:.80}]", "must not hold control characters or begin or end with white space", fix)
-
-
-def _checked_content_type(content_type: str, body: object) -> str:
-    known = isinstance(content_type, str) and len(content_type) <= MAX_CONTENT_TYPE
-    if not known or not _CONTENT_TYPE.fullmatch(content_type):
-        _refuse("content_type", f"must be 1 to {MAX_CONTENT_TYPE} printable ASCII characters", "pass a MIME type")
-    check_charset(body, content_type)
-    return content_type
-
-
-def _checked_time(field: str, moment: datetime) -> datetime:
-    if not isinstance(moment, datetime) or moment.utcoffset() is None:
-        _refuse(field, "must be a datetime with a time zone", "pass datetime.now(UTC) + …")
-    # Compared without zones: near year 1 or 9999 the conversion itself would overflow.
-    if not FIRST_TIME.replace(tzinfo=None) < moment.replace(tzinfo=None) < LAST_TIME.replace(tzinfo=None):
-        _refuse(field, "must lie between the years 1970 and 9000", "pass None for no limit")
-    return moment.astimezone(UTC)
-
-
-def _checked_expiry(expires_at: datetime, deliver_at: datetime | None) -> datetime:
-    moment = _checked_time("expires_at", expires_at)
-    if deliver_at is not None and moment <= deliver_at:
-        _refuse("expires_at", "must lie after deliver_at, or nobody will ever get the message", "move one of them")
-    return moment
-
-
-def _checked_delay(delay: timedelta | DelayLevel, deliver_at: datetime | None) -> timedelta:
-    if deliver_at is not None:
-        _refuse("delay", "must not be given together with deliver_at", "pass one of them")
-    if isinstance(delay, str) and delay in DELAY_LEVELS:
-        return DELAY_LEVELS[delay]
-    if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= MAX_DELAY:
-        limit = f"must be a timedelta from 0 to {MAX_DELAY.days} days, or one of {' '.join(DELAY_LEVELS)}"
-        _refuse("delay", limit, "pass timedelta(minutes=30), say")
-    return delay

@@ -153,7 +153,7 @@ class Rounds:
         # What is left now was rolled back to a savepoint.
         if self._courier.away:
             self._away_until = clock() + _PAUSE_SECONDS
-        if not self._ending and not self._due:
+        if not self._due:
             time.sleep(self._pace.after(len(batch)))
 
 

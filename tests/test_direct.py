@@ -129,6 +129,22 @@ def test_the_place_of_a_rolled_back_message_may_be_anothers(outbox, engine, dest
     assert relayed(engine) == [b"by the relay"]
 
 
+def test_the_place_of_a_rolled_back_message_may_be_another_writers(outbox, engine, destination, caplog):
+    """That one sends it, and the first does not stumble over it."""
+    with writing_directly(engine, Destination()) as other, engine.connect() as connection:
+        savepoint = connection.begin_nested()
+        send(outbox, connection, b"rolled back")
+        savepoint.rollback()
+        send(other, connection, b"the other's")
+        connection.commit()
+        with outbox.begin() as session:
+            send(outbox, session, b"direct")
+
+        assert settled(outbox, destination, [b"direct"])
+        assert marked(engine) == [b"the other's", b"direct"]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == []
+
+
 @pytest.mark.parametrize("mode", ["conditional_savepoint", "rollback_only", "create_savepoint", "control_fully"])
 @pytest.mark.parametrize("outer_commits", [True, False], ids=["commits", "rolls back"])
 def test_a_session_inside_somebody_elses_transaction(outbox, engine, destination, mode, outer_commits):

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Done, Outbox, Reject, Relay, SubscriptionError
-from outbox.message import HALF_TOPIC
+from outbox.checks import HALF_TOPIC
 from outbox.position import EARLIEST, Position, Progress
 from outbox.store.database import Database
 from outbox.store.log import Log

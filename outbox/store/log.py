@@ -10,8 +10,9 @@ from functools import cached_property
 from operator import itemgetter
 from typing import Any
 
+from outbox.checks import HALF_TOPIC
 from outbox.errors import DatabaseError, StandbyError
-from outbox.message import HALF_TOPIC, Message
+from outbox.message import Message
 from outbox.position import Position, Window
 from outbox.store.database import Database
 from outbox.store.dialect import COLUMNS, Channel, Row

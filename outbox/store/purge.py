@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from outbox.checks import HALF_TOPIC
 from outbox.errors import SubscriptionError
-from outbox.message import HALF_TOPIC
 from outbox.position import EARLIEST, Position
 from outbox.store import identity
 from outbox.store.database import Database

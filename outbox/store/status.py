@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from outbox.message import HALF_TOPIC
+from outbox.checks import HALF_TOPIC
 from outbox.position import EARLIEST, Progress
 from outbox.store.database import Database
 from outbox.store.dialect import Channel, Row

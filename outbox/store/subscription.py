@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
+from outbox.checks import checked_topic
 from outbox.errors import InvalidMessageError, SubscriptionError
-from outbox.message import checked_topic
 from outbox.position import EARLIEST, Position, Progress
 from outbox.store.ack import Acks
 from outbox.store.database import Database

@@ -21,8 +21,9 @@ from typing import Any, ClassVar
 import pytest
 from sqlalchemy import Engine
 
+from outbox.checks import HALF_TOPIC
 from outbox.errors import SchemaError
-from outbox.message import HALF_TOPIC, Message, uuid7
+from outbox.message import Message, uuid7
 from outbox.outbox import Outbox
 from outbox.position import EARLIEST, Progress
 from outbox.store import probe

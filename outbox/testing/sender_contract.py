@@ -25,8 +25,9 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
+from outbox.checks import MAX_KEY_BYTES, MAX_TAGS, MAX_TOPIC
 from outbox.errors import InvalidMessageError
-from outbox.message import MAX_KEY_BYTES, MAX_TAGS, MAX_TOPIC, Message, uuid7
+from outbox.message import Message, uuid7
 from outbox.sender import Sender
 from outbox.verdict import Done, Reject, Unavailable, Verdict
 
