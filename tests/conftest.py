@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,6 +25,12 @@ Server = TypeVar("Server", bound=LocalServer)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the suites at full scale")
+
+
+def pytest_configure() -> None:
+    """A shell without job control has its background commands ignore Ctrl-C, and whatever they start inherits that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
