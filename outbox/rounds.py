@@ -7,8 +7,8 @@ import time
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
+from typing import NamedTuple
 
 from outbox.clock import clock
 from outbox.courier import MOST_AT_ONCE, Courier
@@ -20,8 +20,7 @@ _PAUSE_SECONDS = 1.0
 _LONGEST_WAIT = 30.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Committed:
+class _Committed(NamedTuple):
     """What a transaction leaves to be sent, and no more after the moment `until`."""
 
     places: Sequence[Place]
@@ -162,4 +161,4 @@ def _left(batch: list[_Committed], bag: Collection[Place]) -> Iterator[_Committe
     for committed in batch:
         places = [place for place in committed.places if place in bag]
         if places:
-            yield replace(committed, places=places)
+            yield committed._replace(places=places)

@@ -35,8 +35,8 @@ class Stream(Destination):
         self._runner.run(self._create(server))
 
     def open(self) -> NatsSender:
-        """A sender through the proxy."""
-        return NatsSender(self.url, timeout=timedelta(seconds=1))
+        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
+        return NatsSender(self.url, timeout=timedelta(seconds=3))
 
     def received(self) -> list[Msg]:
         """What a consumer gets, from the first message on."""
