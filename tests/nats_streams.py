@@ -36,7 +36,7 @@ class Stream(Destination):
 
     def open(self) -> NatsSender:
         """A sender through the proxy; patient enough for a machine that is busy with other tests."""
-        return NatsSender(self.url, timeout=timedelta(seconds=3))
+        return NatsSender(self.url, timeout=timedelta(seconds=1.5))
 
     def received(self) -> list[Msg]:
         """What a consumer gets, from the first message on."""
