@@ -24,7 +24,7 @@ from outbox.testing.servers import NatsServer
 class Stream(Destination):
     """A stream that takes every subject behind a prefix of its own, reached through a proxy."""
 
-    deadline = 2.0  # its senders promise 1 s, to a machine that may be busy
+    deadline = 2.0  # its senders promise 1.5 s, to a machine that may be busy
 
     def __init__(self, server: NatsServer, proxy: TcpProxy) -> None:
         self.prefix = f"p{uuid.uuid4().hex[:12]}"
