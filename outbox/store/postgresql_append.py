@@ -1,4 +1,4 @@
-"""PostgreSQL's INSERT: few messages are the rows of VALUES, many are arrays; what none of them has is left out."""
+"""PostgreSQL's INSERT: few messages are the rows of VALUES, many are arrays without what none of them has."""
 
 from __future__ import annotations
 
@@ -53,26 +53,21 @@ def append(
 
 def _bound(rows: Sequence[Row]) -> tuple[_Shape, dict[str, Any]]:
     """How the statement reads for these rows, and its parameters."""
-    if len(rows) * len(APPENDED) <= _MOST_PARAMETERS:
-        # What would be saved is less than what looking for it costs.
-        shape = _Shape(APPENDED, len(rows))
-        return shape, dict(zip(_numbered(shape), chain.from_iterable(rows), strict=True))
-    columns = {
-        name: column
-        for name, column in zip(APPENDED, zip(*rows, strict=True), strict=True)
-        if name in _ALWAYS or column.count(None) < len(rows)
-    }
+    columns = dict(zip(APPENDED, zip(*rows, strict=True), strict=True))
+    if len(rows) * len(columns) > _MOST_PARAMETERS:
+        columns = {
+            name: column for name, column in columns.items() if name in _ALWAYS or column.count(None) < len(rows)
+        }
     if len(rows) * len(columns) > _MOST_PARAMETERS:
         return _Shape(tuple(columns), 0), {name: list(column) for name, column in columns.items()}
     shape = _Shape(tuple(columns), len(rows))
-    values = chain.from_iterable(zip(*columns.values(), strict=True))
-    return shape, dict(zip(_numbered(shape), values, strict=True))
+    return shape, dict(zip(_numbered(shape), chain.from_iterable(columns.values()), strict=True))
 
 
 @lru_cache(maxsize=256)
 def _numbered(shape: _Shape) -> tuple[str, ...]:
-    """The parameters of VALUES."""
-    return tuple(f"{name}_{row}" for row in range(shape.rows) for name in shape.used)
+    """The parameters of VALUES, column by column."""
+    return tuple(f"{name}_{row}" for name in shape.used for row in range(shape.rows))
 
 
 @lru_cache(maxsize=256)

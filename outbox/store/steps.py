@@ -75,14 +75,14 @@ def _on_core(connection: Connection) -> Execute:
     past_the_compiler = connection.dialect.paramstyle == "pyformat"
 
     def execute(statement: Statement) -> Sequence[Row]:
-        if past_the_compiler:
-            # It would cost as much as everything else that `send` does.
-            result = connection.exec_driver_sql(pyformat(statement.sql), _one(statement))
-        else:
+        if not past_the_compiler:
             result = connection.execute(_text(statement.sql), statement.parameters)
+            return result.all() if statement.returns else ()
+        # The compiler would cost as much as everything else that `send` does.
+        result = connection.exec_driver_sql(pyformat(statement.sql), _one(statement))
         if not statement.returns:
             return ()
-        # As the driver gives them; made rows of SQLAlchemy's they would cost a tenth more than the whole statement.
+        # As the driver gives them: to make them SQLAlchemy's costs a tenth of the whole statement.
         assert result.cursor is not None
         rows: Sequence[Row] = result.cursor.fetchall()
         result.close()
