@@ -10,8 +10,9 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from inspect import iscoroutinefunction
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from outbox.errors import HungHandlerError, SubscriptionError
 from outbox.faults import crash_point
@@ -271,10 +272,22 @@ def require_own_name(name: str) -> None:
 
 
 def opened(sender: Destination) -> Sender:
-    """The sender that a destination stands for."""
+    """The sender that a destination stands for.
+
+    Raises:
+        TypeError: it is none.
+        SenderError: the URL is malformed, or nobody offers its scheme.
+    """
     if isinstance(sender, str):
         return open_sender(sender)
-    return FunctionSender(sender) if callable(sender) else sender
+    if isinstance(sender, type):
+        raise TypeError(f"a destination is an object, not a class: pass {sender.__name__}()")
+    verb = getattr(sender, "send", sender)
+    if not callable(verb):
+        raise TypeError(f"a destination is a URL, a sender or a function of one message, not {type(sender).__name__}")
+    if iscoroutinefunction(verb):
+        raise TypeError(f"{destination_of(sender)} has to be awaited, which nobody does; write it without async")
+    return cast("Sender", sender) if hasattr(sender, "send") else FunctionSender(verb)
 
 
 @contextmanager

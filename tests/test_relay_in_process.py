@@ -39,6 +39,29 @@ def send(outbox: Outbox, *bodies: bytes) -> None:
         outbox.send_all(session, [Message("t", body) for body in bodies])
 
 
+async def awaited(message: Message) -> None:
+    """A function that only an event loop could call."""
+
+
+@pytest.mark.parametrize(
+    ("destination", "told"),
+    [
+        (None, "not NoneType"),
+        (7, "not int"),
+        (Destination, r"pass Destination\(\)"),
+        (awaited, "awaited has to be awaited, .*without async"),
+    ],
+    ids=["nothing", "number", "class", "async"],
+)
+def test_what_is_no_destination_is_refused(sqlite_engine, destination, told):
+    outbox = Outbox(sqlite_engine)
+    with pytest.raises(TypeError, match=told):
+        Relay(outbox, destination)
+    if destination is not None:
+        with pytest.raises(TypeError, match=told):
+            Outbox(sqlite_engine, sender=destination)
+
+
 def test_messages_arrive_while_it_runs_and_not_after(engine):
     outbox, destination = Outbox(engine), Destination()
     with outbox.running(destination):
@@ -194,3 +217,51 @@ def test_after_calls_that_hang_only_a_stop_ends_it(engine, monkeypatch, meanwhil
     relay.serve()
 
     assert (len(begun), relay._stop_asked) == (runs, False)
+
+
+FORKS_OFTEN = """
+import os, signal, sqlite3, sys, threading
+from contextlib import closing
+from outbox import Outbox, create_engine
+
+database = Outbox(create_engine(sys.argv[1])).database
+over = threading.Event()
+
+def work():
+    while not over.is_set():
+        with closing(database.open()) as channel:
+            for _ in range(20):
+                channel.rows("SELECT count(*) FROM outbox_message")
+                channel.run("UPDATE outbox_subscription SET name = name")
+
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads:
+    thread.start()
+statuses = []
+for _ in range(int(sys.argv[2])):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(5)
+        with closing(sqlite3.connect(database.engine.url.database)) as connection:
+            connection.execute("SELECT count(*) FROM outbox_message").fetchall()
+        os._exit(0)
+    statuses.append(os.waitpid(child, 0)[1])
+    if statuses[-1]:
+        break
+over.set()
+for thread in threads:
+    thread.join()
+print(len(statuses), sum(statuses))
+"""
+
+
+def test_a_child_that_was_forked_while_a_thread_of_ours_had_sqlite_at_work_has_its_own(sqlite_engine, full):
+    """SQLite's locks in memory would be taken for ever there, and the child hang when it connects."""
+    forks = 2000 if full else 300
+
+    done = subprocess.run(
+        [sys.executable, "-c", FORKS_OFTEN, str(sqlite_engine.url), str(forks)],
+        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+
+    assert (done.stdout.split(), done.stderr) == ([str(forks), "0"], "")

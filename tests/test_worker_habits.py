@@ -244,3 +244,19 @@ def test_who_waits_for_the_write_lock_asks_again_within_two_milliseconds(sqlite_
         assert waiter.in_transaction
     assert len(pauses) == 30
     assert 0.0003 <= min(pauses) < max(pauses) <= 0.002
+
+
+def test_what_went_wrong_with_the_write_lock_is_told(sqlite_engine):
+    """Not that a connection which somebody else has closed in the meantime takes no setting."""
+    with (
+        closing(sqlite3.connect(str(sqlite_engine.url.database), timeout=0, isolation_level=None)) as holder,
+        closing(sqlite3.connect(str(sqlite_engine.url.database), timeout=0, isolation_level=None)) as waiter,
+    ):
+
+        def pause(_seconds: float) -> None:
+            waiter.close()
+            raise KeyboardInterrupt
+
+        holder.execute("BEGIN IMMEDIATE")
+        with pytest.raises(KeyboardInterrupt):
+            begin_immediate(waiter.execute, pause=pause)

@@ -9,9 +9,10 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, event
 from sqlalchemy.util import await_only
@@ -40,19 +41,26 @@ def begin_immediate(
     SQLite's own busy handler sleeps up to 100 ms between tries, and among busy writers one gets no turn at all: it is
     out of the way until the lock is taken.
     """
-    deadline = time.monotonic() + seconds
     execute(_OWN_PAUSES.format(0))
     try:
-        while True:
-            try:
-                (begin or execute)("BEGIN IMMEDIATE")
-                return
-            except sqlite3.OperationalError as error:
-                if not _busy(error) or time.monotonic() > deadline:
-                    raise
-            pause(random.uniform(0.0003, 0.002))
-    finally:
-        execute(_OWN_PAUSES.format(_BUSY_MILLISECONDS))
+        _until_taken(begin or execute, time.monotonic() + seconds, pause)
+    except BaseException:
+        # What went wrong is told, not that a connection which is closed by now takes no setting.
+        with suppress(sqlite3.Error):
+            execute(_OWN_PAUSES.format(_BUSY_MILLISECONDS))
+        raise
+    execute(_OWN_PAUSES.format(_BUSY_MILLISECONDS))
+
+
+def _until_taken(begin: Callable[[str], Any], deadline: float, pause: Callable[[float], Any]) -> None:
+    while True:
+        try:
+            begin("BEGIN IMMEDIATE")
+            return
+        except sqlite3.OperationalError as error:
+            if not _busy(error) or time.monotonic() > deadline:
+                raise
+        pause(random.uniform(0.0003, 0.002))
 
 
 def _busy(error: Exception) -> bool:
@@ -118,64 +126,85 @@ def _prepare(driver: sqlite3.Connection) -> None:
     driver.execute("PRAGMA synchronous = FULL")
 
 
-#: No fork while a thread of ours has a write lock: SQLite keeps it in memory, too, and the child's copy would never be
-#: given back.
-_writing = threading.RLock()
+#: One for each connection of a thread of ours, held while SQLite works for it and until its transaction ends. A fork
+#: waits for all of them: SQLite has locks in memory then, and nobody would ever give back the copies that a child gets,
+#: which would hang as soon as it connects.
+_at_work: WeakSet[threading.RLock] = WeakSet()
+_connecting = threading.RLock()
+_held: list[threading.RLock] = []
+
+
+def _before_fork() -> None:
+    _connecting.acquire()
+    _held.extend(_at_work)
+    for lock in _held:
+        lock.acquire()
+
+
+def _after_fork() -> None:
+    while _held:
+        _held.pop().release()
+    _connecting.release()
+
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_writing.acquire, after_in_parent=_writing.release, after_in_child=_writing.release)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class SqliteChannel:
     """A sqlite3 connection of its own to the same file."""
 
     def __init__(self, engine: Engine, name: str) -> None:
-        with engine.connect() as connection:
-            files = [row[2] for row in connection.exec_driver_sql("PRAGMA database_list") if row[1] == "main"]
-        if not files or not files[0]:
-            raise DatabaseError("a worker cannot open an in-memory SQLite database on its own; use a file")
-        self._driver = sqlite3.connect(files[0], isolation_level=None, check_same_thread=False)
-        _prepare(self._driver)
+        self._lock = threading.RLock()
+        with _connecting:
+            _at_work.add(self._lock)
+            self._driver = sqlite3.connect(_file_of(engine), isolation_level=None, check_same_thread=False)
+            _prepare(self._driver)
         self.fileno: int | None = None
 
     def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
         """What a statement returns."""
-        with self._writing(statement):
+        with self._working(statement):
             return self._driver.execute(statement, parameters).fetchall()
 
     def run(self, statement: str, parameters: Parameters = NONE) -> int:
         """How many rows a statement touched."""
-        with self._writing(statement):
+        with self._working(statement):
             return self._driver.execute(statement, parameters).rowcount
 
-    def _writing(self, statement: str) -> AbstractContextManager[None]:
-        """A read needs no lock; a write outside of a transaction gets one of its own."""
+    def _working(self, statement: str) -> AbstractContextManager[Any]:
+        """A write outside of a transaction gets one of its own."""
         alone = not self._driver.in_transaction and not statement.lstrip().startswith("SELECT")
-        return self.transaction() if alone else nullcontext()
+        return self.transaction() if alone else self._lock
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """BEGIN IMMEDIATE … COMMIT."""
-        begin_immediate(self._driver.execute, self._begin_unless_forking)
-        try:
-            yield
-        except BaseException:
-            with suppress(sqlite3.Error):
-                self._driver.execute("ROLLBACK")
-            raise
-        else:
-            self._driver.execute("COMMIT")
-        finally:
-            _writing.release()
+        begun = False
 
-    def _begin_unless_forking(self, statement: str) -> None:
-        # Kept until the end of the transaction, given back while somebody else has the database.
-        _writing.acquire()
+        def begin(statement: str) -> None:
+            # Kept until the end of the transaction, given back while somebody else has the database.
+            nonlocal begun
+            with self._lock:
+                self._driver.execute(statement)
+                begun = self._lock.acquire()
+
         try:
-            self._driver.execute(statement)
+            begin_immediate(self._execute, begin)
+            yield
+            self._execute("COMMIT")
         except BaseException:
-            _writing.release()
+            if begun:
+                with suppress(sqlite3.Error):
+                    self._execute("ROLLBACK")
             raise
+        finally:
+            if begun:
+                self._lock.release()
+
+    def _execute(self, statement: str) -> None:
+        with self._lock:
+            self._driver.execute(statement)
 
     def listen(self) -> None:
         """Nothing crosses processes here."""
@@ -189,8 +218,19 @@ class SqliteChannel:
 
     def close(self) -> None:
         """Close the file."""
-        with suppress(Exception):
+        with self._lock, suppress(Exception):
             self._driver.close()
+
+
+def _file_of(engine: Engine) -> str:
+    """The file that an engine opens, asked by a connection beside its pool, which may be exhausted."""
+    pool = engine.pool.recreate()
+    with closing(pool.connect()) as connection:
+        files = [row[2] for row in connection.cursor().execute("PRAGMA database_list") if row[1] == "main"]
+    pool.dispose()
+    if not files or not files[0]:
+        raise DatabaseError("a worker cannot open an in-memory SQLite database on its own; use a file")
+    return str(files[0])
 
 
 def _moment(value: Any) -> datetime | None:
