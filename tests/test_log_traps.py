@@ -9,11 +9,12 @@ import sqlalchemy
 from sqlalchemy import Engine, text
 from sqlalchemy.pool import StaticPool
 
-from outbox import DatabaseError, Outbox, PositionError, create_engine, migrate
+from outbox import DatabaseError, Outbox, PositionError, Reject, create_engine, migrate
 from outbox.position import Position
 from outbox.store.database import Database
 from outbox.store.log import Log
 from outbox.testing.servers import PostgresServer
+from tests.fire.destination import Destination, relay_to
 from tests.readers import delivered, send, texts
 from tests.waiting import eventually
 
@@ -206,6 +207,25 @@ def test_the_defaults_of_a_role_do_not_matter_to_workers(postgres, pg_engine):
         "transaction_isolation": "read committed", "transaction_read_only": "off", "synchronous_commit": "on",
         "statement_timeout": "1min",
     }  # fmt: skip
+
+
+def test_what_a_destination_says_may_hold_letters_that_the_database_lacks(postgres):
+    """The letters that it has stay: a key is found again."""
+    postgres.create_database("latin", encoding="LATIN1")
+    engine = create_engine(postgres.url("latin"))
+    migrate.upgrade(engine)
+    outbox, destination = Outbox(engine), Destination(lambda _message: Reject("l\u2019été 😀"))
+    for body in (b"1", b"2"):
+        with outbox.begin() as session:
+            outbox.send(session, "orders", body, key="ä")
+        relay_to(destination, outbox).until_empty()
+
+    with engine.connect() as connection:
+        parked = connection.execute(text("SELECT key, state, error FROM outbox_parked ORDER BY id")).all()
+    engine.dispose()
+    postgres.drop_database("latin")
+    assert parked == [("ä", "dead", "l\\u2019été \\U0001f600"), ("ä", "blocked", None)]
+    assert destination.calls == 1
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true"])

@@ -11,8 +11,9 @@ from typing import Any, cast
 
 import psycopg
 from psycopg import sql
+from psycopg.abc import Buffer
 from psycopg.types.numeric import Int8BinaryLoader
-from psycopg.types.string import ByteaBinaryLoader
+from psycopg.types.string import ByteaBinaryLoader, StrDumperUnknown
 from sqlalchemy import Engine
 
 from outbox.errors import DatabaseError
@@ -56,6 +57,7 @@ class PostgresChannel:
         # An engine with an isolation_level has set it on the driver, which would say it in every BEGIN.
         driver.isolation_level = driver.read_only = driver.deferrable = None
         driver.autocommit = True
+        letters = _letters_of(driver)
         driver.execute(_SETTINGS)
         # A handler keeps psycopg from hoarding the notifications that come along with other answers.
         self._noticed = False
@@ -65,6 +67,8 @@ class PostgresChannel:
         # As they are on the wire: made a datetime and a UUID only where somebody looks at them.
         self._cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
         self._cursor.adapters.register_loader("uuid", ByteaBinaryLoader)
+        if letters is not None:
+            self._cursor.adapters.register_dumper(str, _escaping(letters))
         self.fileno: int | None = driver.fileno()
 
     def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
@@ -115,6 +119,27 @@ class PostgresChannel:
         with suppress(Exception):
             self._driver.close()
             self._owner.invalidate()
+
+
+def _letters_of(driver: psycopg.Connection[Any]) -> str | None:
+    """The codec of a database that cannot store every text; None where there is nothing to do."""
+    encoding = driver.info.parameter_status("server_encoding")
+    if encoding in (None, "UTF8", "SQL_ASCII"):
+        return None
+    driver.execute(sql.SQL("SET client_encoding = {}").format(encoding))
+    with suppress(psycopg.NotSupportedError):
+        return driver.info.encoding
+    return None
+
+
+def _escaping(codec: str) -> type[StrDumperUnknown]:
+    """Texts whose other letters are escaped: what a destination says in its error may hold any."""
+
+    class Escaping(StrDumperUnknown):
+        def dump(self, obj: str) -> Buffer | None:
+            return super().dump(obj.encode(codec, "backslashreplace").decode(codec))
+
+    return Escaping
 
 
 def _watch_over(descriptor: int) -> None:

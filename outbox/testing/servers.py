@@ -172,11 +172,11 @@ class PostgresServer(LocalServer):
         """The SQLAlchemy URL of one database."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
 
-    def create_database(self, name: str, template: str | None = None) -> str:
-        """Create a database, as a copy of `template` if given, to which nobody may be connected; returns its URL."""
-        statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
-        if template is not None:
-            statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
+    def create_database(self, name: str, template: str = "template0", encoding: str = "UTF8") -> str:
+        """Create a database, as a copy of `template`, to which nobody may be connected; returns its URL."""
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} ENCODING {}").format(
+            sql.Identifier(name), sql.Identifier(template), sql.Literal(encoding)
+        )
         self._execute(statement)
         return self.url(name)
 
