@@ -1,4 +1,4 @@
-"""Databases and servers for the tests: one server a run, one database a test. And a shop that uses them."""
+"""What tests share: one server a run, one database a test; a shop that uses them, and a destination."""
 
 import os
 import shutil
@@ -15,6 +15,7 @@ from sqlalchemy import Engine, text
 from outbox import Outbox, create_engine, migrate
 from outbox.store.postgresql import POSTGRESQL
 from outbox.testing.servers import LocalServer, NatsServer, PostgresServer, ServerMissing
+from tests.fire.destination import Destination
 from tests.handles import awaited
 from tests.orders import Base
 
@@ -117,6 +118,12 @@ def adopt(engine: Engine) -> None:
         system, database = connection.execute(text(POSTGRESQL.identity)).one()
         update = text("UPDATE outbox_meta SET system_identifier = :system, database_oid = :database")
         connection.execute(update, {"system": system, "database": database})
+
+
+@pytest.fixture
+def destination() -> Destination:
+    """Where messages go, which remembers them."""
+    return Destination()
 
 
 @pytest.fixture

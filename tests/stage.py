@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,8 +16,10 @@ from outbox.worker.calls import Caller
 from outbox.worker.handover import HandlerPolicy, HandOver, Outcome
 
 POLICY = HandlerPolicy(
-    retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=0.1), pause=wait_fixed(0.001)
+    retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=5), pause=wait_fixed(0.001)
 )
+#: For handlers that take their time.
+HASTY = replace(POLICY, deadline=timedelta(seconds=0.1))
 EARLIER = Unavailable("an earlier message of its key was not stored")
 
 

@@ -4,17 +4,10 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from outbox import Message
 from tests.directly import before_each_call, writing_directly
 from tests.fire.destination import Destination
 from tests.waiting import eventually
-
-
-@pytest.fixture
-def destination() -> Destination:
-    return Destination()
 
 
 def test_calls_grow_only_as_the_destination_allows(engine):

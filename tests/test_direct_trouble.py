@@ -33,15 +33,10 @@ from tests.directly import (
     settled,
     writing_directly,
 )
-from tests.fire.destination import Destination, relay_to
+from tests.fire.destination import relay_to
 from tests.readers import bodies
 from tests.several import behind
 from tests.waiting import eventually
-
-
-@pytest.fixture
-def destination() -> Destination:
-    return Destination()
 
 
 def write(outbox: Outbox, *numbers: int) -> float:

@@ -12,7 +12,7 @@ from outbox.verdict import DONE
 from outbox.worker.calls import Call
 from outbox.worker.handover import BLOCKED, HandlerPolicy
 from outbox.worker.notices import Notices
-from tests.stage import POLICY, Handler, Stage, again, ids, messages, only, raising, seen
+from tests.stage import HASTY, POLICY, Handler, Stage, again, ids, messages, only, raising, seen
 
 # How many messages a call holds
 
@@ -35,7 +35,7 @@ def test_calls_shrink_to_a_share_of_the_deadline():
         return DONE
 
     handler.answer = slow
-    Stage(handler).run(messages(*[None] * 12))
+    Stage(handler, HASTY).run(messages(*[None] * 12))
 
     assert [len(call) for call in handler.calls] == [1] * 12
 

@@ -3,13 +3,13 @@
 import threading
 import time
 
-from tests.stage import POLICY, Handler, Stage, again, hanging, ids, messages, seen
+from tests.stage import HASTY, Handler, Stage, again, hanging, ids, messages, seen
 
 
 def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
     handler = Handler()
     with hanging(handler, 1):
-        outcome = Stage(handler).run(messages("a", "b", "a", "b"))
+        outcome = Stage(handler, HASTY).run(messages("a", "b", "a", "b"))
 
     assert seen(outcome) == {"done": [2, 4], "aside": [(1, "retry", 1), (3, "blocked", 0)], "open": []}
 
@@ -17,7 +17,7 @@ def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
 def test_a_call_that_hangs_when_nothing_else_is_accepted_counts_nothing():
     handler = Handler()
     with hanging(handler, 1, 2):
-        outcome = Stage(handler).run(messages("a", "b"))
+        outcome = Stage(handler, HASTY).run(messages("a", "b"))
 
     assert seen(outcome) == {"done": [], "aside": [], "open": [1, 2]}
 
@@ -27,7 +27,7 @@ def test_the_answer_of_a_call_that_hung_for_a_while_is_used():
     with hanging(handler, 1) as released:
         timer = threading.Timer(0.2, released.set)
         timer.start()
-        outcome = Stage(handler).run(messages("a", "a"))
+        outcome = Stage(handler, HASTY).run(messages("a", "a"))
 
     assert seen(outcome) == {"done": [1, 2], "aside": [], "open": []}
     assert [call for call in handler.calls if 1 in call] == [[1]]
@@ -38,7 +38,7 @@ def test_a_message_that_hangs_again_when_it_is_due_again_is_counted_again():
     handler = Handler()
     (poison,) = messages("a")
     with hanging(handler, 1):
-        stage = Stage(handler)
+        stage = Stage(handler, HASTY)
         first = stage.run([again(poison, 2)], patient=False, room=0)
         stage.run(messages("b", "c", first=2))
         second = stage.run([again(poison, 2)], patient=False, room=0)
@@ -52,7 +52,7 @@ def test_one_hung_call_counts_once():
     handler = Handler()
     (poison,) = messages("a")
     with hanging(handler, 1):
-        stage = Stage(handler)
+        stage = Stage(handler, HASTY)
         first = stage.run([poison, *messages("b", first=2)])
         stage.run(messages("c", first=3))
         second = stage.run([again(poison, 2)], patient=False, room=0)
@@ -63,18 +63,18 @@ def test_one_hung_call_counts_once():
 
 def test_too_many_hung_calls_end_it():
     handler = Handler()
-    stage = Stage(handler)
+    stage = Stage(handler, HASTY)
     with hanging(handler, *range(1, 20)):
         outcome = stage.run(messages(*"abcdefghij"))
 
     assert stage.hand_over.gave_up
     assert (ids(outcome.done), len(outcome.open)) == ([], 10)
-    assert len(handler.calls) <= POLICY.max_hung + 1
+    assert len(handler.calls) <= HASTY.max_hung + 1
 
 
 def test_calls_that_came_back_are_not_held_against_the_destination():
     handler = Handler()
-    stage = Stage(handler)
+    stage = Stage(handler, HASTY)
     with hanging(handler, *range(1, 6)):
         stage.run(messages(*"abcde"))
     time.sleep(0.1)
