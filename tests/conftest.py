@@ -5,6 +5,7 @@ import shutil
 import signal
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +14,7 @@ import sqlalchemy
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine, migrate
+from outbox.store.dialect import Channel
 from outbox.store.postgresql import POSTGRESQL
 from outbox.testing.servers import LocalServer, NatsServer, PostgresServer, ServerMissing
 from tests.fire.destination import Destination
@@ -118,6 +120,13 @@ def adopt(engine: Engine) -> None:
         system, database = connection.execute(text(POSTGRESQL.identity)).one()
         update = text("UPDATE outbox_meta SET system_identifier = :system, database_oid = :database")
         connection.execute(update, {"system": system, "database": database})
+
+
+@pytest.fixture
+def channel(engine: Engine) -> Iterator[Channel]:
+    """A connection of this test's own."""
+    with closing(Outbox(engine).database.open()) as opened:
+        yield opened
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """One worker at a time has the right to a partition; who lost it settles nothing."""
 
 import threading
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -34,13 +33,6 @@ PARTITION = Partition("relay")
 def outbox(engine: Engine) -> Outbox:
     """An outbox whose subscription nobody has declared yet."""
     return Outbox(engine)
-
-
-@pytest.fixture
-def channel(outbox: Outbox) -> Iterator[Channel]:
-    """A connection of this test's own."""
-    with closing(outbox.database.open()) as opened:
-        yield opened
 
 
 def test_a_lease_is_one_worker_s_until_it_is_given_back(outbox, channel):

@@ -1,7 +1,5 @@
 """Subscriptions are what their name says, and begin where they were told."""
 
-from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 
@@ -10,7 +8,6 @@ from sqlalchemy import Engine
 
 from outbox import Outbox, SubscriptionError
 from outbox.message import uuid7
-from outbox.store.dialect import Channel
 from outbox.store.subscription import Start, Subscriptions
 from tests.readers import declared, delivered, send, texts
 
@@ -19,13 +16,6 @@ from tests.readers import declared, delivered, send, texts
 def outbox(engine: Engine) -> Outbox:
     """An outbox whose subscription nobody has declared yet."""
     return Outbox(engine)
-
-
-@pytest.fixture
-def channel(outbox: Outbox) -> Iterator[Channel]:
-    """A connection of this test's own."""
-    with closing(outbox.database.open()) as opened:
-        yield opened
 
 
 # What a subscription is

@@ -131,19 +131,21 @@ def _prepare(driver: sqlite3.Connection) -> None:
 #: which would hang as soon as it connects.
 _at_work: WeakSet[threading.RLock] = WeakSet()
 _connecting = threading.RLock()
-_held: list[threading.RLock] = []
+#: By fork: a signal handler may fork in the middle of another one.
+_held: list[list[threading.RLock]] = []
 
 
 def _before_fork() -> None:
     _connecting.acquire()
-    _held.extend(_at_work)
-    for lock in _held:
+    locks = list(_at_work)
+    _held.append(locks)
+    for lock in locks:
         lock.acquire()
 
 
 def _after_fork() -> None:
-    while _held:
-        _held.pop().release()
+    for lock in _held.pop():
+        lock.release()
     _connecting.release()
 
 
