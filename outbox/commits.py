@@ -63,7 +63,7 @@ def _wrap(dialect: Any) -> None:
     roll_back_prepared: Callable[..., None] = dialect.do_rollback_twophase
 
     def do_commit(link: Any) -> None:
-        everyone = _about_to_commit(link, "rollback")
+        everyone = _about_to_commit(dialect, link, "rollback")
         since = clock()
         commit(link)
         _tell(everyone, since)
@@ -73,11 +73,11 @@ def _wrap(dialect: Any) -> None:
         roll_back(link)
 
     def do_prepare_twophase(connection: Connection, xid: Any) -> None:
-        _require_sound(connection.connection)
+        _require_sound(dialect, connection.connection)
         prepare_first(connection, xid)
 
     def do_commit_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
-        everyone = _about_to_commit(connection.connection, "tpc_rollback")
+        everyone = _about_to_commit(dialect, connection.connection, "tpc_rollback")
         since = clock()
         commit_prepared(connection, xid, *how, **more)
         _tell(everyone, since)
@@ -90,13 +90,13 @@ def _wrap(dialect: Any) -> None:
         setattr(dialect, each.__name__, each)
 
 
-def _about_to_commit(link: Any, roll_back: str) -> dict[Watcher, Sent]:
+def _about_to_commit(dialect: Any, link: Any, roll_back: str) -> dict[Watcher, Sent]:
     """What the commit will be of, by watcher; `roll_back` is the driver's word for the contrary."""
     info = _info_of(link)
     if _SENT not in info:
         return {}
     try:
-        _require_sound(link)
+        _require_sound(dialect, link)
     except TransactionAbortedError:
         # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
         del info[_SENT]
@@ -115,10 +115,10 @@ def _tell(everyone: dict[Watcher, Sent], since: float) -> None:
             watcher.committed(sent, since)
 
 
-def _require_sound(link: Any) -> None:
+def _require_sound(dialect: Any, link: Any) -> None:
     """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
     for watcher in _info_of(link).get(_SENT, ()):
-        if watcher.is_aborted(link.driver_connection):
+        if watcher.is_aborted(dialect.get_driver_connection(link.dbapi_connection)):
             raise TransactionAbortedError(
                 "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
                 " would be lost; roll back, or use a savepoint around what may fail"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, overload
 from uuid import UUID
@@ -86,7 +86,8 @@ class Outbox:
         self._transactions = Transactions(self.database, *listeners)
         self._transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
-        self._relay: Relay | None = None
+        #: Of several threads that start and stop, each takes what it stops.
+        self._relays: list[Relay] = []
 
     @property
     def engine(self) -> Engine:
@@ -185,17 +186,19 @@ class Outbox:
         # What works beside writing is loaded by those who have it done here: it takes as long as all the rest.
         from outbox.relay import Relay
 
+        relay = Relay(self, destination, **options)
         self.stop()
-        self._relay = Relay(self, destination, **options)
-        self._relay.start()
-        return self._relay
+        self._relays.append(relay)
+        relay.start()
+        return relay
 
     def stop(self, timeout: timedelta = timedelta(seconds=10)) -> None:
         """Let the relay of `start` finish what is under way; without one nothing happens."""
-        if self._relay is not None:
-            self._relay.stop()
-            self._relay.join(timeout.total_seconds())
-            self._relay = None
+        with suppress(IndexError):
+            while True:
+                relay = self._relays.pop()
+                relay.stop()
+                relay.join(timeout.total_seconds())
 
     @contextmanager
     def running(self, sender: Destination | None = None, **options: Any) -> Iterator[Relay]:

@@ -7,10 +7,10 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from inspect import iscoroutinefunction
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -202,8 +202,9 @@ class Relay:
         # Asked after the end of the one before: there was nothing to stop.
         self._stop_asked = False
         self._worker.go_on()
-        self._thread = threading.Thread(target=self._run_in_background, name="outbox-relay", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run_in_background, name="outbox-relay", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the thread of `start` to end."""
@@ -282,12 +283,25 @@ def opened(sender: Destination) -> Sender:
         return open_sender(sender)
     if isinstance(sender, type):
         raise TypeError(f"a destination is an object, not a class: pass {sender.__name__}()")
-    verb = getattr(sender, "send", sender)
-    if not callable(verb):
-        raise TypeError(f"a destination is a URL, a sender or a function of one message, not {type(sender).__name__}")
-    if iscoroutinefunction(verb):
-        raise TypeError(f"{destination_of(sender)} has to be awaited, which nobody does; write it without async")
-    return cast("Sender", sender) if hasattr(sender, "send") else FunctionSender(verb)
+    verbs = [getattr(sender, verb, None) for verb in ("send", "close")]
+    if all(map(callable, verbs)) and not isinstance(sender, Generator | Coroutine):
+        _require_blocking(sender, verbs[0])
+        return cast("Sender", sender)
+    if not callable(sender):
+        raise TypeError(
+            "a destination is a URL, a sender, which has send(messages) and close(), or a function of one message,"
+            f" not {type(sender).__name__}"
+        )
+    _require_blocking(sender, sender)
+    _require_blocking(sender, type(sender).__call__)
+    return FunctionSender(sender)
+
+
+def _require_blocking(sender: Destination, verb: Any) -> None:
+    if iscoroutinefunction(verb) or isgeneratorfunction(verb) or isasyncgenfunction(verb):
+        raise TypeError(
+            f"{destination_of(sender)} would only begin when it is called; write it without async and without yield"
+        )
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedE
 from outbox.faults import crash_point
 from outbox.handles import Handle, Link, refuse
 from outbox.store.database import Database
+from outbox.store.dialect import driver_of
 from outbox.store.writing import Place, Sent
 
 logger = logging.getLogger("outbox")
@@ -61,7 +62,7 @@ class Transactions:
         self.watch(connection.engine)
         if not connection.in_transaction():
             connection.begin()
-        self._require_transaction(connection.connection.driver_connection)
+        self._require_transaction(driver_of(connection))
         return connection
 
     def require_driver(self, driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:

@@ -146,6 +146,12 @@ def test_purge_names_who_holds_messages_back(sqlite_engine):
     assert (ended.code, "older ones stay for relay" in ended.err) == (0, True)
 
 
+def test_a_file_needs_no_restoring(sqlite_engine):
+    said = outbox(sqlite_engine, "restore", "--yes")
+
+    assert (said.code, said.err) == (0, "there is nothing to restore: the ids of an SQLite file are its own\n")
+
+
 def test_a_copied_log_is_restored(pg_engine, tmp_path):
     send(pg_engine, "1")
     with pg_engine.begin() as connection:

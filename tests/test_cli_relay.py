@@ -115,7 +115,7 @@ def test_a_new_name_begins_where_it_is_told(sqlite_engine, tmp_path, start, sent
 
 def test_a_start_that_cannot_count_any_more_is_told(sqlite_engine, tmp_path):
     """The first subscription is there since the tables are, at earliest."""
-    ended = outbox(sqlite_engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--from", "latest", "--until-empty")
+    ended = outbox(sqlite_engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--from", "LATEST", "--until-empty")
 
     assert "from the earliest message on; --from latest is for a name that is not there yet" in ended.err
 

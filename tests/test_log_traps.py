@@ -9,7 +9,7 @@ import sqlalchemy
 from sqlalchemy import Engine, text
 from sqlalchemy.pool import StaticPool
 
-from outbox import DatabaseError, Outbox, PositionError, Reject, create_engine, migrate
+from outbox import DatabaseError, Message, Outbox, PositionError, Reject, create_engine, migrate
 from outbox.position import Position
 from outbox.store.database import Database
 from outbox.store.log import Log
@@ -226,6 +226,34 @@ def test_what_a_destination_says_may_hold_letters_that_the_database_lacks(postgr
     postgres.drop_database("latin")
     assert parked == [("ä", "dead", "l\\u2019été \\U0001f600"), ("ä", "blocked", None)]
     assert destination.calls == 1
+
+
+def test_a_database_may_have_an_encoding_that_python_does_not_know(postgres):
+    postgres.create_database("taiwan", encoding="EUC_TW")
+    engine = create_engine(postgres.url("taiwan"), connect_args={"client_encoding": "utf8"})
+    migrate.upgrade(engine)
+    outbox = Outbox(engine)
+    with engine.begin() as connection:
+        outbox.send(connection, "orders", b"1", key="漢")
+
+    found = [(message.key, message.body) for message in delivered(Database(engine))]
+    engine.dispose()
+    postgres.drop_database("taiwan")
+    assert found == [("漢", b"1")]
+
+
+@pytest.mark.parametrize("length", [1, 5, 30])
+def test_bytes_are_bytes_whatever_a_backslash_means_in_a_string(pg_engine, length):
+    with pg_engine.begin() as connection:
+        connection.execute(text(f'ALTER DATABASE "{pg_engine.url.database}" SET standard_conforming_strings = off'))
+    pg_engine.dispose()
+    outbox, expected = Outbox(pg_engine), [b"\\x61" + bytes(range(256)) + str(n).encode() for n in range(length)]
+    with pg_engine.begin() as connection:
+        outbox.send_all(connection, [Message("orders", body, headers={"a": "\\n'"}) for body in expected])
+
+    found = delivered(Database(pg_engine))
+    assert [message.body for message in found] == expected
+    assert {message.headers["a"] for message in found} == {"\\n'"}
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///:memory:", "sqlite:///file::memory:?uri=true"])

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 
@@ -43,15 +44,38 @@ async def awaited(message: Message) -> None:
     """A function that only an event loop could call."""
 
 
+def yielding(message: Message) -> Iterator[None]:
+    """A function that does nothing when it is called."""
+    yield
+
+
+class Awaited:
+    """A callable of the same kind."""
+
+    async def __call__(self, message: Message) -> None:
+        """Never called."""
+
+
+class Endless:
+    """A sender that cannot be closed."""
+
+    def send(self, messages: Sequence[Message]) -> None:
+        """Never called."""
+
+
 @pytest.mark.parametrize(
     ("destination", "told"),
     [
         (None, "not NoneType"),
         (7, "not int"),
         (Destination, r"pass Destination\(\)"),
-        (awaited, "awaited has to be awaited, .*without async"),
+        (awaited, "awaited would only begin .*without async"),
+        (Awaited(), "Awaited would only begin .*without async"),
+        (yielding, "yielding would only begin .*without yield"),
+        (yielding(Message("t", b"")), "not generator"),
+        (Endless(), r"close\(\).* not Endless"),
     ],
-    ids=["nothing", "number", "class", "async"],
+    ids=["nothing", "number", "class", "async", "async object", "generator", "begun", "without close"],
 )
 def test_what_is_no_destination_is_refused(sqlite_engine, destination, told):
     outbox = Outbox(sqlite_engine)
@@ -60,6 +84,36 @@ def test_what_is_no_destination_is_refused(sqlite_engine, destination, told):
     if destination is not None:
         with pytest.raises(TypeError, match=told):
             Outbox(sqlite_engine, sender=destination)
+
+
+def test_a_relay_that_is_dropped_leaves_nothing_open(sqlite_engine):
+    code = """
+import sys
+from outbox import Outbox, Relay, create_engine
+engine = create_engine(sys.argv[1])
+Relay(Outbox(engine), print).until_empty()
+Relay(Outbox(engine), print)
+engine.dispose()
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-c", code, str(sqlite_engine.url)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_relays_that_several_threads_start_are_all_stopped(sqlite_engine):
+    outbox, destination = Outbox(sqlite_engine), Destination()
+    for _ in range(20):
+        threads = [threading.Thread(target=outbox.start, args=(destination,)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        outbox.stop()
+
+    assert eventually(lambda: relay_threads() == [])
 
 
 def test_messages_arrive_while_it_runs_and_not_after(engine):
@@ -148,55 +202,6 @@ def test_a_long_silence_of_the_destination_does_not_pile_up_threads(pg_engine, m
     assert drained
 
 
-FORKS = """
-import logging, os, sys, time
-from outbox import Done, Outbox, create_engine
-
-logging.basicConfig(level=logging.WARNING)
-outbox = Outbox(create_engine(sys.argv[1]))
-bodies = []
-
-def take(message):
-    bodies.append(message.body.decode())
-
-def send(body):
-    with outbox.begin() as session:
-        outbox.send(session, "t", body)
-
-def wait(count):
-    deadline = time.monotonic() + 20
-    while len(bodies) < count and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-with outbox.running(take):
-    send("parent")
-    wait(1)
-    child = os.fork()
-    if child == 0:
-        outbox.engine.dispose(close=False)
-        send("child")
-        sys.exit(0)  # leaves the block, and lets the interpreter clean up whatever it finds
-    _, status = os.waitpid(child, 0)
-    wait(2)
-    send("parent again")
-    wait(3)
-    with outbox.engine.connect() as connection:
-        epochs = connection.exec_driver_sql("SELECT epoch FROM outbox_lease").scalar_one()
-print(status, epochs, *bodies, sep=",")
-"""
-
-
-def test_a_forked_child_that_ends_in_order_disturbs_nobody(engine):
-    """Its copies of the parent's connections are not its to close: the parent keeps its lease, and logs nothing."""
-    url = engine.url.render_as_string(hide_password=False)
-
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS, url], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-
-    assert (done.stdout, done.stderr) == ("0,1,parent,child,parent again\n", "")
-
-
 @pytest.mark.parametrize(
     ("meanwhile", "runs"),
     [(Relay._stop_first, 3), (Relay.stop, 1)],
@@ -217,51 +222,3 @@ def test_after_calls_that_hang_only_a_stop_ends_it(engine, monkeypatch, meanwhil
     relay.serve()
 
     assert (len(begun), relay._stop_asked) == (runs, False)
-
-
-FORKS_OFTEN = """
-import os, signal, sqlite3, sys, threading
-from contextlib import closing
-from outbox import Outbox, create_engine
-
-database = Outbox(create_engine(sys.argv[1])).database
-over = threading.Event()
-
-def work():
-    while not over.is_set():
-        with closing(database.open()) as channel:
-            for _ in range(20):
-                channel.rows("SELECT count(*) FROM outbox_message")
-                channel.run("UPDATE outbox_subscription SET name = name")
-
-threads = [threading.Thread(target=work) for _ in range(2)]
-for thread in threads:
-    thread.start()
-statuses = []
-for _ in range(int(sys.argv[2])):
-    child = os.fork()
-    if child == 0:
-        signal.alarm(5)
-        with closing(sqlite3.connect(database.engine.url.database)) as connection:
-            connection.execute("SELECT count(*) FROM outbox_message").fetchall()
-        os._exit(0)
-    statuses.append(os.waitpid(child, 0)[1])
-    if statuses[-1]:
-        break
-over.set()
-for thread in threads:
-    thread.join()
-print(len(statuses), sum(statuses))
-"""
-
-
-def test_a_child_that_was_forked_while_a_thread_of_ours_had_sqlite_at_work_has_its_own(sqlite_engine, full):
-    """SQLite's locks in memory would be taken for ever there, and the child hang when it connects."""
-    forks = 2000 if full else 300
-
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS_OFTEN, str(sqlite_engine.url), str(forks)],
-        cwd=ROOT, capture_output=True, text=True, timeout=300, check=False,
-    )  # fmt: skip
-
-    assert (done.stdout.split(), done.stderr) == ([str(forks), "0"], "")

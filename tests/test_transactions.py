@@ -251,3 +251,18 @@ def test_a_message_is_not_an_object_of_the_session(any_engine, script):
 @pytest.mark.parametrize("script", FOR_ALL, ids=lambda script: script.__name__)
 def test_a_keyed_message_shares_the_fate_of_its_transaction(engine, script):
     outcome(engine, "Session", script, key="order-1")
+
+
+@pytest.mark.parametrize("detached", ["before", "after"])
+def test_a_detached_connection_is_one_too(engine, detached):
+    outbox = Outbox(engine)
+    connection = engine.connect()
+    if detached == "before":
+        connection.detach()
+    outbox.send(connection, "orders", b"1")
+    if detached == "after":
+        connection.detach()
+    connection.commit()
+    connection.close()
+
+    assert bodies(engine) == [b"1"]

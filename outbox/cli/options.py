@@ -56,13 +56,17 @@ class StartAt(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | datetime:
         """Read a moment in ISO form."""
-        if isinstance(value, datetime) or value in ("earliest", "latest"):
-            return value  # type: ignore[no-any-return]
+        if isinstance(value, datetime):
+            return value
+        if value.lower() in ("earliest", "latest"):
+            return str(value.lower())
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
             moment = None
-        if moment is None or moment.tzinfo is None:
+        if moment is not None and moment.tzinfo is None:
+            self.fail(f"{value!r} has no time zone; append Z for UTC", param, ctx)
+        if moment is None:
             self.fail(f"{value!r} is neither earliest, latest nor a time such as 2026-01-31T12:00:00Z", param, ctx)
         return moment
 

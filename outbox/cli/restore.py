@@ -15,12 +15,15 @@ from outbox.cli.output import say
 def restore(*, target: Target, accept: bool, yes: bool) -> None:
     """Bring a log that was copied to another server in line with the ids that this one draws.
 
-    With all workers stopped. Subscriptions that stood far apart may see messages again; none misses one.
+    With all workers stopped. Subscriptions that stood far apart may see messages again; none misses one. An SQLite
+    file may be copied freely: its ids are its own.
     """
     from outbox.store import restore as store
 
     with target.opened() as (database, channel):
-        if accept:
+        if database.dialect.name == "sqlite":
+            say("there is nothing to restore: the ids of an SQLite file are its own")
+        elif accept:
             confirmed("keep all positions as they are, on a server that goes on with the same ids?", yes=yes)
             store.accept(database, channel)
             say("the positions are accepted as they are")

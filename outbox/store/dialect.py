@@ -10,7 +10,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Protocol
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from outbox.message import Message
 
@@ -150,6 +150,12 @@ class Dialect:
     skip_locked: str
     #: System identifier and database oid; nulls where there are none.
     identity: str
+
+
+def driver_of(connection: Connection) -> Any:
+    """The driver's own connection, also of one that was detached from its pool."""
+    dbapi_connection = connection.connection.dbapi_connection
+    return None if dbapi_connection is None else connection.dialect.get_driver_connection(dbapi_connection)
 
 
 @lru_cache(maxsize=512)

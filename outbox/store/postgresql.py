@@ -127,9 +127,13 @@ def _letters_of(driver: psycopg.Connection[Any]) -> str | None:
     if encoding in (None, "UTF8", "SQL_ASCII"):
         return None
     driver.execute(sql.SQL("SET client_encoding = {}").format(encoding))
-    with suppress(psycopg.NotSupportedError):
+    try:
         return driver.info.encoding
-    return None
+    except psycopg.NotSupportedError:
+        return None
+    finally:
+        # By libpq itself: psycopg speaks no encoding that Python does not know.
+        driver.pgconn.exec_(b"SET client_encoding = 'UTF8'")
 
 
 def _escaping(codec: str) -> type[StrDumperUnknown]:

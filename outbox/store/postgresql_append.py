@@ -16,7 +16,7 @@ _MOST_PARAMETERS = 49
 
 _TYPES = {
     "message_id": "uuid", "topic": "text", "key": "text", "slot": "smallint", "tags": "text", "headers": "text",
-    "body": "bytea", "content_type": "text", "deliver_at": "timestamptz", "delay": "interval",
+    "body": "text", "content_type": "text", "deliver_at": "timestamptz", "delay": "interval",
     "expires_at": "timestamptz", "direct": "text",
 }  # fmt: skip
 _ALWAYS = frozenset(("message_id", "topic", "slot", "body"))
@@ -59,6 +59,8 @@ def _bound(rows: Sequence[Row]) -> tuple[_Shape, dict[str, Any]]:
             name: column for name, column in columns.items() if name in _ALWAYS or column.count(None) < len(rows)
         }
     if len(rows) * len(columns) > _MOST_PARAMETERS:
+        # In hexadecimal by ourselves: the driver's form of bytes in an array depends on standard_conforming_strings.
+        columns["body"] = tuple(body.hex() for body in columns["body"])
         return _Shape(tuple(columns), 0), {name: list(column) for name, column in columns.items()}
     shape = _Shape(tuple(columns), len(rows))
     return shape, dict(zip(_numbered(shape), chain.from_iterable(columns.values()), strict=True))
@@ -80,7 +82,7 @@ def _insert(shape: _Shape, message: str, now: str, subscription: str | None) -> 
         lines = [_line(shape, f":{{}}_{row}".format, now, subscription) for row in range(shape.rows)]
         return f"{into} VALUES {', '.join(f'({line})' for line in lines)}{returning}"
     arrays = ", ".join(f"CAST(:{name} AS {_TYPES[name]}[])" for name in shape.used)
-    line = _line(shape, str, now, subscription)
+    line = _line(shape, lambda name: "decode(body, 'hex')" if name == "body" else name, now, subscription)
     unnested = f"unnest({arrays}) WITH ORDINALITY AS m({', '.join(shape.used)}, place)"
     return f"{into} SELECT {line} FROM {unnested} ORDER BY place{returning}"
 

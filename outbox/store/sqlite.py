@@ -19,7 +19,7 @@ from sqlalchemy.util import await_only
 
 from outbox.errors import DatabaseError
 from outbox.message import Message, stored_message
-from outbox.store.dialect import APPENDED, COLUMNS, NONE, Dialect, Parameters, Row
+from outbox.store.dialect import APPENDED, COLUMNS, NONE, Dialect, Parameters, Row, driver_of
 from outbox.store.steps import Statement, Steps
 
 #: How long a writer waits for the others, in seconds.
@@ -78,6 +78,7 @@ def configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "connect")
     def _connected(driver: sqlite3.Connection, _record: object) -> None:
+        _disown_inherited()
         driver.isolation_level = None
         _prepare(driver)
 
@@ -100,19 +101,24 @@ def _pause_of(engine: Engine) -> Callable[[float], Any]:
     return lambda seconds: await_only(asyncio.sleep(seconds))
 
 
-def _begin_before_savepoint(engine: Engine) -> None:
-    """Open a transaction before a SAVEPOINT: the driver does not, and its RELEASE would commit for good."""
+def _make_fit(engine: Engine) -> None:
+    """What an engine of the application's needs, too, when messages are sent by it."""
+
+    def _connected(_driver: object, _record: object) -> None:
+        _disown_inherited()
 
     def _savepoint(connection: Connection, _name: str | None) -> None:
-        driver: Any = connection.connection.driver_connection
-        if not driver.in_transaction:
+        # Open a transaction: the driver does not, and the savepoint's RELEASE would commit for good.
+        if not driver_of(connection).in_transaction:
             _cursor_of(connection).execute("BEGIN")
 
+    event.listen(engine, "connect", _connected, insert=True)
     event.listen(engine, "savepoint", _savepoint)
 
 
 def _prepare(driver: sqlite3.Connection) -> None:
-    driver.execute(_OWN_PAUSES.format(_BUSY_MILLISECONDS))
+    # Not for long where somebody keeps the file to himself: a fork may wait for us.
+    driver.execute(_OWN_PAUSES.format(0))
     # Changing the journal mode needs the file for oneself for a moment; others may be at the same.
     for _ in range(200):
         try:
@@ -123,45 +129,66 @@ def _prepare(driver: sqlite3.Connection) -> None:
             if not _busy(error):
                 raise
             time.sleep(random.uniform(0.005, 0.02))
+    driver.execute(_OWN_PAUSES.format(_BUSY_MILLISECONDS))
     driver.execute("PRAGMA synchronous = FULL")
 
 
-#: One for each connection of a thread of ours, held while SQLite works for it and until its transaction ends. A fork
-#: waits for all of them: SQLite has locks in memory then, and nobody would ever give back the copies that a child gets,
-#: which would hang as soon as it connects.
-_at_work: WeakSet[threading.RLock] = WeakSet()
+#: Connections of threads of ours. Each has a lock, held while SQLite works for it and until its transaction ends, and a
+#: fork waits for all of them: SQLite has locks in memory then, and nobody would ever give back the copies that a child
+#: gets, which would hang as soon as it connects.
+_channels: WeakSet[SqliteChannel] = WeakSet()
 _connecting = threading.RLock()
-#: By fork: a signal handler may fork in the middle of another one.
+#: What each fork holds; a signal handler may fork in the middle of another one.
 _held: list[list[threading.RLock]] = []
+_inherited: list[SqliteChannel] = []
 
 
 def _before_fork() -> None:
+    held: list[threading.RLock] = []
+    _held.append(held)
     _connecting.acquire()
-    locks = list(_at_work)
-    _held.append(locks)
-    for lock in locks:
-        lock.acquire()
+    held.append(_connecting)
+    for channel in list(_channels):
+        # One by one: Ctrl-C may end the waiting.
+        channel.lock.acquire()
+        held.append(channel.lock)
 
 
 def _after_fork() -> None:
-    for lock in _held.pop():
+    for lock in reversed(_held.pop()):
         lock.release()
-    _connecting.release()
+
+
+def _after_fork_in_child() -> None:
+    _inherited.extend(_channels)
+    _after_fork()
+
+
+def _disown_inherited() -> None:
+    """Close the parent's connections, before this process opens one of its own.
+
+    As long as one is open SQLite believes that it holds the parent's lock on the file, and takes none for this process:
+    the last to close it elsewhere would delete the write-ahead log, with what is committed here.
+    """
+    with _connecting:
+        while _inherited:
+            _inherited.pop().close()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
 class SqliteChannel:
     """A sqlite3 connection of its own to the same file."""
 
     def __init__(self, engine: Engine, name: str) -> None:
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
         with _connecting:
-            _at_work.add(self._lock)
+            _disown_inherited()
             self._driver = sqlite3.connect(_file_of(engine), isolation_level=None, check_same_thread=False)
             _prepare(self._driver)
+            _channels.add(self)
         self.fileno: int | None = None
 
     def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
@@ -177,7 +204,7 @@ class SqliteChannel:
     def _working(self, statement: str) -> AbstractContextManager[Any]:
         """A write outside of a transaction gets one of its own."""
         alone = not self._driver.in_transaction and not statement.lstrip().startswith("SELECT")
-        return self.transaction() if alone else self._lock
+        return self.transaction() if alone else self.lock
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -187,9 +214,9 @@ class SqliteChannel:
         def begin(statement: str) -> None:
             # Kept until the end of the transaction, given back while somebody else has the database.
             nonlocal begun
-            with self._lock:
+            with self.lock:
                 self._driver.execute(statement)
-                begun = self._lock.acquire()
+                begun = self.lock.acquire()
 
         try:
             begin_immediate(self._execute, begin)
@@ -202,10 +229,10 @@ class SqliteChannel:
             raise
         finally:
             if begun:
-                self._lock.release()
+                self.lock.release()
 
     def _execute(self, statement: str) -> None:
-        with self._lock:
+        with self.lock:
             self._driver.execute(statement)
 
     def listen(self) -> None:
@@ -220,7 +247,7 @@ class SqliteChannel:
 
     def close(self) -> None:
         """Close the file."""
-        with self._lock, suppress(Exception):
+        with self.lock, suppress(Exception):
             self._driver.close()
 
 
@@ -346,7 +373,7 @@ SQLITE = Dialect(
     commits_every_statement=_commits_every_statement,
     is_aborted=lambda _driver: False,
     drivers=frozenset(("pysqlite", "aiosqlite")),
-    prepare_engine=_begin_before_savepoint,
+    prepare_engine=_make_fit,
     share_lock="",
     skip_locked="",
     identity="SELECT NULL AS system_identifier, NULL AS database_oid",

@@ -19,6 +19,7 @@ from outbox.message import Message
 from outbox.outbox import Outbox, observers
 from outbox.store import probe
 from outbox.store.database import Database
+from outbox.store.dialect import driver_of
 
 #: The event of a new savepoint does not tell its name, the statement does; and it also tells of those made by hand.
 _SAVEPOINT = re.compile(
@@ -192,7 +193,7 @@ class Watch:
 
 def _is_aborted(connection: Connection) -> bool:
     """PostgreSQL would answer this COMMIT with a ROLLBACK."""
-    driver: Any = connection.connection.driver_connection
+    driver = driver_of(connection)
     ours = isinstance(driver, psycopg.Connection | psycopg.AsyncConnection)
     return ours and driver.info.transaction_status == TransactionStatus.INERROR
 

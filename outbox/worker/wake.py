@@ -38,3 +38,8 @@ class Wake:
         """Give the descriptors back."""
         self._reader.close()
         self._writer.close()
+
+    def __del__(self) -> None:
+        # Who makes a worker has nothing to close; and there was no descriptor left, perhaps.
+        with suppress(AttributeError):
+            self.close()
