@@ -5,6 +5,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -177,14 +178,17 @@ def test_a_fork_does_not_wait_for_whoever_keeps_the_file_to_himself(tmp_path):
         thread.start()
         while sqlite._connecting.acquire(blocking=False):
             sqlite._connecting.release()
+        before = time.monotonic()
         child = os.fork()
         if child == 0:
             os._exit(0)
         os.waitpid(child, 0)
+        waited = time.monotonic() - before
         holder.execute("ROLLBACK")
     thread.join(20)
 
     assert not thread.is_alive()
+    assert waited < 30
 
 
 class Interrupted:
