@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import sqlalchemy
+from sqlalchemy import Engine
 
 from outbox import Outbox
 from outbox.store import sqlite
@@ -76,6 +78,7 @@ def test_a_forked_child_that_ends_in_order_disturbs_nobody(engine):
 
 FORKS_OFTEN = """
 import os, signal, sqlite3, sys, threading
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from outbox import Outbox, create_engine
 
@@ -199,27 +202,44 @@ class Interrupted:
         raise KeyboardInterrupt
 
 
-def test_a_fork_whose_waiting_is_interrupted_leaves_no_lock_behind(sqlite_engine):
-    database = Outbox(sqlite_engine).database
-    channels: list[Any] = [SqliteChannel(sqlite_engine, "") for _ in range(3)]
-    lock = channels[1].lock
-    channels[1].lock = Interrupted()
+@pytest.fixture
+def channels(sqlite_engine: Engine) -> Iterator[list[Any]]:
+    """Connections of threads of ours."""
+    opened = [SqliteChannel(sqlite_engine, "") for _ in range(3)]
+    yield opened
+    for channel in opened:
+        channel.close()
+
+
+def others_get_on(channels: list[Any], engine: Engine) -> bool:
+    """Whether another thread can connect, and use every connection."""
+    free: list[bool] = []
+
+    def look() -> None:
+        with closing(Outbox(engine).database.open()) as opened:
+            free.extend(channel.rows("SELECT 1") == [(1,)] for channel in (opened, *channels))
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(20)
+    return free == [True] * (1 + len(channels))
+
+
+def test_a_fork_whose_waiting_is_interrupted_leaves_no_lock_behind(channels, sqlite_engine):
+    lock, channels[1].lock = channels[1].lock, Interrupted()
     with pytest.raises(KeyboardInterrupt):
         sqlite._before_fork()
     sqlite._after_fork()
     channels[1].lock = lock
 
-    free: list[bool] = []
+    assert others_get_on(channels, sqlite_engine)
 
-    def look() -> None:
-        with closing(database.open()) as opened:
-            free.append(opened.rows("SELECT 1") == [(1,)])
-        free.extend(channel.rows("SELECT 1") == [(1,)] for channel in channels)
 
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(20)
-    for channel in channels:
-        channel.close()
+def test_a_fork_in_the_middle_of_another_one_leaves_no_lock_behind(channels, sqlite_engine):
+    """A signal handler's."""
+    sqlite._before_fork()
+    sqlite._before_fork()
+    sqlite._after_fork()
+    sqlite._after_fork()
 
-    assert free == [True] * 4
+    assert others_get_on(channels, sqlite_engine)

@@ -40,6 +40,6 @@ class Wake:
         self._writer.close()
 
     def __del__(self) -> None:
-        # Who makes a worker has nothing to close; and there was no descriptor left, perhaps.
+        # Nobody closes a worker that was made and dropped. Nor is there anything to close where no descriptor was left.
         with suppress(AttributeError):
             self.close()
