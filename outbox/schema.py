@@ -31,7 +31,7 @@ from sqlalchemy import (
 from sqlalchemy.engine import Dialect
 from sqlalchemy.types import TypeDecorator, TypeEngine
 
-VERSION = 2
+VERSION = 3
 SLOTS = 256
 PREFIX = "outbox_"
 
@@ -185,6 +185,9 @@ def _lease(metadata: MetaData) -> Table:
         Column("epoch", BigInteger, nullable=False, server_default=text("0")),
         Column("renewals", BigInteger, nullable=False, server_default=text("0")),
         Column("lease_until", Instant),
+        Column("length_ms", BigInteger, comment="for how long its holder takes it each time"),
+        Column("notice", Text, comment="why a worker does not work, as it says itself"),
+        Column("noticed_at", Instant),
         comment="one row a partition; shrinks with its subscription",
     )
 

@@ -67,7 +67,7 @@ EVERYWHERE = {
         "ALTER TABLE outbox_subscription ADD COLUMN colour text NOT NULL DEFAULT 'red'",
         None,
     ),
-    "the version": ("UPDATE outbox_meta SET version = 7", "outbox_meta says version 7, this is 2"),
+    "the version": ("UPDATE outbox_meta SET version = 7", "outbox_meta says version 7, this is 3"),
     "the row about it all": ("DELETE FROM outbox_meta", "outbox_meta is empty"),
 }
 ON_POSTGRESQL = {

@@ -13,7 +13,7 @@ from outbox import LeaseLostError, Outbox
 from outbox.position import EARLIEST, Position, Progress
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
-from outbox.store.lease import Lease, Leases, Partition
+from outbox.store.lease import Claim, Lease, Leases, Partition
 from outbox.store.log import Log
 from outbox.store.parked import Aside
 from outbox.store.postgresql import POSTGRESQL
@@ -114,10 +114,12 @@ def test_a_lease_that_does_not_move_is_taken_though_the_clock_stepped_back(engin
     assert Leases(moved(engine, 3600)).acquire(channel, PARTITION, "me", LENGTH) is not None
     seen = leases.look(channel, PARTITION)
     assert seen is not None
-    wrong = [replace(seen, renewals=seen.renewals + 1), replace(seen, epoch=seen.epoch + 1), None]
+    wrong = [replace(seen, renewals=seen.renewals + 1), replace(seen, epoch=seen.epoch + 1)]
+    claims = [*(Claim(expired=False, seen=holder) for holder in wrong), Claim(seen=seen), Claim(), None]
 
-    assert [leases.acquire(channel, PARTITION, "you", LENGTH, holder) for holder in wrong] == [None] * 3
-    assert leases.acquire(channel, PARTITION, "you", LENGTH, seen) == Lease(PARTITION, 2, "you")
+    assert [leases.acquire(channel, PARTITION, "you", LENGTH, claim) for claim in claims] == [None] * 5
+    claim = Claim(expired=False, seen=seen)
+    assert leases.acquire(channel, PARTITION, "you", LENGTH, claim) == Lease(PARTITION, 2, "you")
 
 
 def test_a_worker_waits_for_a_lease_that_stands_still_no_longer_than_a_lease(engine, outbox, channel):

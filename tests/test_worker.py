@@ -2,12 +2,13 @@
 
 import subprocess
 import sys
+import threading
 import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox import Message, Outbox, Reject, Relay, StandbyError, faults
@@ -17,6 +18,7 @@ from outbox.worker import Settings
 from outbox.worker.keeper import Keeper
 from tests.fire.destination import Destination, failing, fill, relay_to
 from tests.fire.parked import states
+from tests.leases import lease_left, step_clock
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
@@ -34,13 +36,6 @@ def take_lease(outbox: Outbox, length: timedelta) -> None:
     channel = outbox.database.open()
     assert Leases(outbox.database).acquire(channel, Partition("relay"), "dead", length) is not None
     channel.close()
-
-
-def lease_left(engine: Engine) -> float:
-    """For how many seconds the lease is still its holder's, by the database's clock."""
-    with engine.connect() as connection:
-        left = "SELECT extract(epoch FROM lease_until - clock_timestamp()) FROM outbox_lease"
-        return float(connection.execute(text(left)).scalar_one() or 0)
 
 
 def test_the_place_of_a_killed_worker_is_taken_when_its_lease_ends(engine):
@@ -63,7 +58,8 @@ def test_a_lease_that_nobody_renews_is_taken_although_the_clock_went_back(engine
     """By the database's clock it is good for an hour; by the waiter's own nobody has renewed it for a whole lease."""
     outbox, destination = Outbox(engine), Destination()
     fill(outbox, 10)
-    take_lease(outbox, timedelta(hours=1))
+    take_lease(outbox, LEASE)
+    step_clock(engine, timedelta(hours=-1))
     relay = relay_to(destination, outbox, settings=BRISK)
 
     relay.start()
@@ -135,28 +131,22 @@ def test_a_worker_that_slept_in_a_transaction_begins_again(pg_engine, monkeypatc
     assert (naps, settled, arrived) == ([], True, True)
 
 
-def test_a_stop_is_heard_while_a_worker_gives_up(pg_engine, monkeypatch):
-    """Calls hang, the relay is about to begin again without them, and just then somebody stops it."""
+def test_a_stop_is_heard_beside_calls_that_hang(pg_engine):
+    """The lease runs out by itself then: another worker would send what those calls have beside them."""
     outbox, destination = Outbox(pg_engine), Destination()
-    over = False
-    destination.hanging = lambda _messages: not over
+    over = threading.Event()
+    destination.hanging = lambda _messages: not over.is_set()
     fill(outbox, 10)
     relay = relay_to(destination, outbox, settings=BRISK, deadline=timedelta(seconds=0.1))
-    release = Leases.release
-
-    def stopped(*arguments):
-        relay.stop()
-        release(*arguments)
-
-    monkeypatch.setattr(Leases, "release", stopped)
     relay.start()
-    relay.join(15)
-    alive = relay._thread is not None and relay._thread.is_alive()
-    over = True
+    assert eventually(lambda: destination.calls > 1, 20)
     relay.stop()
-    relay.join(20)
+    relay.join(15)
+    alive, left = relay._thread is not None and relay._thread.is_alive(), lease_left(pg_engine)
+    over.set()
 
     assert not alive
+    assert left > 0, "the lease was given back"
 
 
 def test_a_worker_that_loses_its_connection_takes_its_own_lease_back(pg_engine):

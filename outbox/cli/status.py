@@ -87,6 +87,14 @@ def _row(standing: Standing) -> tuple[str, ...]:
 
 
 def _warnings(standing: Standing, all: Sequence[Standing]) -> list[str]:
+    holder = standing.holder
+    if holder is None or holder.notice is None:
+        return _of_nobody(standing, all)
+    at = "" if holder.noticed_at is None else f" (at {holder.noticed_at:%H:%M:%S} UTC)"
+    return [f"{standing.subscription.name}: {holder.notice}{at}", *_of_nobody(standing, all)]
+
+
+def _of_nobody(standing: Standing, all: Sequence[Standing]) -> list[str]:
     name = standing.subscription.name
     if standing.is_run:
         return []
@@ -123,6 +131,9 @@ def _as_json(standing: Standing, all: Sequence[Standing]) -> dict[str, object]:
         "worker": holder.owner if holder is not None and standing.is_run else None,
         "live": standing.is_run,
         "lease_until": holder.lease_until if holder is not None else None,
+        "lease_seconds": holder.length.total_seconds() if holder is not None and holder.length is not None else None,
+        "notice": holder.notice if holder is not None else None,
+        "noticed_at": holder.noticed_at if holder is not None else None,
         "parked": {state: count.number for state, count in standing.parked.items()},
         "parked_is_minimum": [state for state, count in standing.parked.items() if count.about],
         "warnings": _warnings(standing, all),

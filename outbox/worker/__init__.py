@@ -18,14 +18,18 @@ from outbox.store import identity
 from outbox.store.ack import Acks
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
+from outbox.store.failure import in_one_line
 from outbox.store.grace import Grace
 from outbox.store.lease import Holder, Lease, Leases, Partition
 from outbox.store.log import Limits, Log
 from outbox.store.subscription import Declaration, Start, Subscription, Subscriptions
-from outbox.worker.calls import Call, Caller, Handler
+from outbox.verdict import told
+from outbox.worker.calls import Caller, Handler, HungCalls
 from outbox.worker.handover import HandlerPolicy, HandOver
 from outbox.worker.keeper import Keeper
 from outbox.worker.notices import Notices
+from outbox.worker.settlement import Unsettled
+from outbox.worker.standby import Standby
 from outbox.worker.tenure import Tenure
 from outbox.worker.wake import Wake
 
@@ -34,7 +38,9 @@ logger = logging.getLogger("outbox")
 lease_logger = logging.getLogger("outbox.lease")
 
 _LOG_EVERY_SECONDS, _LOG_SELDOM_SECONDS = 5.0, 60.0
-_GROW_CAUTIOUS = 8
+#: The longest pause between two tries: of a database that is away, and of settling what was sent already.
+_PAUSE_SECONDS, _UNSETTLED_PAUSE_SECONDS = 2.0, 30.0
+_MOST_NOTICE = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +87,7 @@ class Worker:
         self._turn = turn
         self._look = look
         self._notices = Notices(declared.name)
-        self._stands_by = False
+        self._stands_by = self._leases_differ = False
         self._owner, self._process = secrets.token_hex(8), os.getpid()
         self.wake = Wake()
         # A plain flag and a socket, no lock: a signal handler may come in the middle of anything.
@@ -90,9 +96,12 @@ class Worker:
         self._logged_at = float("-inf")
         self._log_every = _LOG_EVERY_SECONDS
         self._known = False
-        #: By how much smaller calls are: the fewer messages hang together, the sooner is known which one does it.
-        self._cautious = 1
-        self._left_behind: list[Call] = []
+        self._standby = Standby(self._settings.lease)
+        self._hung = HungCalls()
+        self._gives_up = True
+        self._unsettled = Unsettled()
+        #: Whether a worker, perhaps this one, has written why it does not work.
+        self._noticed = False
 
     @property
     def stopping(self) -> bool:
@@ -104,17 +113,24 @@ class Worker:
         """Random per process start, so that neither a restarted worker nor a fork's passes for the one before."""
         if self._process != os.getpid():
             self._owner, self._process = secrets.token_hex(8), os.getpid()
+            # The threads of these calls stayed with the parent.
+            self._hung = HungCalls()
         return self._owner
 
-    @property
-    def hanging(self) -> int:
-        """How many calls that were left behind hang still, each on a thread of its own."""
-        self._left_behind[:] = [call for call in self._left_behind if not call.finished]
-        return len(self._left_behind)
+    def run(self, *, gives_up: bool = True) -> None:
+        """Work until `stop` is called.
 
-    def run(self) -> None:
-        """Work until `stop` is called."""
-        self._work(self._step_or_wait)
+        `gives_up`: when calls of the handler never come back, so that the process is started again. A worker that does
+        not goes on beside them, and never hands over what they have.
+
+        Raises:
+            HungHandlerError: the worker gave up.
+        """
+        self._gives_up = gives_up
+        try:
+            self._work(self._step_or_wait)
+        finally:
+            self._gives_up = True
 
     def until_empty(self) -> None:
         """Work until everything committed before now is handled, and nothing that is parked is due.
@@ -143,13 +159,8 @@ class Worker:
         """Take the lease and keep calling `go_on` until it says no, over any number of lost connections."""
         try:
             self._work_until_stopped(go_on)
-        except HungHandlerError:
-            # Whoever begins again has to see that a stop was asked.
-            raise
-        except BaseException:
+        finally:
             self._stopping = False
-            raise
-        self._stopping = False
 
     def _work_until_stopped(self, go_on: Callable[[Tenure], bool]) -> None:
         failures = 0
@@ -157,25 +168,39 @@ class Worker:
             try:
                 with closing(self._database.open()) as channel:
                     subscription = self._declare(channel)
-                    failures = 0
                     with self._tenure(channel, subscription) as tenure:
                         while tenure is not None and not self._stopping:
                             self._look(channel)
-                            if not go_on(tenure):
+                            goes_on = go_on(tenure)
+                            if not self._unsettled:
+                                failures = 0
+                                self._withdraw_notice(channel)
+                            if not goes_on:
                                 return
-            except HungHandlerError:
-                self._cautious *= _GROW_CAUTIOUS
-                raise
             except LeaseLostError as error:
                 self._log_sometimes("%s", error)
+            except HungHandlerError:
+                raise
             except Exception as error:
-                # A worker that has worked here sits out a failover, until the address leads to a primary again.
-                failover = self._known and isinstance(error, StandbyError)
-                if not failover and not self._database.transient(error):
-                    raise
                 failures += 1
-                self._log_sometimes("the database is away, trying again: %s", type(error).__name__)
-            self.rest(random.uniform(0.05, min(2.0, 0.1 * 2 ** min(failures, 10))))
+                self._explain_or_raise(error)
+            longest = _UNSETTLED_PAUSE_SECONDS if self._unsettled else _PAUSE_SECONDS
+            self.rest(random.uniform(0.05, min(longest, 0.1 * 2 ** min(failures, 10))))
+
+    def _explain_or_raise(self, error: Exception) -> None:
+        """Say what went wrong, if another try may fare better."""
+        # A worker that has worked here sits out a failover, until the address leads to a primary again.
+        failover = self._known and isinstance(error, StandbyError)
+        line, _ = in_one_line(error)
+        if self._unsettled:
+            why = f"settling fails, and nothing is sent until it works again: {line}"
+            if self._log_sometimes("%s: %s", self._declared.name, why):
+                self._note(why)
+        elif failover or self._database.transient(error):
+            self._log_sometimes("the database is away, trying again: %s", type(error).__name__)
+        else:
+            self._note(line)
+            raise error
 
     def _declare(self, channel: Channel) -> Subscription:
         with self._database.explained():
@@ -209,7 +234,7 @@ class Worker:
             return
         lease, at = taken
         settings = self._settings
-        caller = Caller(self._handler, self._left_behind)
+        caller = Caller(self._handler)
         keeper: Keeper | None = None
         try:
             keeper = Keeper(
@@ -227,8 +252,10 @@ class Worker:
             if keeper is not None:
                 keeper.stop()
             caller.close()
-            with suppress(Exception):
-                Leases(self._database).release(channel, lease)
+            if not self._hung.unfinished:
+                # Else another worker would send beside these calls what they have: the lease runs out instead.
+                with suppress(Exception):
+                    Leases(self._database).release(channel, lease)
 
     def _begin(
         self, channel: Channel, lease: Lease, subscription: Subscription, keeper: Keeper, caller: Caller
@@ -241,7 +268,8 @@ class Worker:
             before_call=lambda: keeper.require(enough),
             rest=self.rest,
             most=self._settings.limits.rows,
-            cautious=self._cautious,
+            hung=self._hung,
+            gives_up=self._gives_up,
             turn=self._turn,
             notices=self._notices,
         )
@@ -261,27 +289,24 @@ class Worker:
             grace=Grace(subscription.grace, self._settings.poll) if subscription.grace else None,
             acks=None if direct is None else Acks(self._database, direct),
             notices=self._notices,
+            unsettled=self._unsettled,
         )
 
     def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
-        """Wait for the lease: until it expires by the database's clock, or has not moved for a lease by ours."""
+        """Wait for the lease, and return it with a moment before it was taken; None when a stop came first."""
         leases, length = Leases(self._database), self._settings.lease
-        seen: Holder | None = None
-        seen_at = clock()
         while not self._stopping:
             self._look(channel)
-            before = clock()
-            still = seen if before - seen_at > length.total_seconds() else None
-            lease = leases.acquire(channel, partition, self.owner, length, still)
-            if lease is not None:
-                self._say_that_it_takes_over()
-                return lease, before
             holder = leases.look(channel, partition)
             if holder is None:
                 raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
-            if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
-                seen, seen_at = holder, clock()
-            self._say_that_it_stands_by()
+            self._noticed = self._noticed or holder.notice is not None
+            claim, before = self._standby.look(holder), clock()
+            lease = leases.acquire(channel, partition, self.owner, length, claim)
+            if lease is not None:
+                self._say_that_it_takes_over()
+                return lease, before
+            self._say_that_it_stands_by(holder)
             self.rest(random.uniform(0.2, 0.4))
         return None
 
@@ -313,22 +338,43 @@ class Worker:
     def _policy_of(self, subscription: Subscription) -> HandlerPolicy:
         return replace(self._policy, block_on_dead=subscription.on_dead != "continue")
 
-    def _say_that_it_stands_by(self) -> None:
+    def _say_that_it_stands_by(self, holder: Holder) -> None:
         """Once, over any number of lost connections."""
         if not self._stands_by:
             self._stands_by = True
             lease_logger.info("%s: another worker holds the lease; standing by", self._declared.name)
+        # One that was never renewed may be a command's, which needs it for a moment.
+        length, differs = self._settings.lease, bool(holder.renewals) and holder.length != self._settings.lease
+        if differs and holder.length is not None and not self._leases_differ:
+            self._leases_differ = True
+            here = f"that of the worker which stands by {length.total_seconds():g} s"
+            differ = f"its lease is {holder.length.total_seconds():g} s long, {here}; give both the same --lease"
+            lease_logger.warning("%s: %s", self._declared.name, differ)
+            self._note(differ)
+
+    def _note(self, text: str) -> None:
+        """Write why this worker does not work where `outbox status` reads it."""
+        self._noticed = True
+        with suppress(Exception), closing(self._database.open()) as channel:
+            Leases(self._database).note(channel, self._declared.name, told(text)[:_MOST_NOTICE])
+
+    def _withdraw_notice(self, channel: Channel) -> None:
+        if self._noticed:
+            Leases(self._database).note(channel, self._declared.name, None)
+            self._noticed = False
 
     def _say_that_it_takes_over(self) -> None:
         if self._stands_by:
             self._stands_by = False
             lease_logger.info("%s: the lease is free; taking over", self._declared.name)
 
-    def _log_sometimes(self, text: str, *values: object) -> None:
+    def _log_sometimes(self, text: str, *values: object) -> bool:
         """Ever less often while the trouble lasts: one of many databases may be away for days."""
         quiet = time.monotonic() - self._logged_at
-        if quiet >= self._log_every:
+        due = quiet >= self._log_every
+        if due:
             self._log_every = _LOG_EVERY_SECONDS if quiet > 2 * _LOG_SELDOM_SECONDS else self._log_every * 2
             self._log_every = min(self._log_every, _LOG_SELDOM_SECONDS)
             self._logged_at = time.monotonic()
             logger.warning(text, *values)
+        return due

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from queue import SimpleQueue
+from uuid import UUID
 
+from outbox.clock import clock
 from outbox.message import Message
 from outbox.verdict import Done, Reject, Retry, Unavailable, Verdict
 
@@ -22,6 +25,8 @@ _VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
 
 #: How much larger a call may be than the one before.
 _GROWTH = 8
+#: So many messages that arrived late are remembered; forgotten ones are sent a second time.
+_MOST_ARRIVED = 100_000
 
 
 def next_size(size: int, call: int, took: float, *, allowed: float, most: int) -> int:
@@ -34,12 +39,16 @@ def next_size(size: int, call: int, took: float, *, allowed: float, most: int) -
 
 
 class Call:
-    """One call of the handler: under way, or finished with verdicts or an error."""
+    """One call of the handler: under way, or finished with verdicts or an error, or without having begun."""
 
-    __slots__ = ("_finished", "blamed", "error", "messages", "started", "verdicts")
+    __slots__ = ("_begin_before", "_finished", "blamed", "error", "late", "messages", "started", "verdicts")
 
-    def __init__(self, messages: Sequence[Message]) -> None:
+    def __init__(self, messages: Sequence[Message], begin_before: float = math.inf) -> None:
+        """`begin_before`: the moment, by `clock`, from which on the handler is not called any more."""
         self.messages = messages
+        self._begin_before = begin_before
+        #: Whether the call came to its thread too late, and was not made.
+        self.late = False
         self.verdicts: Sequence[Verdict] | None = None
         self.error: BaseException | None = None
         #: Whether an attempt was counted for it while it hung.
@@ -64,7 +73,10 @@ class Call:
     def perform(self, handler: Handler) -> None:
         """Call the handler and keep what came of it."""
         try:
-            self.verdicts = self._checked(handler(self.messages))
+            # Looked at here, last of all: whoever started the call is another thread, and both may have slept since.
+            self.late = clock() >= self._begin_before
+            if not self.late:
+                self.verdicts = self._checked(handler(self.messages))
         except BaseException as error:
             # A handler that wants to end the interpreter ends its thread only: nobody would wait for the next call.
             self.error = error
@@ -83,19 +95,69 @@ class Call:
         return verdicts
 
 
+class HungCalls:
+    """Calls that are past their deadline, over all leases of a worker.
+
+    A call that is slow cannot be told from one that hangs. Until it comes back, its messages and their keys are held:
+    nothing of them is handed over beside it.
+    """
+
+    def __init__(self) -> None:
+        self._calls: list[Call] = []
+        self._arrived: dict[int | None, UUID] = {}
+
+    def add(self, call: Call) -> None:
+        """Hold what this call has."""
+        self._calls.append(call)
+
+    def __bool__(self) -> bool:
+        return bool(self._calls)
+
+    @property
+    def unfinished(self) -> list[Call]:
+        """The calls that have not come back."""
+        return [call for call in self._calls if not call.finished]
+
+    @property
+    def ids(self) -> set[int | None]:
+        """The log ids of the messages that are held."""
+        return {message.id for call in self._calls for message in call.messages}
+
+    @property
+    def keys(self) -> set[str | None]:
+        """The keys that are held."""
+        return {message.key for call in self._calls for message in call.messages if message.key is not None}
+
+    def take_finished(self) -> list[Call]:
+        """Return the calls that have come back by now, and hold them no longer."""
+        finished = [call for call in self._calls if call.finished]
+        self._calls = [call for call in self._calls if call not in finished]
+        return finished
+
+    def note_arrived(self, messages: Iterable[Message]) -> None:
+        """Remember messages that arrived late, and are not at hand now: they are parked, or will be read again."""
+        if len(self._arrived) > _MOST_ARRIVED:
+            self._arrived.clear()
+        self._arrived |= {message.id: message.message_id for message in messages}
+
+    def take_arrived(self, messages: Iterable[Message]) -> list[Message]:
+        """Return which of these messages have arrived, and forget that."""
+        if not self._arrived:
+            return []
+        return [m for m in messages if m.id in self._arrived and self._arrived.pop(m.id) == m.message_id]
+
+
 class Caller:
     """Performs one call at a time; when one hangs, the next goes to a fresh thread."""
 
-    def __init__(self, handler: Handler, left_behind: list[Call] | None = None) -> None:
-        """`left_behind` gets the calls that hang when the next one begins, or when nobody waits any more."""
+    def __init__(self, handler: Handler) -> None:
         self._handler = handler
-        self._left_behind = [] if left_behind is None else left_behind
         self._queue: SimpleQueue[Call | None] | None = None
         self._last: Call | None = None
 
-    def start(self, messages: Sequence[Message]) -> Call:
-        """Begin a call and return at once."""
-        call = Call(messages)
+    def start(self, messages: Sequence[Message], begin_before: float = math.inf) -> Call:
+        """Begin a call and return at once; it is not made from `begin_before` on."""
+        call = Call(messages, begin_before)
         if self._queue is None or (self._last is not None and not self._last.finished):
             self._new_thread()
         assert self._queue is not None
@@ -108,8 +170,6 @@ class Caller:
         if self._queue is not None:
             self._queue.put(None)
             self._queue = None
-        if self._last is not None and not self._last.finished:
-            self._left_behind.append(self._last)
         self._last = None
 
     def _new_thread(self) -> None:

@@ -55,18 +55,22 @@ class Keeper:
         """Seconds for which the lease is still ours, by our own clock."""
         return 0.0 if self._lost else self._deadline - clock()
 
-    def require(self, seconds: float) -> None:
+    def require(self, seconds: float) -> float:
         """Return once the lease is good for `seconds`; wait for a renewal that is under way.
+
+        Returns:
+            The moment, by `clock`, up to which the lease is good for so long: what is to be done has to begin before.
 
         Raises:
             LeaseLostError: it has gone to another worker, or nobody knows.
         """
-        if self.left > seconds:
-            return
-        with self._renewed:
-            self._renewed.wait_for(lambda: self._lost or self.left > seconds, timeout=max(0.0, self.left))
+        if not self.left > seconds:
+            with self._renewed:
+                self._renewed.wait_for(lambda: self._lost or self.left > seconds, timeout=max(0.0, self.left))
+        until = self._deadline - seconds
         if not self.left > seconds:
             raise LeaseLostError(f"the lease of {self._lease.partition.subscription} could not be renewed in time")
+        return until
 
     def stop(self) -> None:
         """End the renewals, before the lease is given back."""

@@ -15,7 +15,7 @@ from outbox.errors import LeaseLostError
 from outbox.store.cursor import Cursor
 from outbox.store.database import Database
 from outbox.store.dialect import Dialect
-from outbox.store.lease import Leases, Partition
+from outbox.store.lease import Claim, Leases, Partition
 from outbox.store.log import Limits, Log
 from outbox.store.parked import Aside
 from outbox.store.progress import ProgressLog
@@ -74,8 +74,9 @@ class Owner:
         Subscriptions(database).declare(self._channel, declared())
         log = Log(database, Limits(rows=ROWS))
         self._leases, partition = Leases(database), Partition("relay")
-        former = self._leases.look(self._channel, partition)  # known to be dead: its lease need not have expired
-        lease = self._leases.acquire(self._channel, partition, str(number), timedelta(minutes=1), former)
+        former = self._leases.look(self._channel, partition)
+        known_dead = Claim(expired=False, seen=former)
+        lease = self._leases.acquire(self._channel, partition, str(number), timedelta(minutes=1), known_dead)
         assert lease is not None
         self._lease = lease
         newest = ProgressLog(database).newest(self._channel, partition)

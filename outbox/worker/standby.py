@@ -1,0 +1,39 @@
+"""Standing by: when a worker that waits may claim the lease of another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+
+from outbox.clock import clock
+from outbox.store.lease import Claim, Holder
+
+
+class Standby:
+    """Watches a lease, by a clock of its own, because the database's may step.
+
+    That clock steps forward: a lease that was seen to move is not claimed for as long as its holder takes it each
+    time. It steps back: a lease that stood still for so long, and for the watcher's own length, is claimed although it
+    has not expired.
+    """
+
+    def __init__(self, length: timedelta, now: Callable[[], float] = clock) -> None:
+        """`length`: for how long the watcher would take the lease."""
+        self._length = length
+        self._now = now
+        self._seen: Holder | None = None
+        self._since = 0.0
+        self._moves = False
+
+    def look(self, holder: Holder) -> Claim | None:
+        """Take note of the holder as it is now; return the claim that may be made, None while there is none."""
+        now, seen = self._now(), self._seen
+        if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
+            self._seen, self._since, self._moves = holder, now, seen is not None
+        stood_still = now - self._since
+        length = holder.length or self._length
+        if stood_still > max(length, self._length).total_seconds():
+            return Claim(expired=False, seen=holder)
+        if not self._moves or stood_still > length.total_seconds():
+            return Claim(seen=holder)
+        return None

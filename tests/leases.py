@@ -1,0 +1,38 @@
+"""The lease of a test's one subscription, as the database has it."""
+
+from datetime import timedelta
+
+from sqlalchemy import Engine, text
+
+
+def step_clock(engine: Engine, by: timedelta) -> None:
+    """As if the clock of the database had been set: what it said before is so much further back, or ahead."""
+    with engine.begin() as connection:
+        seconds = -by.total_seconds()
+        moved = {
+            "postgresql": "lease_until + CAST(:seconds AS double precision) * interval '1 second'",
+            "sqlite": "strftime('%Y-%m-%d %H:%M:%f', lease_until, :seconds || ' seconds')",
+        }[engine.dialect.name]
+        connection.execute(text(f"UPDATE outbox_lease SET lease_until = {moved}"), {"seconds": seconds})
+
+
+def lease_left(engine: Engine) -> float:
+    """For how many seconds the lease is still its holder's, by the database's clock."""
+    with engine.connect() as connection:
+        left = {
+            "postgresql": "extract(epoch FROM lease_until - clock_timestamp())",
+            "sqlite": "(julianday(lease_until) - julianday('now')) * 86400.0",
+        }[engine.dialect.name]
+        return float(connection.execute(text(f"SELECT {left} FROM outbox_lease")).scalar_one() or 0)
+
+
+def notice(engine: Engine) -> str:
+    """What a worker says of why it does not work."""
+    with engine.connect() as connection:
+        return connection.execute(text("SELECT notice FROM outbox_lease")).scalar_one() or ""
+
+
+def epoch(engine: Engine) -> int:
+    """How often it was taken."""
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT epoch FROM outbox_lease")).scalar_one())
