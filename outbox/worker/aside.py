@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 from tenacity.wait import wait_exponential
 
-from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.store.dialect import Channel
 from outbox.store.log import Limits
@@ -17,7 +16,7 @@ from outbox.store.parked import Parked, Ready, Wish
 from outbox.verdict import seconds_to_wait
 from outbox.worker.handover import BLOCKED, EXPIRED, HandOver
 from outbox.worker.notices import Notices
-from outbox.worker.settlement import Fates, Settlement, by_fate
+from outbox.worker.settlement import Fates, Settlement
 
 logger = logging.getLogger("outbox")
 
@@ -145,7 +144,12 @@ class SetAside:
             return False
         worked = self._grant_wishes() + self._fall_due() > 0
         ready = self._parked.ready(
-            self._channel, self.keys.released, self._sick_topics(), self._limits.rows, self._limits.bytes
+            self._channel,
+            self.keys.released,
+            self._sick_topics(),
+            self._limits.rows,
+            self._limits.bytes,
+            held=self._hand_over.held(),
         )
         if ready:
             worked = self._handle(ready) or worked
@@ -185,10 +189,7 @@ class SetAside:
         # What is blocked behind its key stands there already.
         changed = expired + [(message, fate) for message, fate in outcome.aside if fate is not BLOCKED]
         if outcome.done or changed:
-            with self._settlement.held():
-                self._parked.remove(self._channel, [message.id or 0 for message in outcome.done])
-                crash_point("worker.in_aside")
-                self._parked.change(self._channel, by_fate(changed))
+            self._settlement.settle_parked([message.id or 0 for message in outcome.done], changed)
             self.keys.reconsider({m.key for m in (*outcome.done, *(m for m, _ in changed)) if m.key is not None})
             self.keys.hold(message.key for message, fate in changed if fate.blocks)
             self._tell(changed)

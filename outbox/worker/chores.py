@@ -6,12 +6,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from outbox.errors import LeaseLostError
 from outbox.position import Position
 from outbox.store import dedup, inbox
 from outbox.store.ack import Acks
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.lease import Lease
+from outbox.worker.notices import Notices
 from outbox.worker.settlement import Settlement
 
 _PROGRESS_SECONDS = 600.0
@@ -25,6 +27,7 @@ _AGAIN_SECONDS = 0.1
 class _Chore:
     """Done every so many seconds from `at` on, and soon again when it says that there is more."""
 
+    name: str
     every: float
     at: float
     do: Callable[[Position], bool]
@@ -34,10 +37,18 @@ class Chores:
     """Of one tenure. Cheap to be asked for when nothing is due."""
 
     def __init__(
-        self, database: Database, channel: Channel, lease: Lease, settlement: Settlement, acks: Acks | None
+        self,
+        database: Database,
+        channel: Channel,
+        lease: Lease,
+        settlement: Settlement,
+        acks: Acks | None,
+        notices: Notices | None = None,
     ) -> None:
         """`acks`: of the direct writers that this subscription follows, if it is a compensation."""
         now = time.monotonic()
+        self._database = database
+        self._notices = notices
 
         def settled(_base: Position) -> bool:
             settlement.prune()
@@ -48,16 +59,28 @@ class Chores:
             return handled >= inbox.PRUNED_AT_ONCE or deduplicated >= dedup.PRUNED_AT_ONCE
 
         self._chores = [
-            _Chore(_PROGRESS_SECONDS, now + _PROGRESS_SECONDS, settled),
-            _Chore(_EXPIRED_SECONDS, now + _EXPIRED_SECONDS, expired),
+            _Chore("old progress", _PROGRESS_SECONDS, now + _PROGRESS_SECONDS, settled),
+            _Chore("expired rows of inbox and dedup", _EXPIRED_SECONDS, now + _EXPIRED_SECONDS, expired),
         ]
         if acks is not None:
-            self._chores.append(_Chore(_ACKS_SECONDS, now, lambda base: acks.prune(channel, lease, base)))
+            self._chores.append(_Chore("acks", _ACKS_SECONDS, now, lambda base: acks.prune(channel, lease, base)))
 
     def step(self, stored_base: Position) -> None:
         """Do what is due; `stored_base` is as it stands in the database."""
         now = time.monotonic()
         for chore in self._chores:
             if now >= chore.at:
-                more = chore.do(stored_base)
+                more = self._done(chore, stored_base)
                 chore.at = time.monotonic() + (_AGAIN_SECONDS if more else chore.every)
+
+    def _done(self, chore: _Chore, stored_base: Position) -> bool:
+        """Do a chore; return whether there is more of it. One that is refused is no reason to send nothing."""
+        try:
+            return chore.do(stored_base)
+        except LeaseLostError:
+            raise
+        except Exception as error:
+            # A connection that is lost shows in the next read.
+            if self._notices is not None and not self._database.transient(error):
+                self._notices.chore_refused(chore.name, error)
+            return False

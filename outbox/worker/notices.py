@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from outbox.message import Message
+from outbox.store.failure import in_one_line
 from outbox.store.parked import Aside
 
 logger = logging.getLogger("outbox")
@@ -24,6 +25,7 @@ class Notices:
     def __init__(self, subscription: str) -> None:
         self._subscription = subscription
         self._said_at: dict[str, float] = {}
+        self._refused_chores: set[str] = set()
 
     def refused(self, answers: Mapping[str, str]) -> None:
         """Topics whose messages wait, with what the destination said: at once, then once a minute while it lasts."""
@@ -38,6 +40,12 @@ class Notices:
             )
         if len(news) > _MOST_LINES:
             logger.warning("%s: nor are %d more topics", self._subscription, len(news) - _MOST_LINES)
+
+    def chore_refused(self, chore: str, error: Exception) -> None:
+        """A chore that the database does not allow: told once."""
+        if chore not in self._refused_chores:
+            self._refused_chores.add(chore)
+            logger.warning("%s: cannot delete %s, going on: %s", self._subscription, chore, in_one_line(error)[0])
 
     def settled(self, fates: Iterable[tuple[Message, Aside]]) -> None:
         """What was set aside just now: dead letters are told, a line for all of a batch."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 
 from outbox.errors import LeaseLostError
 from outbox.faults import crash_point
@@ -19,10 +20,52 @@ from outbox.store.progress import ProgressLog
 Fates = list[tuple[Message, Aside]]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedChanges:
+    """What a settle does to parked messages, by log id."""
+
+    parked: dict[Aside, list[int]] = field(default_factory=dict)
+    removed: list[int] = field(default_factory=list)
+    changed: dict[Aside, list[int]] = field(default_factory=dict)
+
+
+class Unsettled:
+    """What could not be written after a hand-over, over all leases of a worker.
+
+    Reading may go on to work where writing does not: on a full disk, without a privilege. A worker that forgot that
+    would send the same batch with each connection that it makes.
+    """
+
+    def __init__(self) -> None:
+        self.changes: ParkedChanges | None = None
+
+    def __bool__(self) -> bool:
+        return self.changes is not None
+
+    @contextmanager
+    def unless_written(self, changes: ParkedChanges) -> Iterator[None]:
+        """Remember these changes if they cannot be written. Where the lease is lost they are another worker's."""
+        self.changes = changes
+        try:
+            yield
+        except LeaseLostError:
+            self.changes = None
+            raise
+        self.changes = None
+
+
 class Settlement:
     """The writes of one lease, on the server incarnation that it read from."""
 
-    def __init__(self, database: Database, channel: Channel, lease: Lease, incarnation: str) -> None:
+    def __init__(
+        self,
+        database: Database,
+        channel: Channel,
+        lease: Lease,
+        incarnation: str,
+        unsettled: Unsettled | None = None,
+    ) -> None:
+        self._unsettled = Unsettled() if unsettled is None else unsettled
         self._channel = channel
         self._lease = lease
         self._incarnation = incarnation
@@ -38,15 +81,33 @@ class Settlement:
             LeaseLostError: the partition has another owner, or the server was restarted; nothing was written.
         """
         crash_point("worker.before_settle")
-        self._n += 1
-        if fates:
-            with self.held():
-                self._parked.park(self._channel, by_fate(fates))
-                crash_point("worker.after_park")
+        changes = ParkedChanges(parked=by_fate(fates))
+        with self._unsettled.unless_written(changes):
+            if fates:
+                with self.held():
+                    self._write(changes)
+                    crash_point("worker.after_park")
+                    self._append(end)
+            else:
                 self._append(end)
-        else:
-            self._append(end)
         crash_point("worker.after_settle")
+
+    def settle_parked(self, done: list[int], fates: Fates) -> None:
+        """Remove parked messages that are done and give the others their new state; errors as in `settle`."""
+        changes = ParkedChanges(removed=done, changed=by_fate(fates))
+        with self._unsettled.unless_written(changes), self.held():
+            self._write(changes)
+
+    def rehearse(self, stored: Progress) -> None:
+        """Find out whether a settle would work, before anything is handed over.
+
+        What could not be written the last time is written and taken back; then the stored progress is settled anew.
+        """
+        if self._unsettled.changes is not None:
+            with suppress(_TakenBack), self.held():
+                self._write(self._unsettled.changes)
+                raise _TakenBack
+        self._append(stored)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -60,10 +121,22 @@ class Settlement:
         """Delete progress that no longer counts."""
         self._progress.prune(self._channel, self._lease.partition)
 
+    def _write(self, changes: ParkedChanges) -> None:
+        self._parked.park(self._channel, changes.parked)
+        self._parked.remove(self._channel, changes.removed)
+        if changes.removed or changes.changed:
+            crash_point("worker.in_aside")
+        self._parked.change(self._channel, changes.changed)
+
     def _append(self, end: Progress) -> None:
         # One statement locks the lease row, checks epoch and incarnation, and writes.
+        self._n += 1
         if not self._progress.settle(self._channel, self._lease, self._n, end, self._incarnation):
             raise _lost(self._lease)
+
+
+class _TakenBack(Exception):  # noqa: N818 - it is no error, it ends a transaction that is not to be committed
+    pass
 
 
 def by_fate(fates: Iterable[tuple[Message, Aside]]) -> dict[Aside, list[int]]:

@@ -23,7 +23,7 @@ from outbox.worker.chores import Chores
 from outbox.worker.handover import BLOCKED, EXPIRED, HandlerPolicy, HandOver, Outcome
 from outbox.worker.notices import Notices
 from outbox.worker.reader import Reader
-from outbox.worker.settlement import Fates, Settlement
+from outbox.worker.settlement import Fates, Settlement, Unsettled
 
 logger = logging.getLogger("outbox")
 
@@ -49,8 +49,11 @@ class Tenure:
         grace: Grace | None = None,
         acks: Acks | None = None,
         notices: Notices | None = None,
+        unsettled: Unsettled | None = None,
     ) -> None:
-        """`grace`: for how long rows are left alone after their commit. `acks`: of writers that send by themselves."""
+        """`grace`: for how long rows are left alone after their commit. `acks`: of writers that send by themselves.
+        `unsettled`: what the worker could not write before.
+        """
         self._channel = channel
         self._lease = lease
         self._hand_over = hand_over
@@ -59,7 +62,8 @@ class Tenure:
         newest = ProgressLog(database).newest(channel, lease.partition)
         if newest is None:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
-        self._settlement = Settlement(database, channel, lease, self._incarnation)
+        self._settlement = Settlement(database, channel, lease, self._incarnation, unsettled)
+        self._settlement.rehearse(newest.progress)
         parked = Parked(database, lease.partition.subscription)
         self._aside = SetAside(parked, channel, self._settlement, hand_over, limits, notices)
         self._reader = Reader(database, channel, Cursor(log, newest.progress, grace))
@@ -67,7 +71,7 @@ class Tenure:
         self._stored = newest.progress
         self._passed = False
         self._stored_at = time.monotonic()
-        self._chores = Chores(database, channel, lease, self._settlement, acks)
+        self._chores = Chores(database, channel, lease, self._settlement, acks, notices)
 
     def close(self) -> None:
         """Let go of the thread that reads ahead."""
