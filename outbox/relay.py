@@ -14,16 +14,17 @@ from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
-from outbox.errors import HungHandlerError, SubscriptionError
+from outbox.errors import SubscriptionError
 from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.sender import Sender, destination_of, open_sender
 from outbox.senders.function import FunctionSender
 from outbox.store.place import place_of
 from outbox.store.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, is_compensation
-from outbox.verdict import RetryPolicy, Verdict, seconds_to_wait
+from outbox.supervision import Supervision
+from outbox.verdict import RetryPolicy, Verdict
 from outbox.worker import Settings, Worker
-from outbox.worker.companion import BEGIN_AGAIN, Companion
+from outbox.worker.companion import Companion
 from outbox.worker.handover import HandlerPolicy
 from outbox.worker.turns import Turns
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox")
 
-#: Calls that may hang on threads of their own before an embedded relay waits for some of them to come back.
-_MOST_LEFT_BEHIND = 8
 #: For one call of a sender.
 DEADLINE = timedelta(seconds=5)
 #: Where messages go: a sender, a function of one message, or a URL.
@@ -94,6 +93,7 @@ class Relay:
         self._worker = Worker(outbox.database, declared, self._send, start=start, look=self._companion.look, **shared)
         self._stop_asked = False
         self._thread: threading.Thread | None = None
+        self._supervision: Supervision | None = None
         self._process, self._at_work = os.getpid(), threading.Lock()
 
     @property
@@ -135,27 +135,22 @@ class Relay:
             self._at_work.release()
 
     def _stop_first(self) -> None:
-        """Calls of the second worker never come back: both have to begin again, or the process has to."""
+        """Calls of the second worker never come back: the process has to begin again."""
         self._worker.stop()
 
-    def _run(self) -> None:
+    def _run(self, *, gives_up: bool = True) -> None:
         listener = self._outbox.hints.listen(self._worker.wake.set)
-        self._companion.prepare(in_background=True)
+        self._companion.prepare(in_background=True, gives_up=gives_up)
         try:
-            self._worker.run()
-        except HungHandlerError:
-            raise
-        except BaseException:
-            self._stop_asked = False
-            raise
+            self._worker.run(gives_up=gives_up)
+            if self._companion.error is not None and not self._stop_asked:
+                raise self._companion.error
         finally:
             del listener
             self._companion.stop()
             if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
                 self._companion.join()
-        if self._companion.error is not None and not self._stop_asked:
-            raise self._companion.error
-        self._stop_asked = False
+            self._stop_asked = False
 
     def until_empty(self) -> None:
         """Send everything that was committed before now, and what is parked and due; then return.
@@ -185,11 +180,16 @@ class Relay:
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
         self._stop_asked = True
+        supervision = self._supervision
+        if supervision is not None:
+            supervision.stop()
         self._worker.stop()
         self._companion.stop()
 
     def start(self) -> None:
         """Run in a thread of this process, if it does not yet.
+
+        What keeps it from working is logged, and tried again after a pause, until `stop`.
 
         Raises:
             SubscriptionError: it works otherwise, or was asked to stop and has not ended yet.
@@ -202,7 +202,8 @@ class Relay:
         # Asked after the end of the one before: there was nothing to stop.
         self._stop_asked = False
         self._worker.go_on()
-        thread = threading.Thread(target=self._run_in_background, name="outbox-relay", daemon=True)
+        self._supervision = supervision = Supervision(self.serve)
+        thread = threading.Thread(target=self._run_in_background, args=(supervision,), name="outbox-relay", daemon=True)
         thread.start()
         self._thread = thread
 
@@ -212,45 +213,18 @@ class Relay:
             self._thread.join(timeout)
 
     def serve(self) -> None:
-        """Send until stopped, in a process that goes on when the sender hangs; the sender stays open.
+        """Send until stopped, in a process that goes on when calls of the sender hang; the sender stays open.
 
-        Where no supervisor restarts the process, begin again, and leave the hung threads behind.
+        What such calls have is set aside until they come back, and is never sent beside them.
         """
         with self._alone():
-            failures = 0
-            while self._hangs():
-                failures += 1
-                if not self._rest_beside_hung_calls(seconds_to_wait(BEGIN_AGAIN, failures)):
-                    return
+            self._run(gives_up=False)
 
-    def _hangs(self) -> bool:
-        """Run; whether it ended because calls of the sender never come back."""
+    def _run_in_background(self, supervision: Supervision) -> None:
         try:
-            self._run()
-        except HungHandlerError as error:
-            logger.error("the sender hangs, beginning again: %s", error)
-            if not self._stop_asked:
-                # Both workers may have met hung calls, and the second has stopped the first for it.
-                self._worker.go_on()
-            return True
-        return False
-
-    def _run_in_background(self) -> None:
-        try:
-            self.serve()
-        except Exception:
-            logger.exception("the relay stopped")
+            supervision.run()
         finally:
             self._sender.close()
-
-    def _rest_beside_hung_calls(self, seconds: float) -> bool:
-        """Pause, longer while too many threads are left behind; False when a stop is asked."""
-        goes_on = not self._stop_asked and self._worker.rest(seconds)
-        while goes_on and self._worker.hanging + self._companion.hanging > _MOST_LEFT_BEHIND:
-            goes_on = self._worker.rest(1.0)
-        if not goes_on:
-            self._stop_asked = False
-        return goes_on
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -12,24 +11,16 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Protocol
 
-import psycopg
-from tenacity.wait import wait_base, wait_exponential, wait_random
+from tenacity.wait import wait_base
 
-from outbox.errors import OutboxError
 from outbox.relay import stopping_on_signals
 from outbox.store.place import told_apart
-from outbox.verdict import seconds_to_wait
+from outbox.supervision import AGAIN, Supervision
 from outbox.worker import lease_logger
 from outbox.worker.wake import Wake
 
 logger = logging.getLogger("outbox")
 
-#: Between two tries of a relay that fails at once; with some chance in it, so that many do not come all together.
-_AGAIN = wait_exponential(multiplier=0.5, max=10) + wait_random(0, 1)
-#: A relay that worked for so long has recovered: its next failure is a first one again.
-_RECOVERED_SECONDS = 60.0
-#: The same trouble of the same relay is not logged again before so long.
-_SAY_AGAIN_SECONDS = 60.0
 #: How often the relays that were asked to stop are looked at; one that ends is noticed at once.
 _LOOK_SECONDS = 1.0
 
@@ -85,7 +76,7 @@ class Relays:
     """
 
     def __init__(
-        self, relays: Iterable[OneRelay], *, drain: timedelta = timedelta(seconds=15), pause: wait_base = _AGAIN
+        self, relays: Iterable[OneRelay], *, drain: timedelta = timedelta(seconds=15), pause: wait_base = AGAIN
     ) -> None:
         self._relays = list(relays)
         if not self._relays:
@@ -177,13 +168,10 @@ class _Beside:
         self.relay = relay
         self.place = place
         self.error: Exception | None = None
-        self._pause = pause
         self._ended = ended
         self._thread: threading.Thread | None = None
-        self._stopping = False
-        self._halt = Wake()
+        self._supervision = Supervision(relay.serve, pause)
         self._asked_at: float | None = None
-        self._said: tuple[str, float] = ("", 0.0)
 
     @property
     def alive(self) -> bool:
@@ -208,13 +196,12 @@ class _Beside:
 
     def stop(self) -> None:
         """Ask it to end, also out of a pause."""
-        self._stopping = True
+        self._supervision.stop()
         self.relay.stop()
-        self._halt.set()
 
     def overdue(self, seconds: float) -> bool:
         """Whether it was asked to stop, and that for the first time seen longer ago than this."""
-        if not self._stopping and not self.relay.stopping:
+        if not self._supervision.stopping and not self.relay.stopping:
             return False
         now = time.monotonic()
         self._asked_at = self._asked_at or now
@@ -222,45 +209,11 @@ class _Beside:
 
     def serve(self) -> None:
         """Run the relay until a stop, whatever happens to it."""
-        failures = 0
         try:
-            while not self._stopping:
-                began = time.monotonic()
-                try:
-                    self.relay.serve()
-                    return
-                except Exception as error:
-                    failures = 1 if time.monotonic() - began > _RECOVERED_SECONDS else failures + 1
-                    self._tell(error)
-                self._rest(seconds_to_wait(self._pause, failures))
+            self._supervision.run()
         finally:
             with suppress(Exception):
                 self.relay.close()
-
-    def _rest(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not self._stopping and (left := until - time.monotonic()) > 0:
-            self._halt.wait(left)
-
-    def _tell(self, error: Exception) -> None:
-        """Log what went wrong: at once when it is news, else once in a while."""
-        text, foreseen = _explained(error)
-        said, at = self._said
-        if text == said and time.monotonic() - at < _SAY_AGAIN_SECONDS:
-            return
-        self._said = (text, time.monotonic())
-        logger.error("%s; the relay will try again", text, exc_info=None if foreseen else error)
-
-
-def _explained(error: Exception) -> tuple[str, bool]:
-    """An error in one line, and whether that line is enough."""
-    if isinstance(error, OutboxError):
-        return str(error), True
-    # Of SQLAlchemy's errors what the driver said: around it stand the statement and its parameters.
-    cause = getattr(error, "orig", None) or error
-    line = next(iter(str(cause).splitlines()), "")
-    foreseen = isinstance(cause, psycopg.Error | sqlite3.Error)
-    return f"{type(cause).__name__}: {line}" if foreseen else f"unexpected {type(cause).__name__}", foreseen
 
 
 def _say_where(record: logging.LogRecord) -> bool:

@@ -1,5 +1,6 @@
 """A stage for handing over: messages, handlers that behave as they are told, and what came of it."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -65,7 +66,7 @@ class Stage:
 
     def __init__(self, handler: Any, policy: HandlerPolicy = POLICY, *, most: int = 100, rests: int = 10_000) -> None:
         self.rests = rests
-        self.hand_over = HandOver(Caller(handler), policy, before_call=lambda: None, rest=self._rest, most=most)
+        self.hand_over = HandOver(Caller(handler), policy, before_call=lambda: math.inf, rest=self._rest, most=most)
 
     def run(self, messages: Sequence[Message], *, patient: bool = True, room: int = 1000) -> Outcome:
         """One batch."""

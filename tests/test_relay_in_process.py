@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 from sqlalchemy import text
-from tenacity import wait_fixed
 
-from outbox import HungHandlerError, Message, Outbox, Relay
+from outbox import Message, Outbox, Relay, migrate
+from outbox.schema import metadata
+from tests import command_line
 from tests.fire.destination import Destination, fill
+from tests.guests import allow, owner_and_guest
+from tests.leases import notice
 from tests.waiting import eventually
 
 ROOT = Path(__file__).parents[1]
@@ -170,55 +173,58 @@ def test_started_again_it_goes_to_the_new_destination_alone(pg_engine):
     assert eventually(lambda: not relay_threads(), 10), relay_threads()
 
 
-def test_it_ends_with_a_word_when_it_cannot_go_on(pg_engine, caplog):
-    """What no second try would mend is said once; the application lives on."""
-    outbox = Outbox(pg_engine)
-    with pg_engine.begin() as connection:
-        connection.execute(text("DROP TABLE outbox_meta"))
+def test_what_passes_by_itself_ends_no_relay(engine, caplog):
+    """The tables come later than the relay; the application goes on, and the log says what is missing."""
+    outbox, destination = Outbox(engine), Destination()
+    metadata(dialect=engine.dialect.name).drop_all(engine)
+    with engine.begin() as connection:
+        connection.execute(text(f"DROP TABLE {migrate.VERSION_TABLE}"))
+    with outbox.running(destination):
+        assert eventually(lambda: "outbox db upgrade; the relay will try again" in caplog.text, 20)
+        migrate.upgrade(engine)
+        send(outbox, b"1")
+        arrived = eventually(lambda: destination.bodies == [b"1"], 30)
 
-    relay = outbox.start(Destination())
-    relay.join(20)
-    outbox.stop()
-
-    assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == ["the relay stopped"]
-    assert "outbox db upgrade" in caplog.text
+    errors = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert arrived
+    assert len(errors) == 1, "the same trouble is said once a minute"
 
 
-def test_a_long_silence_of_the_destination_does_not_pile_up_threads(pg_engine, monkeypatch):
-    """Each hung call costs a thread that nobody can end, so there are only so many, however often it begins again."""
-    monkeypatch.setattr("outbox.relay.BEGIN_AGAIN", wait_fixed(0.01))
+def test_a_privilege_that_is_missing_for_a_while_ends_no_relay(pg_engine, caplog):
+    """`outbox status` says why nobody works."""
+    with owner_and_guest(pg_engine) as (owner, guest):
+        allow(owner, "ALL")
+        outbox, destination = Outbox(guest), Destination()
+        with outbox.running(destination):
+            send(outbox, b"1")
+            assert eventually(lambda: destination.bodies == [b"1"], 20)
+            allow(owner, "SELECT", table="outbox_progress")
+            send(outbox, b"2")
+            assert eventually(lambda: "permission denied" in notice(owner), 40)
+            shown = command_line.outbox(owner, "status")
+            allow(owner, "ALL")
+            arrived = eventually(lambda: set(destination.bodies) == {b"1", b"2"}, 40)
+            withdrawn = eventually(lambda: not notice(owner), 20)
+    assert (arrived, withdrawn) == (True, True)
+    assert "warning: relay: settling fails, and nothing is sent until it works again:" in shown.err + shown.out
+    assert "permission denied for table outbox_progress" in shown.err + shown.out
+    assert "permission denied" in caplog.text
+
+
+def test_calls_that_never_come_back_do_not_pile_up_threads(pg_engine):
+    """Each hung call costs a thread that nobody can end, so there are only so many."""
     outbox, destination = Outbox(pg_engine), Destination()
-    over = False
-    destination.hanging = lambda _messages: not over
+    over = threading.Event()
+    destination.hanging = lambda _messages: not over.is_set()
     fill(outbox, 100, keys=100)
 
     with outbox.running(destination, deadline=timedelta(seconds=0.05)):
-        time.sleep(6)
+        assert eventually(lambda: destination.calls == 8, 20)
+        time.sleep(1)
         threads = relay_threads().count("outbox-handler")
-        over = True
-        drained = eventually(lambda: len(set(destination.bodies)) == 100, 60)
+        over.set()
+        drained = eventually(lambda: len(destination.bodies) == 100, 60)
 
-    assert threads <= 20
+    assert threads == 8
     assert drained
-
-
-@pytest.mark.parametrize(
-    ("meanwhile", "runs"),
-    [(Relay._stop_first, 3), (Relay.stop, 1)],
-    ids=["the second worker hangs, too", "somebody stops it"],
-)
-def test_after_calls_that_hang_only_a_stop_ends_it(engine, monkeypatch, meanwhile, runs):
-    """The second worker stops the first for its hung calls, which may just be ending for the same reason."""
-    monkeypatch.setattr("outbox.relay.BEGIN_AGAIN", wait_fixed(0.01))
-    relay, begun = Relay(Outbox(engine), Destination()), []
-
-    def run() -> None:
-        begun.append(relay)
-        if len(begun) < 3:
-            meanwhile(relay)
-            raise HungHandlerError("calls never came back")
-
-    monkeypatch.setattr(relay, "_run", run)
-    relay.serve()
-
-    assert (len(begun), relay._stop_asked) == (runs, False)
+    assert sorted(map(int, destination.bodies)) == list(range(100)), "what a call has is not sent beside it"

@@ -183,31 +183,43 @@ class Parked:
 
     def released_keys(self, channel: Channel, sick: Collection[str] = ()) -> set[str]:
         """Keys with blocked messages that nothing holds back."""
-        statement = self._database.sql(_RELEASED, sick_e=self._database.among("e.topic", texts="sick"))
+        statement = self._database.sql(_RELEASED, sick_e=self._is_sick("e"))
         return {row[0] for row in channel.rows(statement, {**self._common, **self._sick(sick)})}
 
     def ready(
-        self, channel: Channel, released: Collection[str], sick: Collection[str], rows: int, bytes: int
+        self,
+        channel: Channel,
+        released: Collection[str],
+        sick: Collection[str],
+        rows: int,
+        bytes: int,
+        *,
+        held: Collection[int | None] = (),
     ) -> list[Ready]:
         """Messages whose turn has come, in the order of their keys, as many as fit.
 
         `released`: keys whose blocked messages may go. `sick`: topics whose waiting messages are not to be tried.
+        `held`: messages that are not to be tried either.
         """
-        among = self._database.among
         statement = self._database.sql(
             _READY,
-            sick_e=among("e.topic", texts="sick"),
-            sick_p=among("p.topic", texts="sick"),
-            released=among("p.key", texts="released"),
+            sick_e=self._is_sick("e"),
+            sick_p=self._is_sick("p"),
+            released=self._database.among("p.key", texts="released"),
         )
-        lists = {**self._sick(sick), "released": self._database.bind(released)}
+        lists = {**self._sick(sick, held), "released": self._database.bind(released)}
         found = channel.rows(statement, {**self._common, **lists, "limit": rows, "bytes": bytes})
         fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
         messages = self._database.dialect.messages([row[:13] for row in fitting])
         return [Ready(message, row[13], bool(row[14])) for message, row in zip(messages, fitting, strict=True)]
 
-    def _sick(self, topics: Collection[str]) -> dict[str, Any]:
-        return {"sick": self._database.bind(topics), "some_sick": bool(topics)}
+    def _is_sick(self, row: str) -> str:
+        among = self._database.among
+        return f"({among(f'{row}.topic', texts='sick')} OR {among(f'{row}.id', numbers='held')})"
+
+    def _sick(self, topics: Collection[str], held: Collection[int | None] = ()) -> dict[str, Any]:
+        bind = self._database.bind
+        return {"sick": bind(topics), "held": bind(held), "some_sick": bool(topics or held)}
 
     def some_fell_due(self, channel: Channel) -> bool:
         """Whether there is anything for `fall_due` to write."""

@@ -21,7 +21,7 @@ logger = logging.getLogger("outbox")
 
 _LOOK_SECONDS = 1.0
 #: Seconds before something is begun again that ended by itself.
-BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
+_BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
 #: After so long a failure says nothing about the one before.
 _WELL_SECONDS = 60.0
 
@@ -42,18 +42,15 @@ class Companion:
         self._failures = 0
         # Plain flags, no locks: a signal handler may come in the middle of anything.
         self._may_begin = False
+        self._gives_up = True
         self._works = False
         self._exists = False
         self.error: HungHandlerError | None = None
 
-    @property
-    def hanging(self) -> int:
-        """How many calls that were left behind hang still."""
-        return self._worker.hanging
-
-    def prepare(self, *, in_background: bool) -> None:
-        """Before the first worker begins. `in_background`: whether a `look` may begin."""
+    def prepare(self, *, in_background: bool, gives_up: bool = True) -> None:
+        """Before the first worker begins. `in_background`: whether a `look` may begin; `gives_up`: see `Worker.run`."""
         self._may_begin = in_background
+        self._gives_up = gives_up
         self._look_at = 0.0
         # A fork's copy of a thread does nothing.
         self._works = self._exists = False
@@ -97,14 +94,14 @@ class Companion:
         began = time.monotonic()
         try:
             if self._may_begin:
-                self._worker.run()
+                self._worker.run(gives_up=self._gives_up)
         except HungHandlerError as error:
             self.error = error
             self._may_begin = False
             self._hangs()
         except Exception:
             self._failures = self._failures + 1 if time.monotonic() - began < _WELL_SECONDS else 1
-            self._look_at = time.monotonic() + seconds_to_wait(BEGIN_AGAIN, self._failures)
+            self._look_at = time.monotonic() + seconds_to_wait(_BEGIN_AGAIN, self._failures)
             logger.exception("%s stopped, beginning again", self._name)
         finally:
             self._works = False

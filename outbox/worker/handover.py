@@ -18,7 +18,7 @@ from tenacity.wait import wait_base, wait_random_exponential
 from outbox.message import Message
 from outbox.store.parked import Aside
 from outbox.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, seconds_to_wait, told
-from outbox.worker.calls import Call, Caller, StrangeAnswerError, next_size
+from outbox.worker.calls import Call, Caller, HungCalls, StrangeAnswerError, next_size
 from outbox.worker.notices import Notices
 
 logger = logging.getLogger("outbox")
@@ -28,15 +28,20 @@ EXPIRED = Aside(state="dead", blocks=False, error="expired before it was deliver
 
 #: A call should take no more than this share of its deadline; the number of messages a call adapts to it.
 _SHARE_OF_DEADLINE = 0.25
-#: A call that has not come back after so many deadlines never will. Its keys are held meanwhile, so not too many.
+#: After so many deadlines a call is not waited for any more: what it has is set aside, or the worker gives up.
 _HOPELESS = 3
+#: So many calls may hang beside a worker that does not give up; then it makes no others until one comes back.
+_MOST_HUNG = 8
+#: A call after one that hung holds so many times fewer messages: the fewer are held together, the better.
+_CAUTION = 8
 _MAX_ERROR = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerPolicy:
-    """What is done about failures: `deadline` of one call; `max_hung` calls may hang before the worker gives up;
-    `max_waiting` messages are set aside as waiting before the partition pauses; `pause` between probes, in seconds.
+    """What is done about failures: `deadline` of one call; `max_hung` calls may hang before the worker gives up, unless
+    it never does; `max_waiting` messages are set aside as waiting before the partition pauses; `pause` between probes,
+    in seconds.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -81,17 +86,19 @@ class HandOver:
         caller: Caller,
         policy: HandlerPolicy,
         *,
-        before_call: Callable[[], None],
+        before_call: Callable[[], float],
         rest: Callable[[float], bool],
         most: int,
-        cautious: int = 1,
+        hung: HungCalls | None = None,
+        gives_up: bool = True,
         turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         notices: Notices | None = None,
     ) -> None:
-        """`before_call` raises when the lease is not good for a call; `rest` sleeps, False when a stop is asked.
-        `turn` waits until nobody else calls the same handler.
+        """`before_call` returns the moment before which a call has to begin, and raises when the lease is not good for
+        one; `rest` sleeps, False when a stop is asked. `turn` waits until nobody else calls the same handler.
 
-        A call holds at most `most` messages; after calls that hung `cautious` times fewer, until all goes well again.
+        A call holds at most `most` messages. `hung`: the calls that did not come back, also to hand-overs before this
+        one. `gives_up`: whether a process that is started again would end them.
         """
         self._caller = caller
         self._policy = policy
@@ -99,21 +106,32 @@ class HandOver:
         self._rest = rest
         self._turn = turn
         self._notices = notices
-        self._limit = most
-        self._most = max(1, most // cautious)
+        self._limit = self._most = most
         self._careful_until = most
         self._size = 1
         self._accepts = 0
         self._failed_alone: dict[int | None, int] = {}
-        self._hung: list[Call] = []
+        self._hung = HungCalls() if hung is None else hung
+        self._gives_up = gives_up
         self._failures = 0
 
     @property
     def gave_up(self) -> bool:
         """Whether so many calls hang, or one for so long, that only a new process helps."""
-        hopeless = self._policy.deadline.total_seconds() * _HOPELESS
-        hanging = [call for call in self._hung if not call.finished]
-        return len(hanging) > self._policy.max_hung or any(call.seconds > hopeless for call in hanging)
+        if not (self._gives_up and self._hung):
+            return False
+        hanging = self._hung.unfinished
+        return len(hanging) > self._policy.max_hung or any(map(self._is_hopeless, hanging))
+
+    def held(self) -> set[int | None]:
+        """Return the log ids of messages that need not be looked at, because calls have them that did not come back.
+
+        One that hangs alone is still to be looked at: it may have to be counted.
+        """
+        for call in self._hung.take_finished():
+            self._hung.note_arrived(_arrived(call))
+        calls = (call for call in self._hung.unfinished if call.blamed or len(call.messages) > 1)
+        return {message.id for call in calls for message in call.messages}
 
     def run(
         self,
@@ -133,7 +151,9 @@ class HandOver:
         """
         batch = _Batch(messages, room)
         while batch.pending and not self.gave_up and self._rest(0):
-            self._late_answers(batch)
+            self._use_late_answers(batch)
+            if patient:
+                self._leave_hopeless(batch)
             chunk = self._choose(batch)
             if chunk:
                 moved = self._judge(batch, self._call(chunk))
@@ -166,7 +186,7 @@ class HandOver:
         """What comes too late by now is dead; what a call has that hangs may have arrived."""
         timed = [message for message in batch.pending if message.expires_at is not None]
         if timed and now is not None:
-            moment, hanging = now(), {message.id for call in self._hung for message in call.messages}
+            moment, hanging = now(), self._hung.ids
             late = [m for m in timed if m.expires_at is not None and m.expires_at <= moment and m.id not in hanging]
             if late:
                 batch.resolve([], [(message, EXPIRED) for message in late])
@@ -189,19 +209,25 @@ class HandOver:
 
     def _call(self, chunk: list[Message]) -> Call:
         # A call that is past its deadline has had its turn: the handler is called again beside it.
-        with self._turn():
-            self._before_call()
-            call = self._caller.start(chunk)
-            call.wait(self._policy.deadline.total_seconds())
-        return call
+        while True:
+            with self._turn():
+                call = self._caller.start(chunk, self._before_call())
+                try:
+                    call.wait(self._policy.deadline.total_seconds())
+                finally:
+                    if not call.finished:
+                        self._hung.add(call)
+            if not call.late:
+                return call
 
     def _choose(self, batch: _Batch) -> list[Message]:
         """The next messages to hand over: none that hangs or was just tried, nor what stands behind it in its key."""
         if not (batch.tried or self._hung or self._failed_alone):
             return batch.pending[: self._size]
+        if not self._gives_up and len(self._hung.unfinished) >= _MOST_HUNG:
+            return []
         chunk: list[Message] = []
-        held: set[str | None] = {message.key for call in self._hung for message in call.messages if message.key}
-        hanging = {message.id for call in self._hung for message in call.messages}
+        held, hanging = self._hung.keys, self._hung.ids
         for message in batch.pending:
             if message.id in hanging or message.id in batch.tried or message.key in held:
                 held |= {message.key} if message.key else set()
@@ -217,8 +243,8 @@ class HandOver:
     def _judge(self, batch: _Batch, call: Call) -> bool:
         """Draw the conclusions from a call; False when it brought nothing forward."""
         if not call.finished:
-            self._hung.append(call)
             logger.warning("a call with %d messages did not come back in time", len(call.messages))
+            self._most, self._careful_until = max(1, self._most // _CAUTION), self._accepts + self._limit
             return self._nobody_knows(
                 batch, call.messages, f"no answer within {self._policy.deadline.total_seconds()} s"
             )
@@ -288,23 +314,41 @@ class HandOver:
                     batch.refused |= {message.topic} if batch.outcome.done else set()
         return None
 
-    def _late_answers(self, batch: _Batch) -> None:
+    def _use_late_answers(self, batch: _Batch) -> None:
         """Use what calls brought that hung for a while; count a hanging message when others were accepted since."""
-        for call in [call for call in self._hung if call.finished]:
-            self._hung.remove(call)
-            if call.verdicts is not None:
-                pending = batch.by_id()
-                answered = [
-                    (pending[m.id], v) for m, v in zip(call.messages, call.verdicts, strict=True) if m.id in pending
-                ]
-                if answered:
-                    self._apply(batch, [m for m, _ in answered], [v for _, v in answered])
-        for call in self._hung:
+        for call in self._hung.take_finished():
+            pending = batch.by_id()
+            self._hung.note_arrived(message for message in _arrived(call) if message.id not in pending)
+            answered = [
+                (pending[m.id], v) for m, v in zip(call.messages, call.verdicts or (), strict=False) if m.id in pending
+            ]
+            if answered:
+                self._apply(batch, [m for m, _ in answered], [v for _, v in answered])
+        arrived = self._hung.take_arrived(batch.pending)
+        if arrived:
+            batch.resolve(arrived, [])
+        for call in self._hung.unfinished:
             # By id: where it was set aside meanwhile, it was read again. One call counts once, however long it hangs.
             message = batch.by_id().get(call.messages[0].id) if len(call.messages) == 1 and not call.blamed else None
             if message is not None and self._accepted_since_failure(message):
                 call.blamed = True
                 batch.resolve([], [(message, self._policy.failed(message, "hangs, while others are accepted"))])
+
+    def _is_hopeless(self, call: Call) -> bool:
+        return call.seconds > self._policy.deadline.total_seconds() * _HOPELESS
+
+    def _leave_hopeless(self, batch: _Batch) -> None:
+        """Set aside what hangs for too long, so that the position can pass it; it stays held until its call ends."""
+        if self._gives_up:
+            return
+        for call in filter(self._is_hopeless, self._hung.unfinished):
+            ids = {message.id for message in call.messages}
+            stuck = [message for message in batch.pending if message.id in ids][: batch.room]
+            if stuck:
+                batch.room -= len(stuck)
+                why = "its call has not come back; it is held until the call does, or the process is started again"
+                logger.warning("a call with %d messages hangs for %d s: %s", len(ids), call.seconds, why)
+                batch.resolve([], [(message, self._policy.waiting(message, why)) for message in stuck])
 
     def _accepted(self, batch: _Batch, count: int) -> None:
         self._accepts += count
@@ -334,6 +378,11 @@ class HandOver:
     def _pause(self) -> bool:
         self._failures += 1
         return self._rest(seconds_to_wait(self._policy.pause, self._failures))
+
+
+def _arrived(call: Call) -> list[Message]:
+    """The messages of a finished call that the destination has."""
+    return [m for m, verdict in zip(call.messages, call.verdicts or (), strict=False) if isinstance(verdict, Done)]
 
 
 class _Batch:
