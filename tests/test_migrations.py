@@ -51,17 +51,13 @@ def differences(engine: Engine, where: str | None = None) -> list[object]:
     def include(name: str | None, type_: str, _parents: object) -> bool:
         if type_ == "schema":
             return name == where
-        return type_ != "table" or (str(name).startswith(schema.PREFIX) and name != migrate.VERSION_TABLE)
-
-    def default_differs(_context: object, _found: object, wanted: sqlalchemy.Column[object], *_: object) -> bool | None:
-        # SQLite's word for an identity is AUTOINCREMENT, which is not reflected; None: compare as usual.
-        return False if wanted.identity is not None else None
+        return type_ != "table" or str(name).startswith(schema.PREFIX)
 
     options = {
         "include_name": include,
         "include_schemas": where is not None,
         "compare_type": True,
-        "compare_server_default": True if engine.dialect.name == "postgresql" else default_differs,
+        "compare_server_default": True,
     }
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts=options)
@@ -137,7 +133,7 @@ def definitions(engine: Engine) -> list[tuple[str, str]]:
     with engine.connect() as connection:
         rows = connection.execute(text(DEFINITIONS[engine.dialect.name])).all()
     # What was added later stands in a line of its own.
-    return sorted((table, " ".join(sql.split())) for table, sql in rows if table != migrate.VERSION_TABLE)
+    return sorted((table, " ".join(sql.split())) for table, sql in rows)
 
 
 def test_an_upgrade_and_the_metadata_make_the_same_in_the_words_of_the_database(empty):
@@ -223,7 +219,7 @@ def test_outboxes_in_schemas_live_side_by_side(empty_pg):
         assert contents(connection) == NEW
         assert contents(connection, '"app one".') == NEW | {"meta": [(schema.VERSION, 8)]}
         tables = inspect(connection).get_table_names("app one")
-    assert migrate.VERSION_TABLE in tables
+    assert schema.VERSION_TABLE in tables
 
 
 def test_an_outbox_knows_the_database_that_it_was_made_in(empty_pg):
