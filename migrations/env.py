@@ -6,8 +6,8 @@ from alembic import context
 from sqlalchemy import Connection, inspect, text
 from sqlalchemy.schema import CreateSchema
 
-from outbox.migrate import VERSION_TABLE
-from outbox.schema import metadata
+from outbox.migrate import take_over
+from outbox.schema import VERSION_TABLE, metadata
 
 attributes = context.config.attributes
 schema: str | None = attributes.get("schema")
@@ -31,6 +31,7 @@ def run_on(connection: Connection) -> None:
     wait_for_others(connection)
     if schema is not None and not inspect(connection).has_schema(schema):
         connection.execute(CreateSchema(schema))
+    take_over(connection, schema)
     configure(connection.dialect.name, connection=connection)
     with context.begin_transaction():
         context.run_migrations()

@@ -13,15 +13,21 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, make_url
+from sqlalchemy import URL, Connection, Engine, MetaData, literal_column, make_url, select, text
+from sqlalchemy.engine.mock import MockConnection
+from sqlalchemy.exc import DBAPIError
 
-from outbox.errors import DatabaseError
-from outbox.schema import SLOTS
-
-#: Ours alone, so that it never meets the application's own Alembic.
-VERSION_TABLE = "outbox_alembic_version"
+from outbox.errors import DatabaseError, SchemaError
+from outbox.schema import SLOTS, VERSION, VERSION_TABLE, revision_table, tables
+from outbox.store import seed as seeds
+from outbox.store.database import Database
+from outbox.store.inspection import NEWER, of_tables, tables_there
 
 _DIALECTS = ("postgresql", "sqlite")
+
+#: What tables that are not complete say of themselves. It is no version, so workers refuse them.
+_INCOMPLETE = 0
+_MOST_SHOWN = 3
 
 #: Alembic keeps what it works on in a global of the process.
 _alembic = Lock()
@@ -30,7 +36,8 @@ _alembic = Lock()
 def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = SLOTS) -> None:
     """Create the tables, or bring them up to date; harmless when they are, and when several processes do it at once.
 
-    All of it is one transaction. A connection that is in one already is joined, and its owner commits.
+    Tables that something else has made (an application's own Alembic, `create_all`) are taken over if they are
+    complete. All of it is one transaction. A connection that is in one already is joined, and its owner commits.
 
     Args:
         bind: where the tables are, or shall be.
@@ -39,12 +46,66 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
 
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
+        SchemaError: the tables that are there are of a newer version, or something else has made them and they are
+            not as this version needs them. Nothing was changed.
     """
     if not isinstance(bind, Engine | Connection):
         raise TypeError(f"upgrade takes an Engine or a Connection that blocks, not {type(bind).__name__}")
     _require_support(bind.dialect.name, schema)
     with _alembic, _transaction(bind) as connection:
-        command.upgrade(_config(connection=connection, schema=schema, slots=slots), "head")
+        with _explained(connection):
+            command.upgrade(_config(connection=connection, schema=schema, slots=slots), "head")
+        if _version(connection, schema) != VERSION:
+            _write_rows(connection, schema, slots, VERSION)
+
+
+def seed(bind: Connection | MockConnection, schema: str | None = None, slots: int = SLOTS) -> None:
+    """Write the rows that an outbox begins with, and which version its tables are of.
+
+    For an application's own Alembic: the revision that makes the tables of `outbox.schema.metadata` calls it with
+    `op.get_bind()`, and so does each later one that changes them. Harmless when everything is there. It takes part in
+    the transaction of `bind`, and writes into the script of `alembic upgrade --sql`, too.
+
+    Args:
+        bind: a connection that blocks, or what Alembic has in place of one when it writes a script.
+        schema: where the tables are; None is the first of the search path.
+        slots: into how many the keys are hashed. It counts at the first call only: it is fixed from then on.
+
+    Raises:
+        DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
+        SchemaError: the tables are not there.
+    """
+    if not isinstance(bind, Connection | MockConnection):
+        raise TypeError(f"seed takes a Connection that blocks, as op.get_bind() is one, not {type(bind).__name__}")
+    _require_support(bind.dialect.name, schema)
+    # What a script meets is not known here; it is meant for what the statements before it have made.
+    complete = isinstance(bind, MockConnection) or _are_complete(bind, Database(bind.engine, schema))
+    _write_rows(bind, schema, slots, VERSION if complete else _INCOMPLETE)
+    if complete:
+        _stamp(bind, schema)
+
+
+def take_over(connection: Connection, schema: str | None) -> None:
+    """Write down the revision of tables that say none, if they are complete: something else has made them.
+
+    Raises:
+        SchemaError: they are not complete; or they do say one, which only a newer version knows.
+    """
+    revision = current_revision(connection, schema)
+    if revision is not None and not knows(revision):
+        raise SchemaError(f"the tables are of revision {revision}, which this version does not know; {NEWER}")
+    if revision is not None or not tables_there(connection, tables(schema, connection.dialect.name)):
+        return
+    database = Database(connection.engine, schema)
+    differences = [f"{each.where} {each.problem}" for each in of_tables(connection, database)]
+    if differences:
+        more = len(differences) - _MOST_SHOWN
+        raise SchemaError(
+            f"`{database.upgrade_command}` did not make the outbox tables that are there, and cannot take them over as"
+            f" they are: {'; '.join(differences[:_MOST_SHOWN])}{f'; and {more} more' if more > 0 else ''}. Nothing was"
+            f" changed; to see what to do about each, run: {database.check_command}"
+        )
+    _stamp(connection, schema)
 
 
 def sql(url: str | URL, schema: str | None = None, slots: int = SLOTS) -> str:
@@ -76,6 +137,55 @@ def current_revision(bind: Engine | Connection, schema: str | None = None) -> st
 def head_revision() -> str | None:
     """The revision that this library needs."""
     return ScriptDirectory.from_config(_config()).get_current_head()
+
+
+def knows(revision: str | None) -> bool:
+    """Whether a revision is one of this library's."""
+    return any(revision == each.revision for each in ScriptDirectory.from_config(_config()).walk_revisions())
+
+
+def _are_complete(connection: Connection, database: Database) -> bool:
+    """Whether the tables are as this version needs them."""
+    missing = {table.name for table in seeds.written(database.tables)} - tables_there(connection, database.tables)
+    if missing:
+        raise SchemaError(
+            f"{', '.join(sorted(missing))}: not there; call seed after the statements that make the tables"
+        )
+    return not of_tables(connection, database)
+
+
+def _version(connection: Connection, schema: str | None) -> int | None:
+    """The version that the tables say they are of; None: they say nothing."""
+    return connection.scalar(select(tables(schema, connection.dialect.name).meta.c.version))
+
+
+def _write_rows(connection: Connection | MockConnection, schema: str | None, slots: int, version: int) -> None:
+    for statement in seeds.rows(tables(schema, connection.dialect.name), connection.dialect, version, slots):
+        connection.execute(text(statement))
+
+
+def _stamp(connection: Connection | MockConnection, schema: str | None) -> None:
+    """Write down that the tables are of the newest revision."""
+    table = revision_table(MetaData(schema=schema))
+    if isinstance(connection, Connection):
+        table.create(connection, checkfirst=True)
+    connection.execute(table.delete())
+    # Not as a parameter, which a script could not hold.
+    connection.execute(table.insert().values(version_num=literal_column(f"'{head_revision()}'")))
+
+
+@contextmanager
+def _explained(connection: Connection) -> Iterator[None]:
+    """Turn the driver's error about what is there already into one that says what to do."""
+    try:
+        yield
+    except DBAPIError as error:
+        if not isinstance(error.orig, Exception) or not Database(connection.engine).dialect.already_there(error.orig):
+            raise
+        raise SchemaError(
+            f"the upgrade would make what is there already ({' '.join(str(error.orig).split())}); nothing was changed."
+            " If a revision of your own Alembic has made it, let that revision call outbox.migrate.seed, else remove it"
+        ) from error
 
 
 def _require_support(dialect: str, schema: str | None) -> None:

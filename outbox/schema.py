@@ -7,7 +7,6 @@ statements in `store/`. On PostgreSQL the log has `xact_id` besides; elsewhere a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -22,38 +21,26 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
+    PrimaryKeyConstraint,
     SmallInteger,
+    String,
     Table,
     Text,
     Uuid,
     text,
 )
-from sqlalchemy.engine import Dialect
-from sqlalchemy.types import TypeDecorator, TypeEngine
+from sqlalchemy.types import TypeEngine
 
 VERSION = 3
 SLOTS = 256
 PREFIX = "outbox_"
-
-
-class Instant(TypeDecorator[datetime]):
-    """A moment in UTC: `timestamptz` on PostgreSQL, sortable text elsewhere; always aware in Python."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """SQLite drops zones, so everything is UTC before it gets there."""
-        return None if value is None else value.astimezone(UTC)
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """What came without a zone is UTC."""
-        return None if value is None else value.replace(tzinfo=UTC) if value.tzinfo is None else value
-
+#: Where the revision of the tables is written down; ours alone, so that it never meets the application's own Alembic.
+VERSION_TABLE = "outbox_alembic_version"
 
 #: Ids and keys compare by bytes, whatever the database's locale.
 _Name: TypeEngine[str] = Text().with_variant(Text(collation="C"), "postgresql")
-_BigId = BigInteger().with_variant(Integer, "sqlite")
+#: In UTC; SQLite keeps it as text that sorts by time.
+_Moment = DateTime(timezone=True)
 
 
 @dataclass(frozen=True)
@@ -75,7 +62,25 @@ class Tables:
 @lru_cache
 def tables(schema: str | None = None, dialect: str = "postgresql") -> Tables:
     """The tables for `schema` (None: the search path's first) on `dialect` ("postgresql" or "sqlite")."""
-    metadata = MetaData(schema=schema)
+    return _tables(MetaData(schema=schema), dialect)
+
+
+def metadata(schema: str | None = None, dialect: str = "postgresql") -> MetaData:
+    """Return the tables for an application's own Alembic or `create_all`; `outbox.migrate.seed` fills them.
+
+    The table with their revision is among them, so that an autogenerate does not propose to drop it.
+
+    Args:
+        schema: PostgreSQL's schema for the tables, made by the application; None is the first of the search path.
+        dialect: "postgresql" or "sqlite". The tables differ: only PostgreSQL's log holds transaction ids.
+    """
+    made = MetaData(schema=schema)
+    _tables(made, dialect)
+    revision_table(made)
+    return made
+
+
+def _tables(metadata: MetaData, dialect: str) -> Tables:
     return Tables(
         metadata=metadata,
         message=_message(metadata, dialect),
@@ -88,11 +93,6 @@ def tables(schema: str | None = None, dialect: str = "postgresql") -> Tables:
         inbox=_inbox(metadata),
         meta=_meta(metadata),
     )
-
-
-def metadata(schema: str | None = None, dialect: str = "postgresql") -> MetaData:
-    """For applications that create the tables with their own Alembic or `create_all`."""
-    return tables(schema, dialect).metadata
 
 
 def include_name(name: str | None, type_: str, _parents: Any) -> bool:
@@ -118,6 +118,13 @@ def _envelope() -> list[Column[Any]]:
     ]
 
 
+def _number(dialect: str) -> Column[Any]:
+    """The id that the database draws: an identity on PostgreSQL, SQLite's own row id elsewhere."""
+    if dialect == "postgresql":
+        return Column("id", BigInteger, Identity(cache=1), primary_key=True)
+    return Column("id", Integer, primary_key=True)
+
+
 def _settled(dialect: str) -> list[Column[Any]]:
     """The number that tells whether a row is settled, where its own id does not."""
     if dialect != "postgresql":
@@ -136,11 +143,11 @@ def _message(metadata: MetaData, dialect: str) -> Table:
     return Table(
         "outbox_message",
         metadata,
-        Column("id", _BigId, Identity(cache=1), primary_key=True),
+        _number(dialect),
         *_envelope(),
-        Column("created_at", Instant, nullable=False, server_default=text(now_default(dialect))),
-        Column("deliver_at", Instant),
-        Column("expires_at", Instant),
+        Column("created_at", _Moment, nullable=False, server_default=text(now_default(dialect))),
+        Column("deliver_at", _Moment),
+        Column("expires_at", _Moment),
         Column("direct", _Name, comment="subscription whose writer sends the message itself"),
         *_settled(dialect),
         *by_position,
@@ -161,7 +168,7 @@ def _subscription(metadata: MetaData) -> Table:
         Column("on_dead", Text, comment="block or continue; null: not declared yet"),
         Column("partitions", Integer, nullable=False, server_default=text("1")),
         Column("generation", Integer, nullable=False, server_default=text("1")),
-        Column("created_at", Instant, nullable=False),
+        Column("created_at", _Moment, nullable=False),
         Column("grace_ms", Integer, nullable=False, server_default=text("0"), comment="reads so long after the commit"),
         comment="readers of the log; shrinks by hand",
     )
@@ -184,10 +191,10 @@ def _lease(metadata: MetaData) -> Table:
         Column("owner", Text),
         Column("epoch", BigInteger, nullable=False, server_default=text("0")),
         Column("renewals", BigInteger, nullable=False, server_default=text("0")),
-        Column("lease_until", Instant),
+        Column("lease_until", _Moment),
         Column("length_ms", BigInteger, comment="for how long its holder takes it each time"),
         Column("notice", Text, comment="why a worker does not work, as it says itself"),
-        Column("noticed_at", Instant),
+        Column("noticed_at", _Moment),
         comment="one row a partition; shrinks with its subscription",
     )
 
@@ -203,7 +210,7 @@ def _progress(metadata: MetaData) -> Table:
         Column("base", Text, nullable=False),
         Column("target", Text),
         Column("after_id", BigInteger),
-        Column("settled_at", Instant, nullable=False),
+        Column("settled_at", _Moment, nullable=False),
         comment="the newest row counts; older ones are deleted by the lease holder",
     )
 
@@ -216,20 +223,20 @@ def _parked(metadata: MetaData) -> Table:
         Column("subscription", _Name, primary_key=True),
         Column("id", BigInteger, primary_key=True, autoincrement=False),
         *_envelope(),
-        Column("created_at", Instant, nullable=False),
-        Column("deliver_at", Instant),
-        Column("expires_at", Instant),
+        Column("created_at", _Moment, nullable=False),
+        Column("deliver_at", _Moment),
+        Column("expires_at", _Moment),
         Column("state", Text, nullable=False),
         Column("blocks", Boolean, nullable=False, comment="later messages of the key wait for this one"),
         Column("place", BigInteger, nullable=False),
         Column("attempts", Integer, nullable=False),
-        Column("due_at", Instant),
+        Column("due_at", _Moment),
         Column("error", Text),
-        Column("parked_at", Instant, nullable=False),
+        Column("parked_at", _Moment, nullable=False),
         Column("wish", Text),
         Column("wish_by", Text),
         Column("wish_reason", Text),
-        Column("wish_at", Instant),
+        Column("wish_at", _Moment),
         _body(),
         CheckConstraint("state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')", name="outbox_parked_state"),
         _partial("outbox_parked_due", "state IN ('delayed', 'waiting', 'retry')", "subscription", "due_at"),
@@ -247,13 +254,13 @@ def _ack(metadata: MetaData, dialect: str) -> Table:
     return Table(
         "outbox_ack",
         metadata,
-        Column("id", _BigId, Identity(cache=1), primary_key=True),
+        _number(dialect),
         Column("subscription", _Name, nullable=False),
         Column("writer", Text, nullable=False, comment="the process that sent them"),
         Column("first_id", BigInteger, nullable=False),
         Column("last_id", BigInteger, nullable=False),
         Column("ids", Text, nullable=False, comment="JSON list of places in the log"),
-        Column("acked_at", Instant, nullable=False),
+        Column("acked_at", _Moment, nullable=False),
         *_settled(dialect),
         Index("outbox_ack_last_id", "subscription", "last_id"),
         comment="batches that their writer sent; shrinks by the lease holder of the compensation",
@@ -267,7 +274,7 @@ def _dedup(metadata: MetaData) -> Table:
         metadata,
         Column("dedup_key", _Name, primary_key=True),
         Column("message_id", Uuid, nullable=False),
-        Column("expires_at", Instant, nullable=False),
+        Column("expires_at", _Moment, nullable=False),
         Index("outbox_dedup_expires_at", "expires_at"),
         comment="dedup keys of writers; shrinks by lease holders",
     )
@@ -280,8 +287,8 @@ def _inbox(metadata: MetaData) -> Table:
         metadata,
         Column("consumer", _Name, primary_key=True),
         Column("message_id", Uuid, primary_key=True),
-        Column("handled_at", Instant, nullable=False),
-        Column("expires_at", Instant, nullable=False),
+        Column("handled_at", _Moment, nullable=False),
+        Column("expires_at", _Moment, nullable=False),
         Index("outbox_inbox_expires_at", "expires_at"),
         comment="what consumers have handled; shrinks by lease holders",
     )
@@ -307,3 +314,9 @@ def _meta(metadata: MetaData) -> Table:
         CheckConstraint("one = 1", name="outbox_meta_one"),
         comment="one row, written by migrations, CLI and purge",
     )
+
+
+def revision_table(metadata: MetaData) -> Table:
+    """The table that holds the revision of the others, as Alembic itself would make it."""
+    key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")
+    return Table(VERSION_TABLE, metadata, Column("version_num", String(32), nullable=False), key)

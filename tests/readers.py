@@ -3,7 +3,7 @@
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import Engine, text
@@ -28,6 +28,11 @@ def bodies(engine: Engine) -> list[bytes]:
             return [body for (body,) in file.execute(question)]
     with engine.connect() as connection:
         return [bytes(row[0]) for row in connection.execute(text(question))]
+
+
+def in_utc(moment: datetime | None) -> datetime | None:
+    """A moment as SQLAlchemy reads it from a table: SQLite keeps no zone, because it is UTC."""
+    return moment if moment is None else moment.replace(tzinfo=moment.tzinfo or UTC)
 
 
 def send(outbox: Outbox, *bodies: str) -> None:

@@ -24,7 +24,7 @@ from tests.bad_input import (
     NOT_TEXTS,
     TEXTS,
 )
-from tests.readers import delivered
+from tests.readers import delivered, in_utc
 
 #: What is compared: all that a writer says.
 FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body", "deliver_at", "expires_at")
@@ -91,7 +91,9 @@ def arrived(outbox: Outbox) -> list[dict[str, object]]:
     found = {message.id or 0: said(message) for message in delivered(outbox.database)}
     with outbox.engine.begin() as connection:
         for row in connection.execute(outbox.database.tables.parked.select()).mappings():
-            found[row["id"]] = {**{name: row[name] for name in FIELDS}, "headers": json.loads(row["headers"] or "{}")}
+            moments = {name: in_utc(row[name]) for name in ("deliver_at", "expires_at")}
+            fields = {name: row[name] for name in FIELDS} | moments
+            found[row["id"]] = fields | {"headers": json.loads(row["headers"] or "{}")}
         connection.execute(outbox.database.tables.parked.delete())
     return [found[id] for id in sorted(found)]
 

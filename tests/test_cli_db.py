@@ -9,9 +9,11 @@ import time
 
 import pytest
 import sqlalchemy
+from alembic import command
 from sqlalchemy import text
 
 from outbox import Outbox, Relay, create_engine, migrate
+from outbox.schema import VERSION_TABLE, metadata
 from tests.command_line import outbox
 from tests.test_cli_relay import PROGRAM, bodies, send
 
@@ -47,15 +49,80 @@ def test_findings_are_told_and_end_with_1(engine):
     assert (machine.code, [each["where"] for each in machine.json]) == (1, ["index outbox_parked_wish"])
 
 
-def test_what_a_finding_advises_mends_it(engine):
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "DROP INDEX outbox_parked_wish",
+        "DROP TABLE outbox_parked",
+        "ALTER TABLE outbox_subscription DROP COLUMN topics",
+        "ALTER TABLE outbox_subscription DROP COLUMN grace_ms",
+    ],
+)
+@pytest.mark.parametrize("ours", [True, False], ids=["made by our migrations", "made by an application"])
+def test_what_a_finding_advises_mends_it(engine, loss, ours):
+    """An upgrade would find nothing to do, or refuse the tables."""
     with engine.begin() as connection:
-        connection.execute(text("DROP INDEX outbox_parked_wish"))
+        connection.execute(text(loss))
+        if not ours:
+            connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
     (finding,) = outbox(engine, "db", "check", "--json").json
 
     with engine.begin() as connection:
-        connection.execute(text(finding["fix"]))
+        for statement in finding["fix"].split("; "):
+            connection.execute(text(statement))
 
     assert outbox(engine, "db", "check").code == 0
+    assert outbox(engine, "db", "upgrade").code == 0
+
+
+def test_what_a_revision_makes_is_left_to_it(empty):
+    """By hand it would stand in its way."""
+    engine = create_engine(empty)
+    with engine.begin() as connection:
+        command.upgrade(migrate._config(connection=connection, schema=None, slots=256), "0001")
+    assert migrate.current_revision(engine) == "0001"
+
+    found = outbox(empty, "db", "check", "--json").json
+
+    assert {each["fix"] for each in found} == {"run: outbox db upgrade"}
+    assert "outbox_dedup" in {each["where"] for each in found}
+    assert [outbox(empty, "db", verb).code for verb in ("upgrade", "check")] == [0, 0]
+
+
+def test_an_upgrade_restores_the_row_about_it_all_as_the_check_advises(engine):
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM outbox_meta"))
+    (finding,) = outbox(engine, "db", "check", "--json").json
+    assert finding["fix"] == "run: outbox db upgrade, or start a worker"
+
+    outbox(engine, "db", "upgrade")
+
+    assert outbox(engine, "db", "check").code == 0
+
+
+def test_tables_of_a_newer_version_need_a_newer_library(engine):
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+        connection.execute(text("UPDATE outbox_meta SET version = 9999"))
+
+    found, upgraded = outbox(engine, "db", "check", "--json").json, outbox(engine, "db", "upgrade")
+
+    assert [each["fix"] for each in found] == ["install a newer outbox-log"] * 2
+    assert (upgraded.code, upgraded.err) == (
+        1,
+        "Error: the tables are of revision 9999, which this version does not know; install a newer outbox-log\n",
+    )
+
+
+def test_tables_that_an_application_has_begun_to_make_are_refused_in_one_line(empty):
+    engine = create_engine(empty)
+    with engine.begin() as connection:
+        metadata(dialect="sqlite").create_all(connection)
+        connection.execute(text("DROP TABLE outbox_inbox"))
+
+    ended = outbox(empty, "db", "upgrade")
+
+    assert (ended.code, ended.err.count("\n"), "outbox_inbox is missing" in ended.err) == (1, 1, True)
 
 
 def test_a_check_makes_no_file(empty, tmp_path):

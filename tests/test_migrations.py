@@ -15,8 +15,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
 
-from outbox import Outbox, migrate, schema
-from outbox.errors import DatabaseError
+from outbox import Outbox, Relay, migrate, schema
+from outbox.errors import DatabaseError, SchemaError
 from outbox.testing.servers import PostgresServer
 
 
@@ -51,17 +51,13 @@ def differences(engine: Engine, where: str | None = None) -> list[object]:
     def include(name: str | None, type_: str, _parents: object) -> bool:
         if type_ == "schema":
             return name == where
-        return type_ != "table" or (str(name).startswith(schema.PREFIX) and name != migrate.VERSION_TABLE)
-
-    def default_differs(_context: object, _found: object, wanted: sqlalchemy.Column[object], *_: object) -> bool | None:
-        # SQLite's word for an identity is AUTOINCREMENT, which is not reflected; None: compare as usual.
-        return False if wanted.identity is not None else None
+        return type_ != "table" or str(name).startswith(schema.PREFIX)
 
     options = {
         "include_name": include,
         "include_schemas": where is not None,
         "compare_type": True,
-        "compare_server_default": True if engine.dialect.name == "postgresql" else default_differs,
+        "compare_server_default": True,
     }
     with engine.connect() as connection:
         context = MigrationContext.configure(connection, opts=options)
@@ -137,7 +133,7 @@ def definitions(engine: Engine) -> list[tuple[str, str]]:
     with engine.connect() as connection:
         rows = connection.execute(text(DEFINITIONS[engine.dialect.name])).all()
     # What was added later stands in a line of its own.
-    return sorted((table, " ".join(sql.split())) for table, sql in rows if table != migrate.VERSION_TABLE)
+    return sorted((table, " ".join(sql.split())) for table, sql in rows)
 
 
 def test_an_upgrade_and_the_metadata_make_the_same_in_the_words_of_the_database(empty):
@@ -194,12 +190,186 @@ def test_threads_may_all_upgrade(empty):
 def test_an_upgrade_is_one_transaction(empty):
     """What fails half way leaves nothing."""
     with empty.begin() as connection:
-        connection.execute(text("CREATE TABLE outbox_meta (in_the_way int)"))
+        connection.execute(text("CREATE VIEW outbox_meta AS SELECT 1 AS one"))
 
-    with pytest.raises(sqlalchemy.exc.DBAPIError):
+    with pytest.raises(SchemaError, match=r"would make what is there already .*outbox_meta.*; nothing was changed"):
         migrate.upgrade(empty)
 
-    assert inspect(empty).get_table_names() == ["outbox_meta"]
+    assert inspect(empty).get_table_names() == []
+
+
+def test_another_failure_of_an_upgrade_is_told_as_it_is(empty_pg):
+    """A role that may make nothing, for example."""
+    with empty_pg.connect() as connection, connection.begin() as transaction:
+        connection.execute(text("CREATE ROLE guest"))
+        connection.execute(text("SET LOCAL ROLE guest"))
+        with pytest.raises(sqlalchemy.exc.ProgrammingError, match="permission denied"):
+            migrate.upgrade(connection, "app")
+        transaction.rollback()
+
+
+def make(engine: Engine, where: str | None = None) -> None:
+    """The tables, as an application makes them without us."""
+    with engine.begin() as connection:
+        if where is not None:
+            connection.execute(text(f"CREATE SCHEMA {where}"))
+        schema.metadata(where, engine.dialect.name).create_all(connection)
+
+
+def do(engine: Engine, statement: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+
+
+def meta(engine: Engine) -> tuple[int, int]:
+    """The version and the number of slots that the tables say."""
+    with engine.connect() as connection:
+        version, slots = connection.execute(text("SELECT version, slots FROM outbox_meta")).one()
+    return version, slots
+
+
+def test_an_upgrade_takes_complete_tables_over_and_keeps_what_they_hold(empty):
+    make(empty)
+    with (sender := Outbox(empty, slots=16)).begin() as session:
+        sender.send(session, "orders", b"1")
+
+    migrate.upgrade(empty, slots=16)
+
+    assert migrate.current_revision(empty) == migrate.head_revision()
+    with empty.connect() as connection:
+        assert contents(connection) == NEW | {"message": [(1,)], "meta": [(schema.VERSION, 16)]}
+    migrate.upgrade(empty, slots=32)
+    assert meta(empty) == (schema.VERSION, 16)
+
+
+def test_an_upgrade_takes_tables_over_that_have_no_table_for_their_revision(empty):
+    make(empty)
+    do(empty, f"DROP TABLE {schema.VERSION_TABLE}")
+
+    migrate.upgrade(empty)
+
+    assert (migrate.current_revision(empty), differences(empty)) == (migrate.head_revision(), [])
+
+
+def test_an_upgrade_takes_tables_in_a_schema_over(empty_pg):
+    make(empty_pg, "app")
+
+    migrate.upgrade(empty_pg, "app")
+
+    assert migrate.current_revision(empty_pg, "app") == migrate.head_revision()
+    with empty_pg.connect() as connection:
+        assert contents(connection, "app.") == NEW
+
+
+def test_an_upgrade_refuses_tables_that_are_not_complete_and_changes_nothing(empty):
+    make(empty)
+    do(empty, "DROP INDEX outbox_parked_wish")
+    do(empty, "ALTER TABLE outbox_subscription DROP COLUMN topics")
+    before = definitions(empty)
+
+    with pytest.raises(SchemaError) as refused:
+        migrate.upgrade(empty)
+
+    assert str(refused.value) == (
+        "`outbox db upgrade` did not make the outbox tables that are there, and cannot take them over as they are:"
+        " index outbox_parked_wish is missing; outbox_subscription.topics is missing. Nothing was changed; to see"
+        " what to do about each, run: outbox db check"
+    )
+    assert (definitions(empty), migrate.current_revision(empty)) == (before, None)
+
+
+def test_an_upgrade_names_some_of_many_differences(empty_pg):
+    do(empty_pg, "CREATE SCHEMA app")
+    do(empty_pg, "CREATE TABLE app.outbox_meta (one int)")
+
+    with pytest.raises(SchemaError, match=r"missing; and \d+ more\. Nothing .* outbox db check --schema app$"):
+        migrate.upgrade(empty_pg, "app")
+
+
+def test_an_upgrade_refuses_tables_of_a_newer_version(empty):
+    migrate.upgrade(empty)
+    do(empty, f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'")
+
+    with pytest.raises(SchemaError, match=r"are of revision 9999, .* install a newer outbox-log"):
+        migrate.upgrade(empty)
+
+
+def test_an_upgrade_says_so_when_something_else_has_made_what_the_next_revision_makes(empty):
+    migrate.upgrade(empty)
+    do(empty, f"UPDATE {schema.VERSION_TABLE} SET version_num = '0001'")
+
+    with pytest.raises(SchemaError, match=r"already .*let that revision call outbox.migrate.seed"):
+        migrate.upgrade(empty)
+
+
+def test_an_upgrade_restores_the_one_row_about_them_all(empty):
+    migrate.upgrade(empty)
+    do(empty, "DELETE FROM outbox_meta")
+
+    migrate.upgrade(empty)
+
+    with empty.connect() as connection:
+        assert contents(connection) == NEW
+
+
+def test_an_upgrade_of_tables_that_are_up_to_date_writes_nothing(empty_pg):
+    """So a role that may only read them may start an application that begins with it."""
+    migrate.upgrade(empty_pg)
+
+    with empty_pg.connect() as connection:
+        connection.execute(text("SET TRANSACTION READ ONLY"))
+        migrate.upgrade(connection)
+
+
+def test_seeding_writes_the_rows_of_a_new_outbox_once(empty):
+    make(empty)
+
+    for slots in (8, 16):
+        with empty.begin() as connection:
+            migrate.seed(connection, slots=slots)
+
+    with empty.connect() as connection:
+        assert contents(connection) == NEW | {"meta": [(schema.VERSION, 8)]}
+    assert migrate.current_revision(empty) == migrate.head_revision()
+
+
+def test_seeding_does_not_bring_a_subscription_back_that_somebody_has_dropped(empty):
+    migrate.upgrade(empty)
+    for table, column in (("lease", "subscription"), ("progress", "subscription"), ("subscription", "name")):
+        do(empty, f"DELETE FROM outbox_{table} WHERE {column} = 'relay'")
+
+    with empty.begin() as connection:
+        migrate.seed(connection)
+
+    with empty.connect() as connection:
+        assert contents(connection) == NEW | {"subscription": [], "lease": [], "progress": []}
+
+
+def test_tables_that_a_later_revision_completes_are_no_version_until_then(empty):
+    """An application's first revision is run anew by a library that needs more: its workers wait for the second one."""
+    make(empty)
+    do(empty, "ALTER TABLE outbox_subscription DROP COLUMN topics")
+
+    with empty.begin() as connection:
+        migrate.seed(connection, slots=8)
+
+    assert (meta(empty), migrate.current_revision(empty)) == ((0, 8), None)
+    with pytest.raises(SchemaError, match="the tables are of version 0"):
+        Relay(Outbox(empty, slots=8), print).until_empty()
+    do(empty, "ALTER TABLE outbox_subscription ADD COLUMN topics text")
+    with empty.begin() as connection:
+        migrate.seed(connection)
+    assert (meta(empty), migrate.current_revision(empty)) == ((schema.VERSION, 8), migrate.head_revision())
+
+
+def test_seeding_needs_the_tables(empty):
+    with empty.begin() as connection, pytest.raises(SchemaError, match=r"outbox_meta.*call seed after the statements"):
+        migrate.seed(connection)
+
+
+def test_seeding_takes_a_connection(empty):
+    with pytest.raises(TypeError, match=r"a Connection that blocks, as op.get_bind\(\) is one, not Engine"):
+        migrate.seed(empty)
 
 
 def test_an_upgrade_joins_the_transaction_of_its_caller(empty_pg):
@@ -223,7 +393,7 @@ def test_outboxes_in_schemas_live_side_by_side(empty_pg):
         assert contents(connection) == NEW
         assert contents(connection, '"app one".') == NEW | {"meta": [(schema.VERSION, 8)]}
         tables = inspect(connection).get_table_names("app one")
-    assert migrate.VERSION_TABLE in tables
+    assert schema.VERSION_TABLE in tables
 
 
 def test_an_outbox_knows_the_database_that_it_was_made_in(empty_pg):

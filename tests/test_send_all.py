@@ -16,7 +16,7 @@ from outbox.message import MessageFields
 from tests.handles import awaited
 from tests.matrix.held import play
 from tests.matrix.homes import KINDS, Home
-from tests.readers import bodies
+from tests.readers import bodies, in_utc
 
 MIB = 1024 * 1024
 
@@ -205,12 +205,13 @@ def test_rows_hold_what_was_given_at_every_length(engine, fields):
     with engine.connect() as connection:
         rows = connection.execute(table.select().order_by(table.c.id)).all()
     assert [
-        (r.message_id, r.topic, r.key, r.tags, r.headers, r.body, r.content_type, r.deliver_at, r.expires_at, r.direct)
+        (r.message_id, r.topic, r.key, r.tags, r.headers, r.body, r.content_type, in_utc(r.deliver_at),
+         in_utc(r.expires_at), r.direct)
         for r in rows
     ] == [
         (
             m.message_id, m.topic, m.key, m.tags, m.headers_json, m.body, m.content_type,
-            m.deliver_at if m.delay is None else r.created_at + m.delay, m.expires_at, None,
+            m.deliver_at if m.delay is None else in_utc(r.created_at + m.delay), m.expires_at, None,
         )
         for r, m in zip(rows, given, strict=True)
     ]  # fmt: skip

@@ -23,20 +23,26 @@ _slots = option(
 @_slots
 def upgrade(*, target: Target, slots: int | None) -> None:
     """Create the tables, or bring them up to date; does no harm when they are."""
+    from sqlalchemy import inspect
+
     from outbox import migrate
     from outbox.cli.connection import engine_of
     from outbox.schema import SLOTS
 
     engine = engine_of(target, create=True)
     try:
+        are_there = inspect(engine).has_table("outbox_message", schema=target.schema)
         before = migrate.current_revision(engine, target.schema)
         migrate.upgrade(engine, target.schema, slots or SLOTS)
         after = migrate.current_revision(engine, target.schema)
     finally:
         engine.dispose()
-    say(
-        f"the tables are up to date ({after})" if before == after else f"upgraded from {before or 'nothing'} to {after}"
-    )
+    if before == after:
+        say(f"the tables are up to date ({after})")
+    elif before is None and are_there:
+        say(f"took over the tables that were there, as they are complete ({after})")
+    else:
+        say(f"upgraded from {before or 'nothing'} to {after}")
 
 
 @db.command()
@@ -47,13 +53,15 @@ def check(*, target: Target, slots: int | None, json: bool) -> None:
     """Compare the database with what this version needs; exit code 1 when something differs."""
     from outbox import migrate
     from outbox.cli.connection import connected
-    from outbox.store.inspection import Finding, findings
+    from outbox.store.inspection import NEWER, Finding, findings
 
     with connected(target) as (database, channel):
-        found = findings(database, channel, slots)
         revision, head = migrate.current_revision(database.engine, target.schema), migrate.head_revision()
+        behind = revision not in (None, head) and migrate.knows(revision)
+        found = findings(database, channel, slots, behind=behind)
     if revision not in (None, head):
-        found.insert(0, Finding("tables", f"are of revision {revision}, not {head}", "run: outbox db upgrade"))
+        fix = f"run: {database.upgrade_command}" if behind else NEWER
+        found.insert(0, Finding("tables", f"are of revision {revision}, not {head}", fix))
     if json:
         show_json([{"where": each.where, "problem": each.problem, "fix": each.fix} for each in found])
     else:

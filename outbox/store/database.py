@@ -86,7 +86,15 @@ class Database:
     @property
     def upgrade_command(self) -> str:
         """What makes the tables, or brings them up to date."""
-        return f"outbox db upgrade --schema {self.schema}" if self.schema else "outbox db upgrade"
+        return self._command("upgrade")
+
+    @property
+    def check_command(self) -> str:
+        """What compares the tables with what this version needs."""
+        return self._command("check")
+
+    def _command(self, verb: str) -> str:
+        return f"outbox db {verb} --schema {self.schema}" if self.schema else f"outbox db {verb}"
 
     def transient(self, error: Exception) -> bool:
         """Whether another connection, or another try, may fare better."""

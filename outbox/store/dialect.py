@@ -115,6 +115,8 @@ class Dialect:
     transient: Callable[[Exception], bool]
     #: Whether an error of the driver means that our tables are not there.
     missing_table: Callable[[Exception], bool]
+    #: Whether an error of the driver means that a table, a column or an index is to be made that is there.
+    already_there: Callable[[Exception], bool]
     #: Tells this incarnation of the server from the one before a crash.
     incarnation: str
     #: The position of now: snapshot, incarnation, whether the answer is forbidden and why, clock.

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Column, Connection, DefaultClause, Index, Inspector, Table, inspect, text
-from sqlalchemy.schema import CreateIndex
+from sqlalchemy import ClauseElement, Column, Connection, DefaultClause, Index, Inspector, Table, inspect, text
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from outbox.errors import DatabaseError
 from outbox.message import slot_of
-from outbox.schema import VERSION
+from outbox.schema import VERSION, Tables
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.identity import Identity
 from outbox.store.log import Log
 
-_UPGRADE = "run: outbox db upgrade (what it would do by hand: outbox db sql)"
+_MISSING = "is missing"
+#: What to do where a later version has made the tables.
+NEWER = "install a newer outbox-log"
 _MOST_SLOTS = 32_767
 _SAMPLED = 1_000
 _OLDEST_POSTGRESQL = (13,)
@@ -64,28 +66,46 @@ def stored_identity(database: Database, channel: Channel) -> Identity | None:
     return Identity(*rows[0]) if rows else None
 
 
-def findings(database: Database, channel: Channel, slots: int | None = None) -> list[Finding]:
+def findings(database: Database, channel: Channel, slots: int | None = None, *, behind: bool = False) -> list[Finding]:
     """Everything that is not as this version needs it; an empty list is what one wants to see.
 
-    `slots`: how many the application works with, if that is to be compared, too.
+    `slots`: how many the application works with, if that is to be compared, too. `behind`: whether an upgrade makes
+    what is missing, because it has not run yet.
     """
     with database.engine.connect() as connection:
-        inspector = inspect(connection)
-        present = set(inspector.get_table_names(schema=database.schema))
-        needed = {table.name: table for table in database.tables.metadata.tables.values()}
-        if not present & set(needed):
+        present = tables_there(connection, database.tables)
+        if not present:
             return [
                 Finding("tables", "are not there", f"run: {database.upgrade_command}"),
                 *_of_server(database, channel),
             ]
-        found = [Finding(name, "is missing", _UPGRADE) for name in sorted(set(needed) - present)]
-        for name in sorted(set(needed) & present):
-            found += _of_table(inspector, needed[name], database.dialect.name)
-        found += _of_postgresql(connection, database) if database.dialect.name == "postgresql" else []
-        found += _of_sqlite(connection) if database.dialect.name == "sqlite" and "outbox_message" in present else []
+        found = of_tables(connection, database)
+    if behind:
+        # By hand it would stand in the way of the revision that makes it.
+        upgrade = f"run: {database.upgrade_command}"
+        found = [replace(each, fix=upgrade) if each.problem == _MISSING else each for each in found]
     found += _of_server(database, channel)
     if "outbox_meta" in present:
         found += _of_meta(database, channel, slots, log_is_there="outbox_message" in present)
+    return found
+
+
+def tables_there(connection: Connection, tables: Tables) -> set[str]:
+    """The names of those of the tables that are there."""
+    needed = {table.name for table in tables.metadata.tables.values()}
+    return needed.intersection(inspect(connection).get_table_names(schema=tables.metadata.schema))
+
+
+def of_tables(connection: Connection, database: Database) -> list[Finding]:
+    """What of the tables themselves, their columns and indexes is not as this version needs it."""
+    inspector = inspect(connection)
+    present, dialect = tables_there(connection, database.tables), database.dialect.name
+    needed = {table.name: table for table in database.tables.metadata.tables.values()}
+    found = [Finding(name, _MISSING, _table_made(needed[name], dialect)) for name in sorted(set(needed) - present)]
+    for name in sorted(present):
+        found += _of_table(inspector, needed[name], dialect)
+    found += _of_postgresql(connection, database) if dialect == "postgresql" else []
+    found += _of_sqlite(connection) if dialect == "sqlite" and "outbox_message" in present else []
     return found
 
 
@@ -96,7 +116,7 @@ def _of_table(inspector: Inspector, table: Table, dialect: str) -> Iterator[Find
         if column.name in reflected:
             yield from _of_column(where, column, reflected[column.name], dialect)
         else:
-            yield Finding(where, "is missing", _UPGRADE)
+            yield Finding(where, _MISSING, f"ALTER TABLE {table} ADD COLUMN {_made_by(CreateColumn(column), dialect)}")
     for name in sorted(set(reflected) - set(table.columns.keys())):
         column = reflected[name]
         if not column["nullable"] and column["default"] is None and not column.get("identity"):
@@ -104,7 +124,8 @@ def _of_table(inspector: Inspector, table: Table, dialect: str) -> Iterator[Find
     primary = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
     wanted = [column.name for column in table.primary_key.columns]
     if primary != wanted:
-        yield Finding(table.name, f"has the primary key ({_listed(primary)}), not ({_listed(wanted)})", _UPGRADE)
+        problem = f"has the primary key ({_listed(primary)}), not ({_listed(wanted)})"
+        yield Finding(table.name, problem, "give it that primary key")
     yield from _of_indexes(inspector, table, dialect)
 
 
@@ -139,10 +160,10 @@ def _of_identity(where: str, column: Column[Any], found: dict[str, Any] | None) 
 def _of_indexes(inspector: Inspector, table: Table, dialect: str) -> Iterator[Finding]:
     reflected: dict[Any, Any] = {each["name"]: each for each in inspector.get_indexes(table.name, schema=table.schema)}
     for index in sorted(table.indexes, key=lambda each: str(each.name)):
-        where, make = f"index {index.name}", _made_by(index, dialect)
+        where, make = f"index {index.name}", _made_by(CreateIndex(index), dialect)
         found = reflected.get(index.name)
         if found is None:
-            yield Finding(where, "is missing", make)
+            yield Finding(where, _MISSING, make)
             continue
         there, wanted = found["column_names"], [column.name for column in index.columns]
         if there != wanted:
@@ -197,10 +218,11 @@ def _of_server(database: Database, channel: Channel) -> Iterator[Finding]:
 def _of_meta(database: Database, channel: Channel, slots: int | None, *, log_is_there: bool) -> Iterator[Finding]:
     stored = stored_identity(database, channel)
     if stored is None:
-        yield Finding("outbox_meta", "is empty", "run: outbox db upgrade, or start a worker")
+        yield Finding("outbox_meta", "is empty", f"run: {database.upgrade_command}, or start a worker")
         return
     if stored.version != VERSION:
-        yield Finding("outbox_meta", f"says version {stored.version}, this is {VERSION}", _UPGRADE)
+        fix = f"run: {database.upgrade_command}" if stored.version < VERSION else NEWER
+        yield Finding("outbox_meta", f"says version {stored.version}, this is {VERSION}", fix)
     if not 1 <= stored.slots <= _MOST_SLOTS:
         yield Finding("outbox_meta", f"says {stored.slots} slots", f"between 1 and {_MOST_SLOTS} make sense")
     elif slots is not None and slots != stored.slots:
@@ -237,9 +259,16 @@ def _predicate(options: dict[str, Any], dialect: str) -> str:
     return "" if condition is None else _plain(str(condition))
 
 
-def _made_by(index: Index, dialect: str) -> str:
-    """The statement that makes an index."""
-    return re.sub(r"\s+", " ", str(CreateIndex(index).compile(dialect=_dialect(dialect))).strip())
+def _made_by(element: ClauseElement, dialect: str) -> str:
+    """The statement that makes an index or a table, or the part of one that makes a column."""
+    return re.sub(r"\s+", " ", str(element.compile(dialect=_dialect(dialect))).strip())
+
+
+def _table_made(table: Table, dialect: str) -> str:
+    """The statements that make a table with its indexes."""
+    indexes = sorted(table.indexes, key=lambda each: str(each.name))
+    statements: list[ClauseElement] = [CreateTable(table), *map(CreateIndex, indexes)]
+    return "; ".join(_made_by(each, dialect) for each in statements)
 
 
 def _plain(expression: str) -> str:

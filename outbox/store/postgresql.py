@@ -298,6 +298,7 @@ POSTGRESQL = Dialect(
     connect=PostgresChannel,
     transient=_transient,
     missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName),
+    already_there=lambda error: isinstance(error, psycopg.errors.DuplicateTable | psycopg.errors.DuplicateColumn),
     incarnation=_INCARNATION,
     capture=_CAPTURE,
     read_on=_READ_ON,

@@ -355,6 +355,7 @@ SQLITE = Dialect(
     connect=SqliteChannel,
     transient=_transient,
     missing_table=lambda error: "no such table" in str(error),
+    already_there=lambda error: any(words in str(error) for words in (" already ", "duplicate column")),
     incarnation="''",
     capture=f"SELECT {_SNAPSHOT}, '', NULL, {{now}}",
     read_on=_READ_ON,

@@ -1,0 +1,52 @@
+"""The rows that an outbox begins with, for tables that somebody else has made."""
+
+from __future__ import annotations
+
+from sqlalchemy import Table
+from sqlalchemy.engine import Dialect
+
+from outbox.position import EARLIEST
+from outbox.schema import PREFIX, Tables, now_default
+from outbox.store.postgresql import POSTGRESQL
+from outbox.store.sqlite import SQLITE
+
+_IDENTITY = {dialect.name: dialect.identity for dialect in (POSTGRESQL, SQLITE)}
+
+#: The first subscription is made once: where somebody has dropped it, it does not come back.
+_NEW = "NOT EXISTS (SELECT 1 FROM {meta}) AND NOT EXISTS (SELECT 1 FROM {subscription})"
+
+#: In this order, because each statement asks for what the later ones write. The columns are those of every version.
+_ROWS = (
+    f"""
+    INSERT INTO {{progress}} (subscription, generation, partition, epoch, n, base, settled_at)
+    SELECT 'relay', 1, 0, 0, 0, '{EARLIEST}', {{now}} WHERE {_NEW} ON CONFLICT DO NOTHING
+    """,
+    f"""
+    INSERT INTO {{lease}} (subscription, generation, partition)
+    SELECT 'relay', 1, 0 WHERE {_NEW} ON CONFLICT DO NOTHING
+    """,
+    f"""
+    INSERT INTO {{subscription}} (name, created_at)
+    SELECT 'relay', {{now}} WHERE {_NEW} ON CONFLICT DO NOTHING
+    """,
+    """
+    INSERT INTO {meta} (one, version, slots, system_identifier, database_oid)
+    SELECT 1, {version}, {slots}, i.system_identifier, i.database_oid FROM ({identity}) AS i
+    WHERE true ON CONFLICT DO NOTHING
+    """,
+    "UPDATE {meta} SET version = {version} WHERE version < {version}",
+)
+
+
+def written(tables: Tables) -> tuple[Table, ...]:
+    """The tables that hold such rows."""
+    return tables.progress, tables.lease, tables.subscription, tables.meta
+
+
+def rows(tables: Tables, dialect: Dialect, version: int, slots: int) -> list[str]:
+    """Return the statements that write them, without parameters, as a script needs them; harmless when repeated."""
+    names = {
+        table.name.removeprefix(PREFIX): dialect.identifier_preparer.format_table(table) for table in written(tables)
+    }
+    parts = {"now": now_default(dialect.name), "identity": _IDENTITY[dialect.name], "version": version}
+    return [statement.format(**names, **parts, slots=int(slots)) for statement in _ROWS]
