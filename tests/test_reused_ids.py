@@ -1,5 +1,6 @@
 """Ids of the log that are given out again: no message is taken for another one, and none is lost."""
 
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -7,11 +8,14 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Message, Outbox, Reject, Retry, Verdict
+from outbox.store.log import Log
 from outbox.store.parked import Aside, Parked
 from outbox.verdict import DONE
+from tests.direct import BRIEFLY, acked, declare_compensation, relay_of, write
 from tests.fire.destination import Destination, relay_to
 from tests.fire.parked import wish
 from tests.reused_ids import begin_again
+from tests.waiting import eventually
 
 RETRY = Aside(state="retry", blocks=True, delay=timedelta(0))
 DEAD = Aside(state="dead", blocks=True)
@@ -108,3 +112,21 @@ def test_another_subscription_may_have_parked_what_it_likes(engine, channel):
         Parked(outbox.database, "relay").park(channel, {DEAD: [1]})
 
     assert sorted(parked(engine)) == [(1, b"new", "dead"), (1, b"old", "dead")]
+
+
+def test_a_compensation_sends_what_has_the_id_of_a_message_that_was_acknowledged(engine):
+    """Its own ack counts, however many there are from before."""
+    destination, log = Destination(), Log(Outbox(engine).database)
+    declare_compensation(engine, BRIEFLY)
+    acked(engine, write(engine, "old 1", "old 2", "old 3"))
+    with closing(Outbox(engine).database.open()) as channel:
+        acked_at = log.now(channel).now
+        eventually(lambda: log.now(channel).now > acked_at)
+    begin_again(engine)
+    ids = write(engine, "left behind", "sent", "left behind, too")
+    acked(engine, ids[1:2])
+
+    relay_of(engine, destination).until_empty()
+
+    assert ids == [1, 2, 3]
+    assert destination.bodies == [b"left behind", b"left behind, too"]
