@@ -69,6 +69,8 @@ _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen}"
 _DISCARD = (
     "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND state = 'dead' AND wish = 'discard'"
 )
+#: What stands behind them is released with that; by the partial index of those that block others.
+_UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state = 'dead'"
 _KEYS = "SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks LIMIT :limit"
 _BLOCKED_AMONG = """
     SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks AND {chosen}
@@ -252,6 +254,10 @@ class Parked:
         """Make dead letters due now, with all their attempts before them."""
         if ids:
             self._run(channel, _REPLAY, ids=ids)
+
+    def unblock_dead(self, channel: Channel) -> None:
+        """Have dead letters hold back their keys no longer; inside the transaction that alters the policy."""
+        channel.run(self._database.sql(_UNBLOCK), self._common)
 
     def _require_same(self, channel: Channel, ids: Collection[int]) -> None:
         """Refuse to take another message for one of these: it would be lost, because the position passes it."""
