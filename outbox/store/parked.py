@@ -65,10 +65,8 @@ _CHANGE = """
     WHERE subscription = :subscription AND {chosen}
 """
 _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen}"
-#: Asked again inside the transaction: the last wish counts.
-_DISCARD = (
-    "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND state = 'dead' AND wish = 'discard'"
-)
+#: Asked again inside the transaction: the last wish counts. Only dead letters have one.
+_DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND wish = 'discard'"
 #: What stands behind them is released with that; by the partial index of those that block others.
 _UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state = 'dead'"
 _KEYS = "SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks LIMIT :limit"
@@ -145,7 +143,7 @@ _WISHES = """
 _REPLAY = """
     UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = key IS NOT NULL, expires_at = NULL,
            wish = NULL, wish_by = NULL, wish_reason = NULL, wish_at = NULL
-    WHERE subscription = :subscription AND {chosen} AND state = 'dead' AND wish = 'replay'
+    WHERE subscription = :subscription AND {chosen} AND wish = 'replay'
 """
 
 
