@@ -3,10 +3,10 @@
 import threading
 import time
 from contextlib import suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, text, update
 
 from outbox import HungHandlerError, Message, Outbox, Reject, Relay, Retry, Unavailable
 from outbox.store.log import Limits
@@ -14,7 +14,7 @@ from outbox.store.parked import Parked
 from outbox.verdict import DONE
 from outbox.worker import Settings
 from outbox.worker.handover import HandlerPolicy
-from tests.fire.destination import Destination, failing, fill, relay_to
+from tests.fire.destination import Destination, expected, failing, fill, relay_to
 from tests.fire.parked import states, wish
 from tests.readers import QUICK
 from tests.waiting import eventually
@@ -237,3 +237,73 @@ def test_a_message_that_hangs_ends_as_a_dead_letter(engine):
 
     assert found == [(1, "dead", 3), *((id, "blocked", 0) for id in (5, 9, 13, 17))]
     assert seen == {0: [], **{key: [str(n).encode() for n in range(key, 20, 4)] for key in (1, 2, 3)}}
+
+
+def test_a_replayed_message_comes_before_later_ones_of_its_key(engine):
+    """It held nothing back while it was dead. Now it does, also while there are more replays than go out at once."""
+    outbox, destination = Outbox(engine), Destination(lambda _message: Reject("never"))
+    fill(outbox, 15, keys=15)
+    relay_to(destination, outbox, settings=SMALL, on_dead="continue").until_empty()
+    destination.answer = lambda _message: DONE
+    fill(outbox, 5, keys=15, first=25)
+    wish(engine, "replay")
+
+    relay_to(destination, outbox, settings=SMALL).until_empty()
+
+    keys = range(10, 15)
+    assert [destination.of_key(f"k{key}") for key in keys] == [expected(key, 30, 15) for key in keys]
+
+
+@pytest.mark.parametrize(("first", "last"), [("discard", "replay"), ("replay", "discard")])
+def test_the_last_wish_counts(engine, monkeypatch, first, last):
+    """Also one that is written between a worker's look at the wishes and its hand on them."""
+    outbox, destination = Outbox(engine), Destination(lambda _message: Reject("never"))
+    fill(outbox, 2, keys=2)
+    relay_to(destination, outbox).until_empty()
+    destination.answer = lambda _message: DONE
+    wishes, changes = Parked.wishes, iter([last])
+
+    def outdated(*arguments):
+        found = wishes(*arguments)
+        for verb in changes:
+            wish(engine, verb)
+        return found
+
+    wish(engine, first)
+    monkeypatch.setattr(Parked, "wishes", outdated)
+    relay_to(destination, outbox).until_empty()
+
+    assert destination.bodies == ([b"0", b"1"] if last == "replay" else [])
+    assert states(engine) == {}
+
+
+def test_a_key_that_has_its_turn_keeps_it_when_messages_come(engine):
+    """More stands behind its head than goes out at once; what comes meanwhile stands behind that, and follows."""
+    outbox, destination = Outbox(engine), Destination(failing({b"0"}, Reject("never")))
+    fill(outbox, 30, keys=1)
+    relay_to(destination, outbox, settings=SMALL).until_empty()
+    fill(outbox, 15, keys=1, first=30)
+    wish(engine, "discard")
+
+    relay_to(destination, outbox, settings=SMALL).until_empty()
+
+    assert destination.bodies == expected(0, 45, 1)[1:]
+    assert states(engine) == {}
+
+
+def test_more_messages_fall_due_at_once_than_are_placed_at_once(engine):
+    """Portion by portion in the order in which they are due, which is not that of the log, also among others' keys."""
+    outbox, destination = Outbox(engine), Destination()
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("t", str(n), key=f"k{n % 2}", delay=timedelta(hours=1)) for n in range(35)])
+    relay_to(destination, outbox, settings=SMALL).until_empty()
+    table = outbox.database.tables.parked
+    with engine.begin() as connection:
+        for n in range(35):
+            due_at = datetime(2026, 1, 1, tzinfo=UTC) - timedelta(seconds=n)
+            connection.execute(update(table).where(table.c.id == n + 1).values(due_at=due_at))
+
+    relay_to(destination, outbox, settings=SMALL).until_empty()
+
+    due = [str(n).encode() for n in reversed(range(35))]
+    assert [destination.of_key(f"k{key}") for key in (0, 1)] == [due[::2], due[1::2]]

@@ -238,6 +238,13 @@ def test_what_belongs_to_a_subscription_is_altered(engine, dead, options, change
     assert (ended.code, outbox(engine, "subscriptions", "list", "--json").json) == (0, [{**before, **changed}])
 
 
+def test_what_waits_behind_dead_letters_goes_on_when_they_are_to_hold_nothing_back(engine, dead, destination):
+    outbox(engine, "subscriptions", "alter", "relay", "--on-dead", "continue")
+
+    assert resume(engine, destination) == [b"orders a"]
+    assert [each["id"] for each in outbox(engine, "dead", "list", "--json").json] == dead
+
+
 @pytest.mark.parametrize("command", [["alter", "relay", "--all-topics"], ["drop", "relay", "--yes"]])
 @ONE_DATABASE
 def test_a_subscription_is_not_changed_under_its_worker(engine, dead, command):

@@ -5,11 +5,13 @@ from contextlib import closing
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Outbox, create_engine, migrate
+from outbox import Message, Outbox, create_engine, migrate
 from outbox.schema import metadata
 from outbox.store.database import Database
 from outbox.store.inspection import findings
+from outbox.store.parked import Aside, Parked
 from outbox.testing.servers import PostgresServer
+from tests.direct import acked
 
 
 def found(engine: Engine, schema: str | None = None, slots: int | None = None) -> list[str]:
@@ -188,3 +190,125 @@ def test_a_standby_is_found(tmp_path):
         server.close()
 
     assert wrong == ["server this server is a standby: its snapshots miss open transactions"]
+
+
+# Ids that would be given out again
+
+
+def advice(engine: Engine) -> list[tuple[str, str]]:
+    """What is wrong, and what to do."""
+    database = Database(engine)
+    with closing(database.open()) as channel:
+        return [(f"{each.where} {each.problem}", each.fix) for each in findings(database, channel)]
+
+
+MEND = {
+    "postgresql": "ALTER TABLE outbox_message ALTER id RESTART WITH 42",
+    "sqlite": "UPDATE sqlite_sequence SET seq = 41 WHERE name = 'outbox_message'",
+}
+SET_BACK = {
+    "postgresql": "ALTER TABLE outbox_message ALTER id RESTART WITH 3",
+    "sqlite": "UPDATE sqlite_sequence SET seq = 2 WHERE name = 'outbox_message'",
+}
+KNOWN = {
+    "outbox_message.id": "UPDATE outbox_message SET id = 41 WHERE id = 2",
+    "outbox_parked.id": "UPDATE outbox_parked SET id = 41",
+    "outbox_ack.last_id": "UPDATE outbox_ack SET last_id = 41",
+    "outbox_progress.after_id": "UPDATE outbox_progress SET after_id = 41",
+    "outbox_meta.purged_id": "UPDATE outbox_meta SET purged_id = 41",
+}
+#: Positions, where they are ids.
+SEEN = {
+    "outbox_progress.base": "UPDATE outbox_progress SET base = '42:42:'",
+    "outbox_progress.target": "UPDATE outbox_progress SET target = '42:42:', after_id = 1",
+    "outbox_meta.purged": "UPDATE outbox_meta SET purged = '42:42:'",
+}
+
+
+def fill_every_table(engine: Engine) -> None:
+    """Two messages, one of which is parked, an ack and a sequence that stands at 2."""
+    with (outbox := Outbox(engine)).begin() as session:
+        outbox.send_all(session, [Message("orders", b"1"), Message("orders", b"2")])
+    acked(engine, [1])
+    with closing(outbox.database.open()) as channel, channel.transaction():
+        Parked(outbox.database, "relay").park(channel, {Aside(state="dead", blocks=True): [1]})
+
+
+@pytest.mark.parametrize("where", KNOWN)
+def test_a_sequence_behind_ids_that_are_in_use_is_found_and_mended(engine, where):
+    """Also when it has been set, and nothing was drawn since."""
+    fill_every_table(engine)
+    before = found(engine)
+    do(engine, KNOWN[where], SET_BACK[engine.dialect.name])
+
+    problem = f"outbox_message.id has drawn ids up to 2, but {where} has 41: ids would be given out again"
+    assert (before, advice(engine)) == ([], [(problem, MEND[engine.dialect.name])])
+    do(engine, MEND[engine.dialect.name])
+    assert found(engine) == []
+    with (outbox := Outbox(engine)).begin() as session:
+        outbox.send(session, "orders", b"next")
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT max(id) FROM outbox_message")).scalar_one() == 42
+
+
+@pytest.mark.parametrize("where", SEEN)
+def test_a_sequence_behind_a_position_is_found_where_positions_are_ids(sqlite_engine, where):
+    fill_every_table(sqlite_engine)
+    do(sqlite_engine, SEEN[where])
+
+    problem = f"outbox_message.id has drawn ids up to 2, but {where} has 41: ids would be given out again"
+    assert advice(sqlite_engine) == [(problem, MEND["sqlite"])]
+
+
+def test_positions_say_nothing_of_ids_where_they_are_something_else(pg_engine):
+    fill_every_table(pg_engine)
+
+    do(pg_engine, *SEEN.values())
+
+    assert found(pg_engine) == []
+
+
+def test_a_sequence_that_sqlite_has_forgotten_is_put_back(sqlite_engine):
+    fill_every_table(sqlite_engine)
+    do(sqlite_engine, "DELETE FROM sqlite_sequence WHERE name = 'outbox_message'")
+
+    ((problem, fix),) = advice(sqlite_engine)
+    do(sqlite_engine, fix)
+
+    assert (
+        problem == "outbox_message.id has drawn ids up to 0, but outbox_message.id has 2: ids would be given out again"
+    )
+    assert found(sqlite_engine) == []
+
+
+def test_a_role_that_may_not_read_the_sequence_is_told_so(pg_engine):
+    do(pg_engine, 'CREATE ROLE "a reader"', 'GRANT SELECT ON ALL TABLES IN SCHEMA public TO "a reader"')
+    reader = create_engine(pg_engine.url, connect_args={"options": "-c role=a\\ reader"})
+    try:
+        ((problem, fix),) = advice(reader)
+        do(pg_engine, fix)
+        after = found(reader)
+    finally:
+        reader.dispose()
+        do(pg_engine, 'DROP OWNED BY "a reader"', 'DROP ROLE "a reader"')
+
+    said = "draws ids from a sequence that this role may not read, so nobody knows whether they rise"
+    assert problem == f"outbox_message.id {said}"
+    assert fix == 'GRANT SELECT ON SEQUENCE public.outbox_message_id_seq TO "a reader"'
+    assert after == []
+
+
+def test_the_sequence_of_a_schema_is_its_own(pg_engine):
+    """Its name needs quotes."""
+    do(pg_engine, 'CREATE SCHEMA "Shop"')
+    metadata("Shop").create_all(pg_engine)
+    do(pg_engine, "UPDATE outbox_meta SET purged_id = 41")
+    do(pg_engine, "INSERT INTO \"Shop\".outbox_progress SELECT 'x', 1, 0, 0, 0, '0:0:', NULL, 7, now()")
+
+    database = Database(pg_engine, "Shop")
+    with closing(database.open()) as channel:
+        (finding, _) = findings(database, channel)
+    do(pg_engine, finding.fix)
+
+    assert finding.fix == 'ALTER TABLE "Shop".outbox_message ALTER id RESTART WITH 8'
+    assert found(pg_engine, "Shop") == ["outbox_meta is empty"]

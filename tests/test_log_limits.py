@@ -1,13 +1,15 @@
-"""What one read brings: whole windows in order, never more than the limits of rows and bytes."""
+"""What one read brings, of the log and of what is set aside: in order, never more than the limits of rows and bytes."""
 
 from contextlib import closing
+from datetime import timedelta
 
 import pytest
 
-from outbox import Outbox
+from outbox import Message, Outbox
 from outbox.position import Position, Progress
 from outbox.store.cursor import Cursor
 from outbox.store.log import Limits, Log
+from outbox.store.parked import Aside, Parked
 from outbox.worker import Settings
 from tests.readers import Collector, send, texts, worker
 
@@ -55,3 +57,26 @@ def test_a_window_of_any_size_around_the_limit_comes_whole_and_once(engine, rows
                 break
 
     assert found == [str(n) for n in range(rows)]
+
+
+def test_what_is_set_aside_keeps_to_the_limits_of_rows_and_bytes(engine, channel):
+    """A body that is larger than the limit comes alone, wherever it stands; with keys or without, all come in order."""
+    outbox = Outbox(engine)
+    sizes = [250_000, *[60_000 if n % 3 else 10 for n in range(40)], 250_000, 10, *[40_000] * 5, *[10] * 30, 250_000]
+    with outbox.begin() as session:
+        outbox.send_all(
+            session, [Message("t", bytes(size), key=f"k{n}" if n % 2 else None) for n, size in enumerate(sizes)]
+        )
+    parked, now = Parked(outbox.database, "relay"), timedelta(0)
+    with channel.transaction():
+        parked.park(channel, {Aside(state="retry", blocks=True, delay=now): list(range(1, len(sizes) + 1))})
+
+    portions: list[list[Message]] = []
+    while ready := parked.ready(channel, [], [], SMALL.rows, SMALL.bytes):
+        portions.append([each.message for each in ready])
+        parked.remove(channel, [message.id or 0 for message in portions[-1]])
+
+    assert [(m.id, len(m.body)) for portion in portions for m in portion] == list(enumerate(sizes, 1))
+    lengths = [[len(message.body) for message in portion] for portion in portions]
+    assert [each for each in lengths if len(each) > 1 and sum(each) > SMALL.bytes] == []
+    assert max(map(len, lengths)) == SMALL.rows

@@ -64,6 +64,9 @@ def alter(
     """Give a subscription other topics, another destination or another policy, while no worker runs.
 
     A change counts from where the subscription stands: what it has passed already is not read again.
+
+    With --on-dead continue the messages behind dead letters that are there go on, too, in their order; the dead letters
+    stay. With --on-dead block those that come hold back their keys, those that are there do not.
     """
     if topics is not None and all_topics:
         raise click.UsageError("--topics and --all-topics exclude each other")

@@ -20,9 +20,11 @@ _INSERT = """
 """
 #: Carried by (subscription, last_id), at both ends.
 _AMONG = f"""
-    SELECT ids FROM {{ack}}
+    SELECT ids, {{acked}} FROM {{ack}}
     WHERE subscription = :subscription AND last_id >= :first AND last_id < :last + {SPAN} AND first_id <= :last
 """
+#: By primary key.
+_WRITTEN = "SELECT id, {written} FROM {message} WHERE {chosen}"
 #: An ack is written after its messages were committed, so a position that sees it sees them, too. The ORDER BY keeps it
 #: on (subscription, last_id), where the oldest come first.
 _PASSED = """
@@ -42,7 +44,13 @@ class Acks:
     def __init__(self, database: Database, subscription: str) -> None:
         self._database = database
         self._subscription = subscription
-        self._number = "xact_id" if "xact_id" in database.tables.ack.columns else "last_id"
+        numbered = "xact_id" in database.tables.ack.columns
+        self._number = "xact_id" if numbered else "last_id"
+        # What tells whether a message was there before an ack: a later transaction has a higher number; where there are
+        # no numbers, the clock.
+        acked, written = ("xact_id", "xact_id") if numbered else ("acked_at", "created_at")
+        self._among = database.sql(_AMONG, acked=acked)
+        self._written = database.sql(_WRITTEN, written=written, chosen=database.among("id", numbers="ids"))
 
     def insert(self, channel: Channel, writer: str, ids: Sequence[int]) -> None:
         """Say that `writer` has sent these messages: one row, unless they lie far apart in the log."""
@@ -57,12 +65,20 @@ class Acks:
             channel.run(self._database.sql(_INSERT), values)
 
     def among(self, channel: Channel, ids: Sequence[int]) -> set[int]:
-        """Which of these messages their writers have sent."""
+        """Which of these messages their writers have sent.
+
+        An ack from before its ids were given out again, because somebody truncated the log or restored its sequence,
+        says nothing: the first of the messages that it would be about was written after it.
+        """
+        page = set(ids)
         bounds = {"subscription": self._subscription, "first": min(ids), "last": max(ids)}
-        acked: set[int] = set()
-        for (listed,) in channel.rows(self._database.sql(_AMONG), bounds):
-            acked.update(json.loads(listed))
-        return acked.intersection(ids)
+        acks = [(page.intersection(json.loads(listed)), acked) for listed, acked in channel.rows(self._among, bounds)]
+        about = [(min(sent), sent, acked) for sent, acked in acks if sent]
+        if not about:
+            return set()
+        firsts = channel.rows(self._written, {"ids": self._database.bind([first for first, _, _ in about])})
+        written = {id: at for id, at in firsts}  # noqa: C416 - rows are tuples of any length
+        return set().union(*(sent for first, sent, acked in about if written.get(first, acked) <= acked))
 
     def prune(self, channel: Channel, lease: Lease, stored_base: Position) -> bool:
         """Delete acks that the stored base of the compensation has seen; True when there may be more of them.

@@ -57,6 +57,19 @@ _NOT_LOGGED = """
     WHERE c.relpersistence <> 'p' AND c.relkind = 'r' AND c.relname LIKE 'outbox\\_%'
       AND n.nspname = coalesce(:schema, current_schema())
 """
+#: Columns with ids of the log, none of which may be drawn again.
+_IDS = (("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("meta", "purged_id"))
+#: Columns with positions, which are ids where the log has no other number; a head is the one after the last.
+_POSITIONS = (("progress", "base"), ("progress", "target"), ("meta", "purged"))
+_BELOW_HEAD = "CAST(substr({column}, instr({column}, ':') + 1) AS integer) - 1"
+#: NULLs where there is no sequence. The name is quoted as a statement needs it.
+_SEQUENCE = """
+    SELECT s.name, has_sequence_privilege(s.name, 'SELECT'), quote_ident(current_user)
+    FROM (SELECT pg_get_serial_sequence('{message}', 'id') AS name) AS s
+"""
+_DRAWN = "SELECT last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM {sequence}"
+_DRAWN_SQLITE = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'outbox_message'"
+_HAS_SEQUENCES = "SELECT count(*) FROM sqlite_master WHERE name = 'sqlite_sequence'"
 
 
 def stored_identity(database: Database, channel: Channel) -> Identity | None:
@@ -80,10 +93,11 @@ def findings(database: Database, channel: Channel, slots: int | None = None, *, 
                 *_of_server(database, channel),
             ]
         found = of_tables(connection, database)
-    if behind:
-        # By hand it would stand in the way of the revision that makes it.
-        upgrade = f"run: {database.upgrade_command}"
-        found = [replace(each, fix=upgrade) if each.problem == _MISSING else each for each in found]
+        if behind:
+            # By hand it would stand in the way of the revision that makes it.
+            upgrade = f"run: {database.upgrade_command}"
+            found = [replace(each, fix=upgrade) if each.problem == _MISSING else each for each in found]
+        found += _of_ids(connection, inspect(connection), database, present) if "outbox_message" in present else []
     found += _of_server(database, channel)
     if "outbox_meta" in present:
         found += _of_meta(database, channel, slots, log_is_there="outbox_message" in present)
@@ -201,6 +215,61 @@ def _of_sqlite(connection: Connection) -> Iterator[Finding]:
     made = connection.execute(text("SELECT sql FROM sqlite_master WHERE name = 'outbox_message'")).scalar_one()
     if "AUTOINCREMENT" not in made.upper():
         yield Finding("outbox_message.id", "is without AUTOINCREMENT, so ids would be given out twice", "make it anew")
+
+
+def _of_ids(connection: Connection, inspector: Inspector, database: Database, present: set[str]) -> Iterator[Finding]:
+    """Ids that would be drawn a second time: what is known by such an id would be taken for another message."""
+    # Before the sequence is looked at, because both rise meanwhile.
+    known = _highest_ids(connection, inspector, database, present)
+    if "outbox_message.id" not in known:
+        return
+    where = max(known, key=lambda each: known[each])
+    if database.dialect.name == "sqlite":
+        yield from _of_sqlite_sequence(connection, where, known[where])
+        return
+    sequence, may_read, role = connection.execute(text(database.sql(_SEQUENCE))).one()
+    if sequence is not None and not may_read:
+        problem = "draws ids from a sequence that this role may not read, so nobody knows whether they rise"
+        yield Finding("outbox_message.id", problem, f"GRANT SELECT ON SEQUENCE {sequence} TO {role}")
+    elif sequence is not None:
+        drawn = connection.execute(text(_DRAWN.format(sequence=sequence))).scalar_one()
+        mend = f"ALTER TABLE {database.names['message']} ALTER id RESTART WITH {known[where] + 1}"
+        yield from _given_again(drawn, where, known[where], mend)
+
+
+def _of_sqlite_sequence(connection: Connection, where: str, highest: int) -> Iterator[Finding]:
+    if connection.execute(text(_HAS_SEQUENCES)).scalar_one():
+        drawn = connection.execute(text(_DRAWN_SQLITE)).scalar_one()
+        mend = (
+            f"INSERT INTO sqlite_sequence (name, seq) VALUES ('outbox_message', {highest})"
+            if drawn is None
+            else f"UPDATE sqlite_sequence SET seq = {highest} WHERE name = 'outbox_message'"
+        )
+        yield from _given_again(drawn or 0, where, highest, mend)
+
+
+def _given_again(drawn: int, where: str, highest: int, mend: str) -> Iterator[Finding]:
+    if drawn < highest:
+        problem = f"has drawn ids up to {drawn}, but {where} has {highest}: ids would be given out again"
+        yield Finding("outbox_message.id", problem, mend)
+
+
+def _highest_ids(connection: Connection, inspector: Inspector, database: Database, present: set[str]) -> dict[str, int]:
+    """By column: the highest id of the log that it has."""
+    places = [(name, column, column) for name, column in _IDS]
+    if "xact_id" not in database.tables.message.columns:
+        places += [(name, column, _BELOW_HEAD.format(column=column)) for name, column in _POSITIONS]
+    known: dict[str, int] = {}
+    for name, column, value in places:
+        table = f"outbox_{name}"
+        if table in present and column in _columns(inspector, table, database):
+            statement = f"SELECT max({value}) FROM {database.names[name]}"
+            known[f"{table}.{column}"] = connection.execute(text(statement)).scalar_one() or 0
+    return known
+
+
+def _columns(inspector: Inspector, table: str, database: Database) -> set[str]:
+    return {each["name"] for each in inspector.get_columns(table, schema=database.schema)}
 
 
 def _of_server(database: Database, channel: Channel) -> Iterator[Finding]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
+from outbox.errors import DatabaseError
 from outbox.message import Message
 from outbox.store.database import Database
 from outbox.store.dialect import COLUMNS, Channel
@@ -53,16 +54,21 @@ _PARK = f"""
     FROM {{message}} WHERE {{chosen}}
     ON CONFLICT (subscription, id) DO NOTHING
 """
+#: Of what could not be inserted: the first that is not the message which is parked under its id. By both primary keys.
+_OTHER = """
+    SELECT p.id FROM {parked} AS p JOIN {message} AS m ON m.id = p.id
+    WHERE p.subscription = :subscription AND {chosen} AND p.message_id <> m.message_id ORDER BY p.id LIMIT 1
+"""
 _CHANGE = """
     UPDATE {parked} SET state = :state, blocks = {blocks} AND key IS NOT NULL, attempts = :attempts, due_at = {due},
            error = :error
     WHERE subscription = :subscription AND {chosen}
 """
 _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen}"
-#: Asked again inside the transaction: the last wish counts.
-_DISCARD = (
-    "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND state = 'dead' AND wish = 'discard'"
-)
+#: Asked again inside the transaction: the last wish counts. Only dead letters have one.
+_DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND wish = 'discard'"
+#: What stands behind them is released with that; by the partial index of those that block others.
+_UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state = 'dead'"
 _KEYS = "SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks LIMIT :limit"
 _BLOCKED_AMONG = """
     SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks AND {chosen}
@@ -137,7 +143,7 @@ _WISHES = """
 _REPLAY = """
     UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = key IS NOT NULL, expires_at = NULL,
            wish = NULL, wish_by = NULL, wish_reason = NULL, wish_at = NULL
-    WHERE subscription = :subscription AND {chosen} AND state = 'dead' AND wish = 'replay'
+    WHERE subscription = :subscription AND {chosen} AND wish = 'replay'
 """
 
 
@@ -158,9 +164,14 @@ class Parked:
         self._common = {"subscription": subscription}
 
     def park(self, channel: Channel, fates: dict[Aside, list[int]]) -> None:
-        """Copy messages out of the log; inside the transaction of a settle."""
+        """Copy messages out of the log; inside the transaction of a settle. What is parked already stays as it is.
+
+        Raises:
+            DatabaseError: another message is parked under the id of one of these.
+        """
         for aside, ids in fates.items():
-            self._place(channel, _PARK, aside, ids)
+            if self._place(channel, _PARK, aside, ids) < len(ids):
+                self._require_same(channel, ids)
 
     def change(self, channel: Channel, fates: dict[Aside, list[int]]) -> None:
         """Give messages that are parked already another state."""
@@ -254,11 +265,28 @@ class Parked:
         if ids:
             self._run(channel, _REPLAY, ids=ids)
 
+    def unblock_dead(self, channel: Channel) -> None:
+        """Have dead letters hold back their keys no longer; inside the transaction that alters the policy."""
+        channel.run(self._database.sql(_UNBLOCK), self._common)
+
+    def _require_same(self, channel: Channel, ids: Collection[int]) -> None:
+        """Refuse to take another message for one of these: it would be lost, because the position passes it."""
+        statement = self._database.sql(_OTHER, chosen=self._database.among("p.id", numbers="ids"))
+        found = channel.rows(statement, {**self._common, "ids": self._database.bind(ids)})
+        if found:
+            name, id = self._common["subscription"], found[0][0]
+            raise DatabaseError(
+                f"{name}: message {id} of the log cannot be set aside, because another message is parked under this id;"
+                " nothing was settled. Ids are given out again when the log was truncated or its sequence restored:"
+                " run outbox db check, which says how to mend the sequence. Then replay or discard the parked message"
+                f" (outbox dead show {id} --name {name}); the worker goes on when it is gone"
+            )
+
     def _run(self, channel: Channel, statement: str, ids: Collection[int]) -> None:
         chosen = self._database.among("id", numbers="ids")
         channel.run(self._database.sql(statement, chosen=chosen), {**self._common, "ids": self._database.bind(ids)})
 
-    def _place(self, channel: Channel, statement: str, aside: Aside, ids: Sequence[int]) -> None:
+    def _place(self, channel: Channel, statement: str, aside: Aside, ids: Sequence[int]) -> int:
         seconds = None if aside.delay is None else aside.delay.total_seconds()
         due = (
             "deliver_at"
@@ -277,4 +305,4 @@ class Parked:
         }
         blocks = "TRUE" if aside.blocks else "FALSE"
         chosen = self._database.among("id", numbers="ids")
-        channel.run(self._database.sql(statement, blocks=blocks, due=due, chosen=chosen), parameters)
+        return channel.run(self._database.sql(statement, blocks=blocks, due=due, chosen=chosen), parameters)

@@ -54,20 +54,30 @@ def carry_out_wishes(database: Database, channel: Channel, subscription: Subscri
 def alter(database: Database, channel: Channel, changed: Subscription) -> None:
     """Store another selection, destination, policy or grace while no worker is at it; its compensation follows.
 
+    `on_dead="continue"` also frees what dead letters hold back by now: it goes out in the order of its key, before what
+    comes later, and they stay dead letters. `on_dead="block"` counts from the next dead letter on: those from before
+    hold nothing back, because messages of their keys have passed them already.
+
     Raises:
         SubscriptionError: it is a compensation, which has the selection and the destination of its subscription.
         WorkerAliveError: somebody holds the lease.
+        LeaseLostError: a worker took it meanwhile; nothing was stored.
     """
     stored = Subscriptions(database).get(channel, changed.name)
     if changed.direct is not None and replace(stored, grace=changed.grace) != changed:
         raise SubscriptionError(f"{changed.name} follows {changed.direct}; alter that one")
     follower = Subscriptions(database).find(channel, compensation_of(changed.name))
+    incarnation = Log(database).now(channel).incarnation
     with ExitStack() as leases:
-        for each in filter(None, (changed, follower)):
-            leases.enter_context(borrowed(database, channel, each))
-        Subscriptions(database).alter(channel, changed)
+        lease = leases.enter_context(borrowed(database, channel, changed))
         if follower is not None:
-            Subscriptions(database).alter(channel, replace(follower, destination=changed.destination))
+            leases.enter_context(borrowed(database, channel, follower))
+        with Settlement(database, channel, lease, incarnation).held():
+            Subscriptions(database).alter(channel, changed)
+            if follower is not None:
+                Subscriptions(database).alter(channel, replace(follower, destination=changed.destination))
+            if changed.on_dead == "continue":
+                Parked(database, changed.name).unblock_dead(channel)
 
 
 def drop(database: Database, channel: Channel, subscription: Subscription) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,6 +17,8 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Outbox, Unavailable
+from outbox.store import probe
+from outbox.store.parked import Aside, Parked
 from outbox.verdict import DONE
 from tests.fire.destination import Destination, fill, relay_to
 from tests.fire.parked import states
@@ -189,6 +192,21 @@ def test_large_bodies_need_a_bounded_memory(pg_engine, full):
             )
 
     assert peak_of_draining(url_of(pg_engine), count) <= 250
+
+
+def test_large_bodies_that_were_set_aside_need_a_bounded_memory(engine, full):
+    """All of them are due, as after an outage."""
+    outbox, count = Outbox(engine), 200 if full else 80
+    for _ in range(count):
+        with outbox.begin() as session:
+            outbox.send(session, "orders", bytes(4 * 1024 * 1024))
+    with closing(outbox.database.open()) as channel:
+        with channel.transaction():
+            due = Aside(state="waiting", blocks=True, delay=timedelta(0))
+            Parked(outbox.database, "relay").park(channel, {due: list(range(1, count + 1))})
+        probe.empty(outbox.database, channel)
+
+    assert peak_of_draining(url_of(engine), count) <= 250
 
 
 MEASURE = """
