@@ -100,7 +100,8 @@ class Transactions:
         if self._dialect.commits_every_statement(driver):
             raise NoTransactionError(
                 "this connection commits every statement by itself (AUTOCOMMIT), so the message would outlive a"
-                " rollback; use an engine without isolation_level='AUTOCOMMIT', or begin a transaction"
+                " rollback; use an engine without isolation_level='AUTOCOMMIT', or begin a transaction (with its own"
+                " autocommit=True the driver commits every statement, too)"
             )
         # Whatever the handle is, what comes next is what writes.
         crash_point("outbox.before_insert")

@@ -36,6 +36,8 @@ def begin_immediate(
     seconds: float = BUSY_SECONDS,
     pause: Callable[[float], Any] = time.sleep,
 ) -> None:
+#: The driver begins by `isolation_level`: what there was before Python 3.12, and is the default since.
+_LEGACY = -1
     """Take the write lock now, trying every 0.3 to 2 ms; `begin` executes the statement that takes it.
 
     SQLite's own busy handler sleeps up to 100 ms between tries, and among busy writers one gets no turn at all: it is
@@ -83,6 +85,19 @@ def configure(engine: Engine) -> None:
         _prepare(driver)
 
     @event.listens_for(engine, "begin")
+def require_legacy_control(connect_args: Mapping[str, Any]) -> None:
+    """Refuse drivers that would begin by themselves, or would not commit what was begun for them.
+
+    Raises:
+        DatabaseError: `autocommit` is among the driver's arguments.
+    """
+    if connect_args.get("autocommit", _LEGACY) != _LEGACY:
+        raise DatabaseError(
+            "outbox.create_engine begins and commits SQLite's transactions itself, which the driver's"
+            f" autocommit={connect_args['autocommit']!r} does not let it do; leave autocommit out of connect_args"
+        )
+
+
     def _begin(connection: Connection) -> None:
         begin_immediate(_cursor_of(connection).execute, pause=_pause_of(engine))
 
@@ -111,6 +126,10 @@ def _make_fit(engine: Engine) -> None:
         # Open a transaction: the driver does not, and the savepoint's RELEASE would commit for good.
         if not driver_of(connection).in_transaction:
             _cursor_of(connection).execute("BEGIN")
+#: Dialects of engines that were made fit. Engines with other execution options share theirs.
+_fit: WeakSet[Any] = WeakSet()
+
+
 
     event.listen(engine, "connect", _connected, insert=True)
     event.listen(engine, "savepoint", _savepoint)
@@ -124,6 +143,28 @@ def _prepare(driver: sqlite3.Connection) -> None:
         try:
             if driver.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
                 break
+    if engine.dialect not in _fit:
+        _fit.add(engine.dialect)
+        _end_what_was_begun(engine.dialect)
+
+
+def _end_what_was_begun(dialect: Any) -> None:
+    """Have commit and rollback end what BEGIN has begun, by the application or before a savepoint, in every mode.
+
+    With `autocommit=True` the driver's own do nothing.
+    """
+
+    def ending(by_driver: Callable[[Any], None], statement: str) -> Callable[[Any], None]:
+        def end(link: Any) -> None:
+            by_driver(link)
+            driver = dialect.get_driver_connection(link.dbapi_connection)
+            if _autocommit_of(driver) is True and driver.in_transaction:
+                link.cursor().execute(statement)
+
+        return end
+
+    dialect.do_commit = ending(dialect.do_commit, "COMMIT")
+    dialect.do_rollback = ending(dialect.do_rollback, "ROLLBACK")
             driver.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if not _busy(error):
@@ -336,8 +377,24 @@ _EXTENT = """SELECT min(id), max(id), NULL, NULL FROM {message} WHERE id >= :hea
 
 
 def _commits_every_statement(driver: Any) -> bool:
-    """With an isolation level the driver begins by itself before the INSERT; without one somebody must have begun."""
-    return driver.isolation_level is None and not driver.in_transaction
+    """With an isolation level the driver begins by itself before the INSERT; without one somebody must have begun.
+
+    The level counts in the driver's legacy mode only. With `autocommit=False` a transaction is always open, unless
+    somebody has ended it by a statement; with `autocommit=True` the driver begins none.
+    """
+    begins = _autocommit_of(driver) == _LEGACY and driver.isolation_level is not None
+    return not begins and not driver.in_transaction
+
+
+def _autocommit_of(driver: Any) -> Any:
+    """The driver's `autocommit`, which Python has from 3.12 on: True, False, or `_LEGACY`."""
+    # aiosqlite keeps the driver's connection to itself; it is None when closed.
+    own = getattr(driver, "_connection", driver)
+    try:
+        return getattr(own, "autocommit", _LEGACY)
+    except sqlite3.ProgrammingError:
+        # Closed, or in memory behind aiosqlite, where only its own thread may ask.
+        return _LEGACY if own is driver else await_only(driver._execute(getattr, own, "autocommit"))
 
 
 SQLITE = Dialect(
