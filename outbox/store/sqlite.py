@@ -19,13 +19,25 @@ from sqlalchemy.util import await_only
 
 from outbox.errors import DatabaseError
 from outbox.message import Message, stored_message
-from outbox.store.dialect import APPENDED, COLUMNS, NONE, Dialect, Parameters, Row, driver_of
+from outbox.store.dialect import (
+    APPENDED,
+    COLUMNS,
+    NONE,
+    Dialect,
+    Location,
+    Parameters,
+    Row,
+    connects_by_url,
+    driver_of,
+)
 from outbox.store.steps import Statement, Steps
 
 #: How long a writer waits for the others, in seconds.
 BUSY_SECONDS = 30.0
 #: How long SQLite itself waits where a read meets somebody who has the whole file for a moment.
 _OWN_PAUSES, _BUSY_MILLISECONDS = "PRAGMA busy_timeout = {}", 1000
+#: The driver begins by `isolation_level`: what there was before Python 3.12, and is the default since.
+_LEGACY = -1
 _PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 
 
@@ -36,8 +48,6 @@ def begin_immediate(
     seconds: float = BUSY_SECONDS,
     pause: Callable[[float], Any] = time.sleep,
 ) -> None:
-#: The driver begins by `isolation_level`: what there was before Python 3.12, and is the default since.
-_LEGACY = -1
     """Take the write lock now, trying every 0.3 to 2 ms; `begin` executes the statement that takes it.
 
     SQLite's own busy handler sleeps up to 100 ms between tries, and among busy writers one gets no turn at all: it is
@@ -75,16 +85,6 @@ def _transient(error: Exception) -> bool:
     return _busy(error) or (code is not None and code & 0xFF in _PASSING)
 
 
-def configure(engine: Engine) -> None:
-    """Settings for an engine of our own: WAL, durable commits, and every transaction begins with the write lock."""
-
-    @event.listens_for(engine, "connect")
-    def _connected(driver: sqlite3.Connection, _record: object) -> None:
-        _disown_inherited()
-        driver.isolation_level = None
-        _prepare(driver)
-
-    @event.listens_for(engine, "begin")
 def require_legacy_control(connect_args: Mapping[str, Any]) -> None:
     """Refuse drivers that would begin by themselves, or would not commit what was begun for them.
 
@@ -98,6 +98,16 @@ def require_legacy_control(connect_args: Mapping[str, Any]) -> None:
         )
 
 
+def configure(engine: Engine) -> None:
+    """Settings for an engine of our own: WAL, durable commits, and every transaction begins with the write lock."""
+
+    @event.listens_for(engine, "connect")
+    def _connected(driver: sqlite3.Connection, _record: object) -> None:
+        _disown_inherited()
+        driver.isolation_level = None
+        _prepare(driver)
+
+    @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         begin_immediate(_cursor_of(connection).execute, pause=_pause_of(engine))
 
@@ -116,6 +126,10 @@ def _pause_of(engine: Engine) -> Callable[[float], Any]:
     return lambda seconds: await_only(asyncio.sleep(seconds))
 
 
+#: Dialects of engines that were made fit. Engines with other execution options share theirs.
+_fit: WeakSet[Any] = WeakSet()
+
+
 def _make_fit(engine: Engine) -> None:
     """What an engine of the application's needs, too, when messages are sent by it."""
 
@@ -126,23 +140,9 @@ def _make_fit(engine: Engine) -> None:
         # Open a transaction: the driver does not, and the savepoint's RELEASE would commit for good.
         if not driver_of(connection).in_transaction:
             _cursor_of(connection).execute("BEGIN")
-#: Dialects of engines that were made fit. Engines with other execution options share theirs.
-_fit: WeakSet[Any] = WeakSet()
-
-
 
     event.listen(engine, "connect", _connected, insert=True)
     event.listen(engine, "savepoint", _savepoint)
-
-
-def _prepare(driver: sqlite3.Connection) -> None:
-    # Not for long where somebody keeps the file to himself: a fork may wait for us.
-    driver.execute(_OWN_PAUSES.format(0))
-    # Changing the journal mode needs the file for oneself for a moment; others may be at the same.
-    for _ in range(200):
-        try:
-            if driver.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
-                break
     if engine.dialect not in _fit:
         _fit.add(engine.dialect)
         _end_what_was_begun(engine.dialect)
@@ -165,6 +165,16 @@ def _end_what_was_begun(dialect: Any) -> None:
 
     dialect.do_commit = ending(dialect.do_commit, "COMMIT")
     dialect.do_rollback = ending(dialect.do_rollback, "ROLLBACK")
+
+
+def _prepare(driver: sqlite3.Connection) -> None:
+    # Not for long where somebody keeps the file to himself: a fork may wait for us.
+    driver.execute(_OWN_PAUSES.format(0))
+    # Changing the journal mode needs the file for oneself for a moment; others may be at the same.
+    for _ in range(200):
+        try:
+            if driver.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
+                break
             driver.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if not _busy(error):
@@ -303,6 +313,14 @@ def _file_of(engine: Engine) -> str:
     return str(files[0])
 
 
+def _location(engine: Engine) -> Location | None:
+    """By the path of the file; one in memory, or given as a URI, is not told from others."""
+    (file,), _ = engine.dialect.create_connect_args(engine.url)
+    if not connects_by_url(engine) or file == ":memory:" or file.startswith("file:"):
+        return None
+    return Location(os.path.realpath(file))
+
+
 def _moment(value: Any) -> datetime | None:
     return None if value is None else datetime.fromisoformat(value).replace(tzinfo=UTC)
 
@@ -430,6 +448,7 @@ SQLITE = Dialect(
     commits_every_statement=_commits_every_statement,
     is_aborted=lambda _driver: False,
     drivers=frozenset(("pysqlite", "aiosqlite")),
+    location=_location,
     prepare_engine=_make_fit,
     share_lock="",
     skip_locked="",
