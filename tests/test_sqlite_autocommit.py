@@ -22,6 +22,7 @@ from tests.handles import HANDLES
 from tests.readers import bodies, delivered
 
 LEGACY = -1
+DRIVER_LEVEL: Any = vars(sqlite3.Connection)["isolation_level"]
 
 
 class FromLater(sqlite3.Connection):
@@ -29,8 +30,9 @@ class FromLater(sqlite3.Connection):
 
     def __init__(self, database: Any, *, autocommit: Any = LEGACY, **options: Any) -> None:
         super().__init__(database, **options)
+        self._level = DRIVER_LEVEL.__get__(self)
         if autocommit != LEGACY:
-            self.isolation_level = None
+            DRIVER_LEVEL.__set__(self, None)
         self._autocommit = autocommit
         self._thread = threading.get_ident() if options.get("check_same_thread", True) else None
         self._begin()
@@ -41,6 +43,17 @@ class FromLater(sqlite3.Connection):
         if self._thread not in (None, threading.get_ident()):
             raise sqlite3.ProgrammingError("SQLite objects created in a thread can only be used in that same thread.")
         return self._autocommit
+
+    @property
+    def isolation_level(self) -> Any:
+        """What was given, also where it means nothing."""
+        return self._level
+
+    @isolation_level.setter
+    def isolation_level(self, level: Any) -> None:
+        self._level = level
+        if self._autocommit == LEGACY:
+            DRIVER_LEVEL.__set__(self, level)
 
     def _begin(self) -> None:
         if self._autocommit is False:
