@@ -95,11 +95,8 @@ def create_async_engine(url: str, **options: Any) -> AsyncEngine:
 
         raise MissingExtraError("asyncio needs greenlet: pip install 'outbox-log[async]'") from error
 
-    from outbox.store.sqlite import configure
-
     engine = asyncio.create_async_engine(url, **options)
-    if engine.dialect.name == "sqlite":
-        configure(engine.sync_engine)
+    _configure(engine.sync_engine, options)
     return engine
 
 
@@ -107,9 +104,14 @@ def create_engine(url: str, **options: Any) -> Engine:
     """SQLAlchemy's `create_engine`; on SQLite with WAL, durable commits, and a fair wait for the write lock."""
     import sqlalchemy
 
-    from outbox.store.sqlite import configure
-
     engine = sqlalchemy.create_engine(url, **options)
-    if engine.dialect.name == "sqlite":
-        configure(engine)
+    _configure(engine, options)
     return engine
+
+
+def _configure(engine: Engine, options: dict[str, Any]) -> None:
+    from outbox.store.sqlite import configure, require_legacy_control
+
+    if engine.dialect.name == "sqlite":
+        require_legacy_control(options.get("connect_args", {}))
+        configure(engine)

@@ -50,6 +50,11 @@ def sent_by(watcher: Watcher, connection: Connection) -> Sent:
     return sent
 
 
+def has_sent(connection: Connection) -> bool:
+    """Whether anything was sent in the running transaction, by whomever."""
+    return bool(_info_of(connection).get(_SENT))
+
+
 def prepare(engine: Engine) -> None:
     """Notice the commits on this engine; once is enough, also for those with other execution options."""
     if engine.dialect not in _prepared:

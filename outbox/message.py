@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, TypedDict, final
+from typing import Any, TypedDict, Unpack, final
 
 from outbox.bodies import decode_json, decode_text, encode_body
 from outbox.checks import (
@@ -45,11 +45,19 @@ class MessageFields(TypedDict, total=False):
     dedup_key: str | None
 
 
+class ReplacedFields(MessageFields, total=False):
+    """What a copy of a message may have otherwise."""
+
+    topic: str
+    body: object
+
+
 @final
 class Message:
     """One message. A user composes it; a handler gets it back with its place in the log.
 
-    It has one id from the beginning: sent twice it is the same message twice, which an inbox handles once.
+    It has one id from the beginning: sent twice it is the same message twice, which an inbox handles once; `replace`
+    makes another one of it.
 
     Args:
         topic: 1 to 249 characters of `[A-Za-z0-9._%|-]`.
@@ -185,6 +193,30 @@ class Message:
                 break
             merged[name] = trace[name]
         return stored_headers(merged) if merged else None
+
+    def replace(self, **fields: Unpack[ReplacedFields]) -> Message:
+        """Make a message with an id of its own, that has these fields, and all others as they were given for this one.
+
+        A new body brings the content type that follows from its type, unless one is given, too. Of `delay` and
+        `deliver_at` the new one replaces either. The `dedup_key` stays as well: where it is to be written besides this
+        one, it needs another.
+
+        Raises:
+            InvalidMessageError: as from `Message`.
+        """
+        kept: dict[str, Any] = {
+            "topic": self.topic, "body": self.body, "key": self.key, "tags": self.tags, "headers": self.headers,
+            "content_type": self.content_type, "deliver_at": self.deliver_at, "delay": self.delay,
+            "expires_at": self.expires_at, "dedup_key": self.dedup_key,
+        }  # fmt: skip
+        if "body" in fields:
+            del kept["content_type"]
+        if fields.get("delay") is not None or fields.get("deliver_at") is not None:
+            del kept["delay"], kept["deliver_at"]
+        return Message(**kept | dict(fields))
+
+    #: What `copy.replace` calls, which Python has from 3.13 on.
+    __replace__ = replace
 
     def text(self) -> str:
         """The body as text, by the charset of its content type, else by UTF-8.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
@@ -15,6 +16,7 @@ from sqlalchemy.orm import Session
 
 from outbox.binds import engine_of, own_engine_of
 from outbox.delays import require_window
+from outbox.errors import InvalidMessageError
 from outbox.handles import Handle, Link, of_scope, require_async
 from outbox.hints import Hints
 from outbox.message import Message, MessageFields
@@ -120,7 +122,11 @@ class Outbox:
         return self._write(handle, [Message(topic, body, **fields)], "send", lock_keys=lock_key)[0]
 
     def send_all(self, handle: Handle, messages: Iterable[Message], *, lock_keys: bool = False) -> list[UUID]:
-        """Append any number of messages in few statements; their ids come back in order, which is that of the log."""
+        """Append any number of messages in few statements; their ids come back in order, which is that of the log.
+
+        Raises:
+            InvalidMessageError: a message is in the list twice; and what `send` raises.
+        """
         return self._write(handle, _checked(messages, "send_all"), "send_all", lock_keys=lock_keys)
 
     async def asend(
@@ -280,11 +286,22 @@ def _shared(sender: Sender | Callable[[Message], Verdict | None]) -> SharedSende
 
 
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:
-    """All of them, before any SQL."""
+    """All of them, before any SQL.
+
+    Raises:
+        TypeError: they are no messages.
+        InvalidMessageError: one of them is there twice.
+    """
     if isinstance(messages, Message):  # type: ignore[unreachable]  # for those who do not check types
         raise TypeError(f"{verb} takes a list of messages; put the one into a list")
     found = list(messages)
     for message in found:
         if not isinstance(message, Message):
             raise TypeError(f"{verb} takes Message objects, not {type(message).__name__}")
+    # With a dedup key a repetition is not written.
+    ids = [message.message_id for message in found if message.dedup_key is None]
+    if len(set(ids)) < len(ids):
+        ((repeated, times),) = Counter(ids).most_common(1)
+        limit = f"{repeated} is in the list {times} times, which inboxes and destinations would take for one message"
+        raise InvalidMessageError("message_id", limit, "send a copy, which has an id of its own: message.replace()")
     return found

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import psycopg
-from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import Session, scoped_session
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox import commits
 from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedError
 from outbox.faults import crash_point
 from outbox.handles import Handle, Link, refuse
 from outbox.store.database import Database
-from outbox.store.dialect import driver_of
+from outbox.store.dialect import Location, driver_of
 from outbox.store.writing import Place, Sent
 
 logger = logging.getLogger("outbox")
@@ -36,7 +36,9 @@ class Transactions:
         self._database = database
         self._dialect = database.dialect
         self._listeners = listeners
-        self._watched: weakref.WeakSet[Engine] = weakref.WeakSet()
+        #: Engines and drivers' own connections on which messages may be sent.
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._homes: list[Location | None] = []
         self.watch(database.engine)
 
     def link_of(self, handle: Handle, verb: str, *, flush: bool) -> Link:
@@ -45,7 +47,8 @@ class Transactions:
         Raises:
             TypeError: it is none of the accepted handles.
             NoTransactionError: the connection is in autocommit.
-            DatabaseError: it is connected to another kind of database, or by a driver that cannot be used.
+            DatabaseError: it is connected to another database, or by a driver that cannot be used; or the session's
+                transaction spans several databases.
         """
         if isinstance(handle, Connection):
             connection = handle
@@ -54,12 +57,16 @@ class Transactions:
             if flush and session.autoflush and not session._flushing:
                 session.flush()
             connection = session.connection(bind_arguments={"clause": self._database.tables.message})
+            _require_one_database(session)
         elif isinstance(handle, psycopg.Connection):
             self.require_driver(handle)
             return handle
         else:
             raise refuse(handle, verb)
-        self.watch(connection.engine)
+        if connection.engine not in self._known:
+            self._require_usable(connection.engine)
+            self._require_home(connection.engine)
+            self._prepare(connection.engine)
         if not connection.in_transaction():
             connection.begin()
         self._require_transaction(driver_of(connection))
@@ -70,10 +77,13 @@ class Transactions:
 
         Raises:
             NoTransactionError: it commits every statement by itself.
-            DatabaseError: the outbox is not on PostgreSQL.
+            DatabaseError: the outbox is not on PostgreSQL, or in another database.
         """
-        if self._dialect.name != "postgresql":
-            raise DatabaseError(f"the outbox is on {self._dialect.name}, a psycopg connection is to PostgreSQL")
+        if driver not in self._known:
+            if self._dialect.name != "postgresql":
+                raise DatabaseError(f"the outbox is on {self._dialect.name}, a psycopg connection is to PostgreSQL")
+            self._require_home(driver)
+            self._known.add(driver)
         self._require_transaction(driver)
 
     def sent(
@@ -100,19 +110,24 @@ class Transactions:
         if self._dialect.commits_every_statement(driver):
             raise NoTransactionError(
                 "this connection commits every statement by itself (AUTOCOMMIT), so the message would outlive a"
-                " rollback; use an engine without isolation_level='AUTOCOMMIT', or begin a transaction"
+                " rollback; use an engine without isolation_level='AUTOCOMMIT', or begin a transaction (with its own"
+                " autocommit=True the driver commits every statement, too)"
             )
         # Whatever the handle is, what comes next is what writes.
         crash_point("outbox.before_insert")
 
     def watch(self, engine: Engine) -> None:
-        """Notice the transactions on this engine, from their begin on; once is enough.
+        """Notice the transactions on this engine, by which the outbox is reached, from their begin on.
 
         Raises:
             DatabaseError: it is to another kind of database, or by a driver that cannot be used.
         """
-        if engine in self._watched:
-            return
+        if engine not in self._known:
+            self._require_usable(engine)
+            self._homes.append(self._dialect.location(engine))
+            self._prepare(engine)
+
+    def _require_usable(self, engine: Engine) -> None:
         if engine.dialect.name != self._dialect.name:
             raise DatabaseError(f"the outbox is on {self._dialect.name}, this connection is to {engine.dialect.name}")
         if engine.dialect.driver not in self._dialect.drivers:
@@ -120,10 +135,25 @@ class Transactions:
             raise DatabaseError(
                 f"{engine.dialect.driver} does not tell whether a transaction failed; use one of these drivers: {known}"
             )
-        self._watched.add(engine)
-        commits.prepare(engine)
+
+    def _require_home(self, found: Any) -> None:
+        """Refuse an engine, or a driver's own connection, that surely leads to another database than the outbox's."""
+        location = self._dialect.location(found)
+        if location is None:
+            return
+        others = [home.name for home in self._homes if home is not None and home.differs(location)]
+        if len(others) == len(self._homes):
+            raise DatabaseError(
+                f"this connection is to the database {location.name}, and the outbox is on {others[-1]}, whose relays"
+                " would never find the message; use an Outbox on the database that the transaction writes to"
+            )
+
+    def _prepare(self, engine: Engine) -> None:
+        self._known.add(engine)
+        # First, so that what it does to a commit is part of the commit that is noticed.
         if self._dialect.prepare_engine is not None:
             self._dialect.prepare_engine(engine)
+        commits.prepare(engine)
 
     def is_aborted(self, driver: Any) -> bool:
         """Whether COMMIT would be answered with a rollback."""
@@ -136,3 +166,40 @@ class Transactions:
                 listener.committed(sent, since)
             except Exception:
                 logger.exception("a listener to commits failed; what it would have sent is found by a worker")
+
+
+# Several databases in one session
+
+
+def _require_one_database(session: Session) -> None:
+    """Refuse a session whose transaction is several, committed one after the other.
+
+    Raises:
+        DatabaseError: it is open on other engines, too.
+    """
+    transaction = session.get_transaction()
+    # By connection and by engine: two entries for each of them.
+    if transaction is not None and len(transaction._connections) > 2:
+        _require_one_commit(transaction)
+
+
+@event.listens_for(Session, "after_begin")
+def _begun(_session: Session, transaction: SessionTransaction, _connection: Connection) -> None:
+    """Refuse that a session which has sent a message begins on another database.
+
+    Before anything is written there; at the commit the first of them may be committed already. This event costs a call
+    where a transaction begins, and statements nothing.
+    """
+    connections = transaction._connections
+    if len(connections) > 2 and any(commits.has_sent(connection) for connection, *_ in connections.values()):
+        _require_one_commit(transaction)
+
+
+def _require_one_commit(transaction: SessionTransaction) -> None:
+    pools = {connection.engine.pool for connection, *_ in transaction._connections.values()}
+    if len(pools) > 1 and not transaction.session.twophase:
+        raise DatabaseError(
+            f"this session's transaction is open on {len(pools)} engines, which commit one after the other: a crash in"
+            " between would keep the rows without the message, or the message without the rows; send in a session that"
+            " uses one engine only, or make it with twophase=True"
+        )

@@ -1,9 +1,13 @@
 """The check finds what is not as this version needs it, and nothing else."""
 
+from collections.abc import Iterator
 from contextlib import closing
+from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, text
+import sqlalchemy
+from sqlalchemy import Engine, event, text
+from sqlalchemy.pool import NullPool
 
 from outbox import Message, Outbox, create_engine, migrate
 from outbox.schema import metadata
@@ -150,6 +154,60 @@ def test_a_fix_that_is_a_statement_mends_it(pg_engine, what):
     do(pg_engine, finding.fix)
 
     assert found(pg_engine) == []
+
+
+OFF = "SET synchronous_commit = off"
+ASYNCHRONOUS = {
+    "user": ("ALTER ROLE {role} " + OFF, "ALTER ROLE {role} SET synchronous_commit = on"),
+    "database": ("ALTER DATABASE {database} " + OFF, "ALTER DATABASE {database} SET synchronous_commit = on"),
+    "database user": (
+        "ALTER ROLE {role} IN DATABASE {database} " + OFF,
+        "ALTER ROLE {role} IN DATABASE {database} SET synchronous_commit = on",
+    ),
+}
+
+
+@pytest.fixture
+def role_engine(pg_engine: Engine) -> Iterator[Engine]:
+    """A database as a role of its own reaches it, whose name has to be quoted."""
+    name = f"Writer-{uuid4().hex}"
+    do(pg_engine, f'CREATE ROLE "{name}" SUPERUSER LOGIN')
+    engine = sqlalchemy.create_engine(pg_engine.url.set(username=name), poolclass=NullPool)
+    yield engine
+    engine.dispose()
+    do(pg_engine, f'DROP ROLE "{name}"')
+
+
+@pytest.mark.parametrize("source", ASYNCHRONOUS)
+def test_commits_that_a_crash_takes_back_are_found(role_engine, source):
+    """Where it comes from, and the statement that mends it there."""
+    names = {"role": f'"{role_engine.url.username}"', "database": role_engine.url.database}
+    change, fix = (statement.format(**names) for statement in ASYNCHRONOUS[source])
+    before = found(role_engine)
+    do(role_engine, change)
+    with closing(Database(role_engine).open()) as channel:
+        (finding,) = findings(Database(role_engine), channel)
+
+    assert before == []
+    assert str(finding) == (
+        f"synchronous_commit: is off (source: {source}), so a crash may take a transaction back whose messages are"
+        f" delivered; {fix}"
+    )
+    do(role_engine, finding.fix)
+    assert found(role_engine) == []
+
+
+def test_a_client_that_asks_for_such_commits_is_found(pg_engine):
+    engine = sqlalchemy.create_engine(pg_engine.url, connect_args={"options": "-c synchronous_commit=off"})
+    setting = sqlalchemy.create_engine(pg_engine.url)
+    event.listen(setting, "connect", lambda driver, _: driver.execute(OFF))
+    event.listen(setting, "connect", lambda driver, _: driver.commit())
+    what = "so a crash may take a transaction back whose messages are delivered"
+
+    assert found(engine) == [f"synchronous_commit is off (source: client), {what}"]
+    assert found(setting) == [f"synchronous_commit is off (source: session), {what}"]
+    for each in (engine, setting):
+        each.dispose()
 
 
 def test_sqlite_without_autoincrement_would_give_ids_out_twice(sqlite_engine):

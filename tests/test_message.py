@@ -1,7 +1,9 @@
 """A message is what it says, byte for byte, or an error that names the field, the limit and the fix."""
 
+import copy
 import enum
 import json
+import sys
 import time
 import uuid
 from collections.abc import Mapping
@@ -356,3 +358,96 @@ def test_a_message_that_failed_waits_at_random_up_to_a_bound_that_doubles(failur
 
     assert 1 <= min(waits) <= 1 + (most - 1) / 4
     assert most - (most - 1) / 4 <= max(waits) <= most
+
+
+# Copies
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """All that was given for it."""
+    names = (
+        "topic",
+        "body",
+        "content_type",
+        "key",
+        "tags",
+        "headers",
+        "deliver_at",
+        "delay",
+        "expires_at",
+        "dedup_key",
+    )
+    return {name: getattr(message, name) for name in names}
+
+
+MOMENT = datetime(2031, 1, 1, tzinfo=UTC)
+SAID: dict[str, Any] = {
+    "key": "k", "tags": "t", "headers": {"A": "ü"}, "content_type": "text/x; charset=latin-1", "delay": "30m",
+    "expires_at": MOMENT, "dedup_key": "d",
+}  # fmt: skip
+
+
+def copied(message: Message, **fields: Any) -> dict[str, Message]:
+    """A copy by every way there is."""
+    ways = {"replace": message.replace(**fields), "__replace__": message.__replace__(**fields)}
+    if sys.version_info >= (3, 13):
+        ways["copy.replace"] = copy.replace(message, **fields)
+    return ways
+
+
+@pytest.mark.parametrize("fields", [{}, SAID, {"deliver_at": MOMENT}], ids=["little", "much", "a time"])
+def test_a_copy_is_another_message_of_the_same_fields(fields):
+    message = Message("orders", "ü".encode("latin-1"), **fields)
+    for found in copied(message).values():
+        assert fields_of(found) == fields_of(message)
+        assert found.message_id != message.message_id
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"topic": "mail", "key": None}, {"topic": "mail", "key": None}),
+        ({"headers": {}, "tags": "u", "dedup_key": None}, {"headers": {}, "tags": "u", "dedup_key": None}),
+        ({"body": {"id": 1}}, {"body": b'{"id":1}', "content_type": "application/json"}),
+        ({"body": b"1"}, {"body": b"1", "content_type": None}),
+        ({"body": "1", "content_type": "a/b"}, {"body": b"1", "content_type": "a/b"}),
+        ({"content_type": None}, {"content_type": None}),
+        ({"delay": timedelta(1)}, {"delay": timedelta(1)}),
+        ({"deliver_at": MOMENT - timedelta(1)}, {"deliver_at": MOMENT - timedelta(1), "delay": None}),
+        ({"delay": None}, {"delay": None}),
+    ],
+)
+def test_a_copy_has_what_was_said_otherwise(fields, expected):
+    message = Message("orders", b"1", **SAID)
+    for found in copied(message, **fields).values():
+        assert fields_of(found) == fields_of(message) | expected
+
+
+def test_a_delay_replaces_a_time():
+    message = Message("orders", b"", deliver_at=MOMENT)
+
+    assert message.replace(delay="1s").delay == timedelta(seconds=1)
+    assert message.replace(delay="1s").deliver_at is None
+
+
+def test_a_copy_is_within_the_limits_too():
+    message = Message("orders", b"", deliver_at=MOMENT)
+    wrong: Any = {"colour": "red"}
+
+    with pytest.raises(InvalidMessageError, match=r"^topic: "):
+        message.replace(topic="no such topic!")
+    with pytest.raises(InvalidMessageError, match=r"^expires_at: must lie after deliver_at"):
+        message.replace(expires_at=MOMENT)
+    with pytest.raises(TypeError, match="colour"):
+        message.replace(**wrong)
+
+
+def test_a_copy_of_what_a_handler_got_is_new():
+    """To be sent on: it has no place in the log yet, and no attempts."""
+    message = Message("orders", b"1", **SAID)
+    message.id, message.attempt, message.created_at, message.direct = 7, 3, MOMENT, "relay"
+
+    found = message.replace(topic="archive")
+
+    assert (found.id, found.attempt, found.created_at, found.direct) == (None, 1, None, None)
+    assert fields_of(found) == fields_of(message) | {"topic": "archive"}

@@ -155,6 +155,47 @@ def test_a_bad_message_in_the_middle_writes_nothing_async(engine):
     assert bodies(engine) == []
 
 
+def test_a_message_that_is_in_the_list_twice_is_refused(engine):
+    """One id twice in the log: whoever tells messages apart by it would drop the second."""
+    outbox = Outbox(engine)
+    message, others = Message("orders", "1"), [Message("orders", str(n)) for n in range(100)]
+    for messages in ([message, message], [message, *others, message], [*others, message, message, message]):
+        with outbox.begin() as session, inserts(engine) as seen, pytest.raises(InvalidMessageError) as caught:
+            outbox.send_all(session, messages)
+        limit = (
+            f"{message.message_id} is in the list {messages.count(message)} times, which inboxes and destinations would"
+            " take for one message"
+        )
+        fix = "send a copy, which has an id of its own: message.replace()"
+        assert seen == []
+        assert (caught.value.field, caught.value.limit, caught.value.fix) == ("message_id", limit, fix)
+    with outbox.begin() as session:
+        outbox.send_all(session, [message, message.replace(), *others])
+
+    assert len(set(log(engine))) == 102
+
+
+def test_a_message_that_is_in_the_list_twice_is_refused_async(engine):
+    outbox, message = Outbox(awaited(engine)), Message("orders", "1")
+
+    async def scenario() -> None:
+        async with outbox.abegin() as session:
+            with pytest.raises(InvalidMessageError, match=r"^message_id: .* is in the list 2 times"):
+                await outbox.asend_all(session, [message, message])
+
+    asyncio.run(scenario())
+    assert bodies(engine) == []
+
+
+def test_a_message_that_is_sent_by_two_calls_is_one_message(engine):
+    outbox, message = Outbox(engine), Message("orders", "1")
+    with outbox.begin() as session:
+        ids = [outbox.send_all(session, [message]) for _ in range(2)]
+
+    assert ids == [[message.message_id]] * 2
+    assert log(engine) == [message.message_id] * 2
+
+
 REFUSALS = {
     "postgresql": "ALTER TABLE outbox_message ADD CONSTRAINT refused CHECK (body <> 'refused')",
     "sqlite": "CREATE TRIGGER refusing BEFORE INSERT ON outbox_message WHEN NEW.body = CAST('refused' AS BLOB)"

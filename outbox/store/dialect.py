@@ -70,6 +70,18 @@ class Channel(Protocol):
         """Give the connection up, whatever state it is in. Never raises."""
 
 
+@dataclass(frozen=True, slots=True)
+class Location:
+    """Where a database is: its name, and the servers of which one has it, by host and port."""
+
+    name: str
+    servers: frozenset[tuple[str, str]] = frozenset()
+
+    def differs(self, other: Location) -> bool:
+        """Whether the other one is surely another database: of another name in the same place."""
+        return self.name != other.name and (self.servers == other.servers or bool(self.servers & other.servers))
+
+
 class Append(Protocol):
     """Appends messages, given as rows of `APPENDED`."""
 
@@ -144,6 +156,8 @@ class Dialect:
     is_aborted: Callable[[Any], bool]
     #: Drivers of SQLAlchemy that can tell that.
     drivers: frozenset[str]
+    #: Where an engine, or a driver's own connection, leads to; None where that cannot be told. Connects to nothing.
+    location: Callable[[Any], Location | None]
     #: Mends what an engine gets wrong about transactions.
     prepare_engine: Callable[[Engine], None] | None
     #: Keeps a row as it is until the transaction ends, without writing a new version of it.
@@ -158,6 +172,11 @@ def driver_of(connection: Connection) -> Any:
     """The driver's own connection, also of one that was detached from its pool."""
     dbapi_connection = connection.connection.dbapi_connection
     return None if dbapi_connection is None else connection.dialect.get_driver_connection(dbapi_connection)
+
+
+def connects_by_url(engine: Engine) -> bool:
+    """Whether an engine connects by what its URL says, and not by a `creator` of the application's."""
+    return getattr(engine.pool._creator, "__module__", None) == "sqlalchemy.engine.create"
 
 
 @lru_cache(maxsize=512)

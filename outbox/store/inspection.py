@@ -71,6 +71,22 @@ _DRAWN = "SELECT last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM {sequen
 _DRAWN_SQLITE = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'outbox_message'"
 _HAS_SEQUENCES = "SELECT count(*) FROM sqlite_master WHERE name = 'sqlite_sequence'"
 
+#: How a new connection of the application's commits, by whose word, for whom and where.
+_ASYNCHRONOUS = """
+    SELECT source, quote_ident(session_user), quote_ident(current_database()) FROM pg_settings
+    WHERE name = 'synchronous_commit' AND setting = 'off'
+"""
+#: What mends it, by source. On the command line it stands for servers that are thrown away, as those of tests.
+_SYNCHRONOUS = {
+    "user": "ALTER ROLE {role} SET synchronous_commit = on",
+    "database user": "ALTER ROLE {role} IN DATABASE {database} SET synchronous_commit = on",
+    "database": "ALTER DATABASE {database} SET synchronous_commit = on",
+    "global": "ALTER ROLE ALL SET synchronous_commit = on",
+    "configuration file": "ALTER SYSTEM SET synchronous_commit = on, then SELECT pg_reload_conf()",
+    "client": "leave synchronous_commit out of the options that it connects with: URL, connect_args, PGOPTIONS",
+    "session": "leave out the SET synchronous_commit that the application executes when it has connected",
+}
+
 
 def stored_identity(database: Database, channel: Channel) -> Identity | None:
     """What the database says of its outbox; None when its one row is missing."""
@@ -192,6 +208,7 @@ def _of_postgresql(connection: Connection, database: Database) -> Iterator[Findi
     version = connection.dialect.server_version_info or ()
     if version < _OLDEST_POSTGRESQL:
         yield Finding("server", f"is PostgreSQL {version[0]}", "use PostgreSQL 13 or newer")
+    yield from _of_commits(connection)
     where = {"schema": database.schema}
     ours = {table.name: table for table in database.tables.metadata.tables.values()}
     for (name,) in connection.execute(text(_NOT_LOGGED.replace(":schema", "CAST(:schema AS text)")), where):
@@ -209,6 +226,13 @@ def _of_postgresql(connection: Connection, database: Database) -> Iterator[Findi
             if wanted is not None and found != wanted:
                 problem = f"is ordered by the collation {found or 'of the database'}"
                 yield Finding(f"{table.name}.{column.name}", problem, f'give it COLLATE "{wanted}"')
+
+
+def _of_commits(connection: Connection) -> Iterator[Finding]:
+    for source, role, database in connection.execute(text(_ASYNCHRONOUS)):
+        if source in _SYNCHRONOUS:
+            problem = f"is off (source: {source}), so a crash may take a transaction back whose messages are delivered"
+            yield Finding("synchronous_commit", problem, _SYNCHRONOUS[source].format(role=role, database=database))
 
 
 def _of_sqlite(connection: Connection) -> Iterator[Finding]:

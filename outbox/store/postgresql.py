@@ -18,7 +18,7 @@ from sqlalchemy import Engine
 
 from outbox.errors import DatabaseError
 from outbox.message import Message, from_microseconds, stored_message
-from outbox.store.dialect import COLUMNS, NONE, Dialect, Parameters, Row, pyformat
+from outbox.store.dialect import COLUMNS, NONE, Dialect, Location, Parameters, Row, connects_by_url, pyformat
 from outbox.store.postgresql_append import append
 
 #: Ours, whatever the role's defaults are. Set once on a connection of our own, not per transaction: that would double
@@ -283,6 +283,24 @@ def _status(driver: Any) -> int:
     return status
 
 
+def _location(found: Any) -> Location | None:
+    """By what libpq is asked for, or was; a database without a name is that of the user."""
+    if not isinstance(found, Engine):
+        return Location(found.info.dbname, frozenset([(found.info.host, str(found.info.port))]))
+    asked: dict[str, Any] = {
+        option.keyword.decode(): option.val.decode()
+        for option in psycopg.pq.Conninfo.get_defaults()
+        if option.val is not None
+    }
+    asked |= found.dialect.create_connect_args(found.url)[1]
+    if not connects_by_url(found) or "service" in asked or not asked.get("dbname"):
+        return None
+    hosts, ports = (str(asked.get(name, "")).split(",") for name in ("host", "port"))
+    if len(ports) == 1:
+        ports *= len(hosts)
+    return Location(asked["dbname"], frozenset(zip(hosts, ports, strict=False)))
+
+
 POSTGRESQL = Dialect(
     name="postgresql",
     now="statement_timestamp()",
@@ -317,6 +335,7 @@ POSTGRESQL = Dialect(
     commits_every_statement=commits_every_statement,
     is_aborted=is_aborted,
     drivers=frozenset(("psycopg", "psycopg_async", "psycopg2")),
+    location=_location,
     prepare_engine=None,
     share_lock="FOR SHARE",
     skip_locked="FOR UPDATE SKIP LOCKED",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import timedelta
 from functools import lru_cache
 from itertools import chain
 from typing import Any, NamedTuple
@@ -16,12 +17,26 @@ _MOST_PARAMETERS = 49
 
 _TYPES = {
     "message_id": "uuid", "topic": "text", "key": "text", "slot": "smallint", "tags": "text", "headers": "text",
-    "body": "text", "content_type": "text", "deliver_at": "timestamptz", "delay": "interval",
-    "expires_at": "timestamptz", "direct": "text",
+    "body": "text", "content_type": "text", "deliver_at": "text", "delay": "bigint", "expires_at": "text",
+    "direct": "text",
 }  # fmt: skip
+#: What stands in an array for null, and is nobody's value: with `array_nulls = off` null itself would become a text.
+_NOTHING = {
+    "key": "", "tags": "", "headers": "", "content_type": "", "deliver_at": "", "delay": -1, "expires_at": "",
+    "direct": "",
+}  # fmt: skip
+#: The values of a row out of arrays, where they are not the elements themselves.
+_ELEMENTS = {
+    **{name: f"nullif({name}, {nothing!r})" for name, nothing in _NOTHING.items()},
+    "body": "decode(body, 'hex')",
+    "expires_at": "CAST(nullif(expires_at, '') AS timestamptz)",
+}
 _ALWAYS = frozenset(("message_id", "topic", "slot", "body"))
 #: Those whose column is not the parameter as it was given.
 _DERIVED = frozenset(("deliver_at", "delay", "direct"))
+_TIMES = frozenset(("deliver_at", "expires_at"))
+#: A delay is bound as a number of these. An interval of days would follow the time zone's changes of the clock.
+_MICROSECOND = timedelta(microseconds=1)
 
 #: Only where the compensation is: the transaction may be in another database than its writer thinks, or the
 #: subscription may have been dropped; then nobody but the relay would send it.
@@ -53,17 +68,28 @@ def append(
 
 def _bound(rows: Sequence[Row]) -> tuple[_Shape, dict[str, Any]]:
     """How the statement reads for these rows, and its parameters."""
-    columns = dict(zip(APPENDED, zip(*rows, strict=True), strict=True))
+    columns: dict[str, Sequence[Any]] = dict(zip(APPENDED, zip(*rows, strict=True), strict=True))
+    if columns["delay"].count(None) < len(rows):
+        columns["delay"] = [None if delay is None else delay // _MICROSECOND for delay in columns["delay"]]
     if len(rows) * len(columns) > _MOST_PARAMETERS:
         columns = {
             name: column for name, column in columns.items() if name in _ALWAYS or column.count(None) < len(rows)
         }
     if len(rows) * len(columns) > _MOST_PARAMETERS:
-        # In hexadecimal by ourselves: the driver's form of bytes in an array depends on standard_conforming_strings.
-        columns["body"] = tuple(body.hex() for body in columns["body"])
-        return _Shape(tuple(columns), 0), {name: list(column) for name, column in columns.items()}
+        return _Shape(tuple(columns), 0), {name: _array(name, column) for name, column in columns.items()}
     shape = _Shape(tuple(columns), len(rows))
     return shape, dict(zip(_numbered(shape), chain.from_iterable(columns.values()), strict=True))
+
+
+def _array(name: str, column: Sequence[Any]) -> list[Any]:
+    """A column as an array, of what means the same to every server whatever its settings are."""
+    if name == "body":
+        # In hexadecimal by ourselves: the driver's form of bytes in an array depends on standard_conforming_strings.
+        return [body.hex() for body in column]
+    nothing = _NOTHING.get(name)
+    if name in _TIMES:
+        return [nothing if moment is None else moment.isoformat() for moment in column]
+    return [nothing if value is None else value for value in column] if None in column else list(column)
 
 
 @lru_cache(maxsize=256)
@@ -82,7 +108,7 @@ def _insert(shape: _Shape, message: str, now: str, subscription: str | None) -> 
         lines = [_line(shape, f":{{}}_{row}".format, now, subscription) for row in range(shape.rows)]
         return f"{into} VALUES {', '.join(f'({line})' for line in lines)}{returning}"
     arrays = ", ".join(f"CAST(:{name} AS {_TYPES[name]}[])" for name in shape.used)
-    line = _line(shape, lambda name: "decode(body, 'hex')" if name == "body" else name, now, subscription)
+    line = _line(shape, lambda name: _ELEMENTS.get(name, name), now, subscription)
     unnested = f"unnest({arrays}) WITH ORDINALITY AS m({', '.join(shape.used)}, place)"
     return f"{into} SELECT {line} FROM {unnested} ORDER BY place{returning}"
 
@@ -94,7 +120,7 @@ def _line(shape: _Shape, given: Callable[[str], str], now: str, subscription: st
     if "deliver_at" in shape.used:
         moments.append(f"CAST({given('deliver_at')} AS timestamptz)")
     if "delay" in shape.used:
-        moments.append(f"{now} + CAST({given('delay')} AS interval)")
+        moments.append(f"{now} + CAST({given('delay')} AS bigint) * interval '1 microsecond'")
     deliver_at = f"coalesce({', '.join(moments)})" if moments else "NULL"
     direct = "NULL"
     if subscription is not None and "direct" in shape.used:

@@ -19,13 +19,25 @@ from sqlalchemy.util import await_only
 
 from outbox.errors import DatabaseError
 from outbox.message import Message, stored_message
-from outbox.store.dialect import APPENDED, COLUMNS, NONE, Dialect, Parameters, Row, driver_of
+from outbox.store.dialect import (
+    APPENDED,
+    COLUMNS,
+    NONE,
+    Dialect,
+    Location,
+    Parameters,
+    Row,
+    connects_by_url,
+    driver_of,
+)
 from outbox.store.steps import Statement, Steps
 
 #: How long a writer waits for the others, in seconds.
 BUSY_SECONDS = 30.0
 #: How long SQLite itself waits where a read meets somebody who has the whole file for a moment.
 _OWN_PAUSES, _BUSY_MILLISECONDS = "PRAGMA busy_timeout = {}", 1000
+#: The driver begins by `isolation_level`: what there was before Python 3.12, and is the default since.
+_LEGACY = -1
 _PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 
 
@@ -73,6 +85,19 @@ def _transient(error: Exception) -> bool:
     return _busy(error) or (code is not None and code & 0xFF in _PASSING)
 
 
+def require_legacy_control(connect_args: Mapping[str, Any]) -> None:
+    """Refuse drivers that would begin by themselves, or would not commit what was begun for them.
+
+    Raises:
+        DatabaseError: `autocommit` is among the driver's arguments.
+    """
+    if connect_args.get("autocommit", _LEGACY) != _LEGACY:
+        raise DatabaseError(
+            "outbox.create_engine begins and commits SQLite's transactions itself, which the driver's"
+            f" autocommit={connect_args['autocommit']!r} does not let it do; leave autocommit out of connect_args"
+        )
+
+
 def configure(engine: Engine) -> None:
     """Settings for an engine of our own: WAL, durable commits, and every transaction begins with the write lock."""
 
@@ -101,6 +126,10 @@ def _pause_of(engine: Engine) -> Callable[[float], Any]:
     return lambda seconds: await_only(asyncio.sleep(seconds))
 
 
+#: Dialects of engines that were made fit. Engines with other execution options share theirs.
+_fit: WeakSet[Any] = WeakSet()
+
+
 def _make_fit(engine: Engine) -> None:
     """What an engine of the application's needs, too, when messages are sent by it."""
 
@@ -114,6 +143,28 @@ def _make_fit(engine: Engine) -> None:
 
     event.listen(engine, "connect", _connected, insert=True)
     event.listen(engine, "savepoint", _savepoint)
+    if engine.dialect not in _fit:
+        _fit.add(engine.dialect)
+        _end_what_was_begun(engine.dialect)
+
+
+def _end_what_was_begun(dialect: Any) -> None:
+    """Have commit and rollback end what BEGIN has begun, by the application or before a savepoint, in every mode.
+
+    With `autocommit=True` the driver's own do nothing.
+    """
+
+    def ending(by_driver: Callable[[Any], None], statement: str) -> Callable[[Any], None]:
+        def end(link: Any) -> None:
+            by_driver(link)
+            driver = dialect.get_driver_connection(link.dbapi_connection)
+            if _autocommit_of(driver) is True and driver.in_transaction:
+                link.cursor().execute(statement)
+
+        return end
+
+    dialect.do_commit = ending(dialect.do_commit, "COMMIT")
+    dialect.do_rollback = ending(dialect.do_rollback, "ROLLBACK")
 
 
 def _prepare(driver: sqlite3.Connection) -> None:
@@ -262,6 +313,14 @@ def _file_of(engine: Engine) -> str:
     return str(files[0])
 
 
+def _location(engine: Engine) -> Location | None:
+    """By the path of the file; one in memory, or given as a URI, is not told from others."""
+    (file,), _ = engine.dialect.create_connect_args(engine.url)
+    if not connects_by_url(engine) or file == ":memory:" or file.startswith("file:"):
+        return None
+    return Location(os.path.realpath(file))
+
+
 def _moment(value: Any) -> datetime | None:
     return None if value is None else datetime.fromisoformat(value).replace(tzinfo=UTC)
 
@@ -336,8 +395,24 @@ _EXTENT = """SELECT min(id), max(id), NULL, NULL FROM {message} WHERE id >= :hea
 
 
 def _commits_every_statement(driver: Any) -> bool:
-    """With an isolation level the driver begins by itself before the INSERT; without one somebody must have begun."""
-    return driver.isolation_level is None and not driver.in_transaction
+    """With an isolation level the driver begins by itself before the INSERT; without one somebody must have begun.
+
+    The level counts in the driver's legacy mode only. With `autocommit=False` a transaction is always open, unless
+    somebody has ended it by a statement; with `autocommit=True` the driver begins none.
+    """
+    begins = _autocommit_of(driver) == _LEGACY and driver.isolation_level is not None
+    return not begins and not driver.in_transaction
+
+
+def _autocommit_of(driver: Any) -> Any:
+    """The driver's `autocommit`, which Python has from 3.12 on: True, False, or `_LEGACY`."""
+    # aiosqlite keeps the driver's connection to itself; it is None when closed.
+    own = getattr(driver, "_connection", driver)
+    try:
+        return getattr(own, "autocommit", _LEGACY)
+    except sqlite3.ProgrammingError:
+        # Closed, or in memory behind aiosqlite, where only its own thread may ask.
+        return _LEGACY if own is driver else await_only(driver._execute(getattr, own, "autocommit"))
 
 
 SQLITE = Dialect(
@@ -374,6 +449,7 @@ SQLITE = Dialect(
     commits_every_statement=_commits_every_statement,
     is_aborted=lambda _driver: False,
     drivers=frozenset(("pysqlite", "aiosqlite")),
+    location=_location,
     prepare_engine=_make_fit,
     share_lock="",
     skip_locked="",
