@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from outbox.errors import InvalidMessageError
 from outbox.message import Message
-from outbox.sender import destination_of
+from outbox.sender import deadline_of, destination_of
 from outbox.senders.chains import EARLIER
 from outbox.senders.headers import own_headers
 from outbox.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, told
@@ -30,6 +30,7 @@ class FunctionSender:
         timeout: timedelta = timedelta(seconds=5),
     ) -> None:
         self.destination = destination_of(function)
+        self.deadline = deadline_of(function)
         self._function = function
         self._timeout = timeout.total_seconds()
 

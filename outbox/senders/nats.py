@@ -82,6 +82,7 @@ class NatsSender:
         self.destination = destination_of(url)
         address = _Address.of(url)
         self._seconds = address.timeout or timeout.total_seconds()
+        self.deadline = timedelta(seconds=self._seconds)
         self._loop = BackgroundLoop("outbox-nats", make=lambda: _Link(address), farewell=_Link.close)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
