@@ -1,8 +1,10 @@
 """The deadline of a call has one owner, the sender: relays, direct sends and their compensation go by it."""
 
 import logging
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -81,8 +83,26 @@ def test_a_deadline_that_is_no_length_of_time_is_refused(sqlite_engine, deadline
         Relay(Outbox(sqlite_engine), destination)
 
 
-def test_a_call_within_its_deadline_does_not_look_hung_and_has_the_sender_to_itself(sqlite_engine, caplog):
-    """Also where direct sends wait for their turn with the same sender."""
+def test_a_shared_sender_is_called_again_beside_a_call_past_its_deadline():
+    """Its own deadline, and not that of others: relay and direct sends wait for each other for so long."""
+    destination, over = patient(0.3), threading.Event()
+    destination.hanging = lambda messages: messages[0].body == b"hangs" and not over.is_set()
+    shared = SharedSender(destination, "test")
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(shared.send, [Message("orders", b"hangs")])
+        assert eventually(lambda: destination.calls == 1)
+        began = time.monotonic()
+        shared.send([Message("orders", b"beside")])
+        took = time.monotonic() - began
+        over.set()
+        hanging.result()
+
+    assert destination.bodies == [b"beside", b"hangs"]
+    assert 0.1 < took < 4
+
+
+def test_a_call_within_its_deadline_does_not_look_hung(sqlite_engine, caplog):
+    """What direct sends have to leave behind meanwhile, because it is not their turn, comes as well, once."""
     caplog.set_level(logging.WARNING, "outbox")
     destination = patient(8)
     destination.hanging = late(LONG)
