@@ -15,7 +15,7 @@ from outbox.errors import OutboxError, SubscriptionError
 from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.relay import Destination, opened
-from outbox.sender import Sender, destination_of
+from outbox.sender import Sender, deadline_of, destination_of
 from outbox.shared import SharedSender
 from outbox.store import identity
 from outbox.store.ack import Acks
@@ -29,8 +29,10 @@ from outbox.worker.calls import next_size
 
 logger = logging.getLogger("outbox")
 
-#: How long a writer's messages are its own: the compensation leaves them alone for so long after their commit.
+#: For so long at least after their commit the compensation leaves a writer's messages alone.
 GRACE_SECONDS = 10.0
+#: For so long at least a writer may begin to send them.
+RIGHT_SECONDS = 4.0
 #: Messages that are read at once.
 MOST_AT_ONCE = 1_000
 #: What writing an ack may take.
@@ -58,6 +60,8 @@ class Courier:
         self._refresh_at = 0.0
         self._size = 1
         self._last_told: str | None = None
+        #: For how many seconds after a commit a call may begin: it and its ack are over before the compensation begins.
+        self.right = 0.0
         #: Whether the destination was away at the last delivery.
         self.away = False
         #: Whether the compensation is known to exist, and the database to answer.
@@ -77,7 +81,7 @@ class Courier:
         """Make sure that the compensation exists, and find out what the subscription selects.
 
         Raises:
-            SubscriptionError: it sends to another destination.
+            SubscriptionError: it sends to another destination; or its compensation does not wait for a call to end.
             OutboxError: anything else that people have to mend.
         """
         if self._sender is None:
@@ -94,15 +98,31 @@ class Courier:
                 f"subscription {self._name!r} sends to {own.destination}, this writer to {destination}; give it the"
                 f" same, or run: outbox subscriptions alter {self._name}"
             )
-        grace = timedelta(seconds=GRACE_SECONDS)
-        # Its position comes before the first row that it is to find: only from now on rows are marked.
-        declared = Declaration(name=compensation_of(self._name), destination=destination, grace=grace)
-        subscriptions.declare(channel, declared, "latest")
+        self.right = self._declare(subscriptions, channel, destination, deadline_of(self._sender).total_seconds())
         self._refresh_at = clock() + _REFRESH_SECONDS
         self.usable = True
         self._last_told = None
         topics = None if own is None or own.topics is None else frozenset(own.topics)
         return Direct(self._name, topics)
+
+    def _declare(self, subscriptions: Subscriptions, channel: Channel, destination: str, deadline: float) -> float:
+        """Make sure of the compensation; return for how many seconds after a commit its grace lets a call begin.
+
+        Its position comes before the first row that it is to find: only from then on rows are marked.
+        """
+        name = compensation_of(self._name)
+        grace = timedelta(seconds=max(GRACE_SECONDS, deadline + FLUSH_SECONDS + RIGHT_SECONDS))
+        exists = subscriptions.find(channel, name) is not None
+        declared = Declaration(name=name, destination=destination, grace=None if exists else grace)
+        stored = subscriptions.declare(channel, declared, "latest").grace.total_seconds()
+        right = stored - deadline - FLUSH_SECONDS
+        if right < RIGHT_SECONDS / 4:
+            raise SubscriptionError(
+                f"{name} sends what it finds {stored:g} s after a commit, and one call to {destination} may take"
+                f" {deadline:g} s; give the destination a shorter deadline, or stop the relay and run: outbox"
+                f" subscriptions alter {name} --grace {grace.total_seconds():g}s"
+            )
+        return right
 
     def deliver(self, bag: dict[Place, float]) -> None:
         """Send what the bag says stands at these places, each before the moment until which it is ours to send.

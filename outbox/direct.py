@@ -13,15 +13,12 @@ import weakref
 from contextlib import suppress
 
 from outbox.clock import clock
-from outbox.courier import FLUSH_SECONDS, GRACE_SECONDS, Courier
-from outbox.relay import DEADLINE, Destination
+from outbox.courier import Courier
+from outbox.relay import Destination
 from outbox.rounds import Rounds
 from outbox.store.database import Database
 from outbox.store.writing import Direct, Sent
 
-#: The writer's right to send ends so long before the compensation begins that a call begun at its end, and its ack,
-#: are over by then.
-_RIGHT_SECONDS = GRACE_SECONDS - DEADLINE.total_seconds() - FLUSH_SECONDS
 _MOST_WAITING = 10_000
 _LAST_SECONDS = 5.0
 
@@ -59,7 +56,7 @@ class DirectSends:
             with suppress(Exception):
                 rounds = self._running()
                 if rounds is not None and rounds.waiting <= _MOST_WAITING:
-                    rounds.committed(sent.direct, until=since + _RIGHT_SECONDS)
+                    rounds.committed(sent.direct, since=since)
 
     def end(self) -> None:
         """Send what is waiting, and then nothing any more. Takes no lock: it may be called from anywhere."""

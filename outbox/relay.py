@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 from outbox.errors import SubscriptionError
 from outbox.faults import crash_point
 from outbox.message import Message
-from outbox.sender import Sender, destination_of, open_sender
+from outbox.sender import Sender, deadline_of, destination_of, open_sender
 from outbox.senders.function import FunctionSender
 from outbox.store.place import place_of
 from outbox.store.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, is_compensation
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("outbox")
 
-#: For one call of a sender.
-DEADLINE = timedelta(seconds=5)
 #: Where messages go: a sender, a function of one message, or a URL.
 Destination = Sender | Callable[[Message], Verdict | None] | str
 
@@ -53,7 +51,7 @@ class Relay:
         start: where a new subscription begins: "earliest", "latest" or a moment.
         on_dead: whether a dead letter holds back the rest of its key ("block") or not ("continue"). None: as stored.
         retry: how often a message is tried, and what it waits in between.
-        deadline: of one call of the sender.
+        deadline: of one call of the sender. None: its own, which a `Sender` may say, else 5 s.
         settings: pace and limits of the worker.
 
     Raises:
@@ -70,7 +68,7 @@ class Relay:
         start: Start = "earliest",
         on_dead: OnDead | None = None,
         retry: RetryPolicy | None = None,
-        deadline: timedelta = DEADLINE,
+        deadline: timedelta | None = None,
         settings: Settings | None = None,
     ) -> None:
         if not hasattr(outbox, "database"):
@@ -85,7 +83,7 @@ class Relay:
             on_dead=on_dead,
         )
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination)
-        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline)
+        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline or deadline_of(self._sender))
         shared: dict[str, Any] = {"policy": policy, "settings": settings, "turn": Turns().turn}
         # Writers create the compensation, at a position before their first row.
         second = Worker(outbox.database, left_behind, self._send, start=None, **shared)

@@ -65,10 +65,10 @@ class Rounds:
         """Begin the rounds."""
         self._thread.start()
 
-    def committed(self, places: Sequence[Place], *, until: float) -> None:
-        """Send these messages, before the moment `until`."""
+    def committed(self, places: Sequence[Place], *, since: float) -> None:
+        """Send these messages, whose commit began at the moment `since`, while we have the right to."""
         self._count(len(places))
-        self._news.put(_Committed(places=places, until=until))
+        self._news.put(_Committed(places=places, until=since + self._courier.right))
 
     def end(self) -> None:
         """End when nothing waits any more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
@@ -16,13 +17,22 @@ from outbox.verdict import Verdict
 #: Packages offer senders in this group of entry points: the name is a URL scheme, the value a `(url: str) -> Sender`.
 ENTRY_POINTS = "outbox.senders"
 
+#: For one call of a sender that does not say how long it may take.
+DEADLINE = timedelta(seconds=5)
+
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST_AND_PORT = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+):[0-9]{2,5}")
 _HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]*)?")
 
 
 class Sender(Protocol):
-    """A destination. Two verbs; one call at a time, but for one past its deadline, which may overlap the next."""
+    """A destination. Two verbs; one call at a time, but for one past its deadline, which may overlap the next.
+
+    Two attributes may say more, of a function as well. `destination`, a text, is what its subscription stores of it
+    (see `destination_of`). `deadline`, a `timedelta`, is how long one call of `send` may take at most, 5 s if it does
+    not say so: a relay waits for so long unless it is told another figure, and direct sends begin no call that
+    might not be over when the relay sends what they have left behind.
+    """
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Hand messages to the destination; one verdict per message, in their order.
@@ -71,6 +81,23 @@ def destination_of(destination: Sender | Callable[[Message], Verdict | None] | s
         destination = destination.func
     named = destination if hasattr(destination, "__qualname__") else type(destination)
     return f"callable:{named.__module__}.{named.__qualname__}"
+
+
+def deadline_of(sender: object) -> timedelta:
+    """How long one call may take: the attribute `deadline` of a sender or of a function, else `DEADLINE`.
+
+    Raises:
+        TypeError: the attribute is no length of time.
+    """
+    deadline = getattr(sender, "deadline", None)
+    if deadline is None:
+        return DEADLINE
+    if not isinstance(deadline, timedelta) or deadline <= timedelta(0):
+        raise TypeError(
+            f"the deadline of {type(sender).__name__} must be a timedelta greater than 0, not {deadline!r:.80}; write"
+            " deadline = timedelta(seconds=30), say"
+        )
+    return deadline
 
 
 def redacted(url: str) -> str:

@@ -6,12 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from outbox.message import Message
-from outbox.sender import Sender
+from outbox.sender import Sender, deadline_of
 from outbox.verdict import Verdict
 from outbox.worker.turns import Turns
-
-#: As long as a relay waits for a call; one that hangs is left behind, and others begin beside it.
-_LONGEST_SECONDS = 5.0
 
 
 class SharedSender:
@@ -19,8 +16,10 @@ class SharedSender:
 
     def __init__(self, sender: Sender, destination: str) -> None:
         self._sender = sender
-        self._turns = Turns(_LONGEST_SECONDS)
         self.destination = destination
+        self.deadline = deadline_of(sender)
+        # Others begin beside a call that takes longer: it may hang.
+        self._turns = Turns(self.deadline.total_seconds())
 
     @contextmanager
     def turn(self) -> Iterator[Sender]:

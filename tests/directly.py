@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Message, Outbox, courier, direct
+from outbox import Message, Outbox, courier
 from tests.fire.destination import Destination, relay_to
 from tests.waiting import eventually
 
@@ -69,8 +70,15 @@ def relayed(engine: Engine, name: str = "test") -> list[bytes]:
 
 def briefly(monkeypatch: pytest.MonkeyPatch, grace: float = 2.0, right: float = 1.0) -> None:
     """Writers of this process have less time."""
-    monkeypatch.setattr(courier, "GRACE_SECONDS", grace)
-    monkeypatch.setattr(direct, "_RIGHT_SECONDS", right)
+    in_brief(monkeypatch.setattr, grace, right)
+
+
+def in_brief(set_attribute: Callable[[object, str, object], None], grace: float, right: float) -> None:
+    """What the compensation waits for, and for how much of that a call may begin: the rest is for the call."""
+    set_attribute(courier, "GRACE_SECONDS", grace)
+    set_attribute(courier, "RIGHT_SECONDS", right)
+    set_attribute(courier, "FLUSH_SECONDS", 0.0)
+    set_attribute(courier, "deadline_of", lambda _: timedelta(seconds=grace - right))
 
 
 def before_each_call(destination: Destination, act: Callable[[Sequence[Message]], object]) -> None:

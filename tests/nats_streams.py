@@ -7,13 +7,14 @@ import socket
 import threading
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any, Self
 
 import nats
 from nats.aio.msg import Msg
 from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
+from nats.js.errors import NotFoundError
 
 from outbox.senders.nats import NatsSender, read_message
 from outbox.testing.proxy import TcpProxy
@@ -48,6 +49,14 @@ class Stream(Destination):
         fields = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
         found = [read_message(received, prefix=self.prefix) for received in self.received()]
         return [Stored(**{field: getattr(message, field) for field in fields}) for message in found]
+
+    def held(self) -> list[tuple[str, bytes]]:
+        """What is in it now, in order: what of the subject stands behind the prefix, and the body."""
+        return self._runner.run(self._look())
+
+    def remove(self, sequence: int) -> None:
+        """As a limit or the consumer of a work queue does."""
+        self._runner.run(self._jetstream.delete_msg(self.prefix, sequence))
 
     def publish(self, topic: str, body: bytes) -> None:
         """Store something that no outbox sent."""
@@ -91,6 +100,15 @@ class Stream(Destination):
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=3600)
         consumer = await self._jetstream.add_consumer(self.prefix, config)
         self._reader = await self._jetstream.pull_subscribe_bind(consumer.name, stream=self.prefix)
+
+    async def _look(self) -> list[tuple[str, bytes]]:
+        last = (await self._jetstream.stream_info(self.prefix)).state.last_seq
+        found = []
+        for place in range(1, last + 1):
+            with suppress(NotFoundError):
+                held = await self._jetstream.get_msg(self.prefix, place)
+                found.append(((held.subject or "").removeprefix(f"{self.prefix}."), held.data or b""))
+        return found
 
     async def _read_on(self) -> None:
         last = (await self._jetstream.stream_info(self.prefix)).state.last_seq

@@ -5,13 +5,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Outbox, courier, direct
-from outbox.relay import DEADLINE
+from outbox import Outbox, courier
 from outbox.testing.proxy import TcpProxy
 from tests.directly import marked, relayed, writing_directly
 from tests.fire.destination import Destination, relay_to
@@ -109,20 +109,30 @@ def test_what_a_program_leaves_behind_that_is_gone_comes_after_the_grace(engine,
     assert took < GRACE_SECONDS + 2 * 0.1 + 3
 
 
-def test_the_compensation_has_the_grace_that_writers_count_on(engine):
-    with writing_directly(engine, Destination()), engine.connect() as connection:
-        statement = text("SELECT grace_ms FROM outbox_subscription WHERE name = 'relay:compensation'")
-        stored = connection.execute(statement).scalar_one()
-
-    assert (stored, courier.GRACE_SECONDS) == (GRACE_SECONDS * 1000, GRACE_SECONDS)
-
-
-def test_a_call_that_begins_at_the_last_moment_is_over_before_the_grace_is():
+@pytest.mark.parametrize(
+    ("deadline", "grace", "right"), [(None, 10, 4), (5, 10, 4), (1.5, 10, 7.5), (5.5, 10.5, 4), (30, 35, 4)]
+)
+def test_a_call_that_begins_at_the_last_moment_is_over_before_the_grace_is(engine, deadline, grace, right):
     """However long it takes, and with its ack: what a writer still sends, no compensation sends beside it."""
-    over_at = direct._RIGHT_SECONDS + DEADLINE.total_seconds() + courier.FLUSH_SECONDS
+    destination = Destination()
+    if deadline is not None:
+        destination.deadline = timedelta(seconds=deadline)
+    with writing_directly(engine, destination) as outbox:
+        assert (stored_grace(engine), right_of(outbox)) == (timedelta(seconds=grace), right)
 
-    assert 0 < direct._RIGHT_SECONDS
-    assert over_at <= courier.GRACE_SECONDS
+    assert right + (deadline or 5) + courier.FLUSH_SECONDS <= grace
+
+
+def right_of(outbox: Outbox) -> float:
+    assert outbox._direct is not None
+    assert outbox._direct._rounds is not None
+    return outbox._direct._rounds._courier.right
+
+
+def stored_grace(engine: Engine) -> timedelta:
+    with engine.connect() as connection:
+        statement = text("SELECT grace_ms FROM outbox_subscription WHERE name = 'relay:compensation'")
+        return timedelta(milliseconds=connection.execute(statement).scalar_one())
 
 
 @pytest.mark.parametrize("processes", [1, 2, 8])

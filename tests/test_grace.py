@@ -275,15 +275,16 @@ def test_an_idle_worker_sleeps(engine, monkeypatch):
     assert len(asked) <= 40
 
 
-def test_a_grace_belongs_to_the_subscription(engine):
+@pytest.mark.parametrize("name", ["late", "late:compensation"])
+def test_a_grace_belongs_to_the_subscription(engine, name):
     """A worker that says nothing finds it, one that counts on less is content, one that counts on more is refused."""
     database = Database(engine)
 
     def grace(declared: timedelta | None) -> timedelta:
-        declaration = Declaration(name="late", destination="callable:tests", grace=declared)
+        declaration = Declaration(name=name, destination="callable:tests", grace=declared)
         return Subscriptions(database).declare(channel, declaration).grace
 
     with closing(database.open()) as channel:
         assert [grace(each) for each in (GRACE, None, GRACE / 2)] == [GRACE, GRACE, GRACE]
-        with pytest.raises(Exception, match=r"has grace 1 s, this worker asks for 2 s.*alter late --grace 2000ms"):
+        with pytest.raises(Exception, match=rf"has grace 1 s, this worker asks for 2 s.*alter {name} --grace 2000ms"):
             grace(2 * GRACE)

@@ -23,6 +23,9 @@ USERS = """{ users: [
 ] }"""
 
 
+FIX = "send the message anew without that, and discard this one"
+
+
 @pytest.fixture
 def stream(nats: NatsServer) -> Iterator[Stream]:
     """A stream of this test, behind a proxy of this test."""
@@ -184,19 +187,21 @@ def test_a_header_that_clients_take_for_their_own_is_rejected(stream, sender):
 
     refused, done = sender.send(sent)
 
-    assert refused == Reject("NATS clients take a header 'Status' for their own; give it another name")
+    assert refused == Reject(f"headers['Status']: the name is reserved by NATS; {FIX}")
     assert done == DONE
 
 
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"headers": '{"a b": "c"}'}, "NATS cannot carry its headers"),
-        ({"headers": '{"a": "b\\r\\nNats-Msg-Id: c"}'}, "NATS cannot carry its headers"),
-        ({"headers": "[oops"}, "NATS cannot carry it: "),
+        ({"headers": '{"a b": "c"}'}, "headers['a b']: the name must be of letters, digits and -"),
+        ({"headers": '{"": "c"}'}, "headers['']: the name must be of letters, digits and -"),
+        ({"headers": '{"a": "b\\r\\nNats-Msg-Id: c"}'}, "headers['a']: must be one line of UTF-8"),
+        ({"headers": '{"a": "\\ud800"}'}, "headers['a']: must be one line of UTF-8"),
+        ({"headers": "[oops"}, "headers: must be a JSON object of strings, not '[oops'"),
         ({"topic": "a b"}, "NATS has no subject 'a b'"),
         ({"topic": "a\r\nPUB b 0"}, "NATS has no subject 'a\\r\\nPUB b 0'"),
-        ({"content_type": "a\r\nb: c"}, "NATS cannot carry its headers"),
+        ({"content_type": "a\r\nb: c"}, "content_type: must be one line of UTF-8"),
         ({"key": "\ud800"}, "NATS cannot carry it: "),
     ],
 )

@@ -12,6 +12,7 @@ import click
 
 from outbox.cli.options import Target, about_a_database, as_json, confirmed, option
 from outbox.cli.output import printable, say, show_json, show_table
+from outbox.errors import InvalidMessageError
 
 if TYPE_CHECKING:
     from outbox.message import Message
@@ -224,7 +225,7 @@ def _row(letter: DeadLetter) -> tuple[object, ...]:
 def _contents(message: Message) -> dict[str, object]:
     contents: dict[str, object] = {
         "tags": message.tags,
-        "headers": dict(message.headers),
+        "headers": _headers(message),
         "content_type": message.content_type,
         "deliver_at": message.deliver_at,
         "expires_at": message.expires_at,
@@ -235,14 +236,26 @@ def _contents(message: Message) -> dict[str, object]:
         return {**contents, "body_base64": base64.b64encode(message.body).decode()}
 
 
+def _headers(message: Message) -> dict[str, str] | str | None:
+    """By name; or the text as it is stored, where a row holds something else than headers."""
+    from outbox.senders.headers import own_headers
+
+    try:
+        return own_headers(message)
+    except InvalidMessageError:
+        return message.headers_json
+
+
 def _show_letter(letter: DeadLetter, message: Message) -> None:
     contents = _contents(message)
     body = str(contents.pop("body", None) or contents.pop("body_base64", ""))
-    headers = contents.pop("headers")
+    headers = _headers(message)
+    if isinstance(headers, dict):
+        del contents["headers"]
     for name, value in {**asdict(letter), **contents}.items():
         if value is not None:
             click.echo(f"{name.replace('_', ' '):12} {printable(value)}")
-    for name, value in dict(headers).items():  # type: ignore[call-overload]
+    for name, value in headers.items() if isinstance(headers, dict) else ():
         click.echo(f"{'header':12} {printable(name)}: {printable(value)}")
     cut = "" if len(body) <= _SHOWN_BODY else f" (the first {_SHOWN_BODY} characters; --json shows all)"
     click.echo(f"{'body':12} {len(message.body)} bytes{cut}")

@@ -39,7 +39,11 @@ from outbox.cli.options import DURATION, NAMES, START, Target, about_databases, 
 @option("--batch-size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages a batch.")
 @option("--batch-bytes", type=click.IntRange(1), default=8 * 1024 * 1024, show_default=True, help="Bytes a batch.")
 @option("--lease", type=DURATION, default="10s", show_default=True, help="After so long another worker takes over.")
-@option("--deadline", type=DURATION, default="5s", show_default=True, help="For one call of the destination.")
+@option(
+    "--deadline",
+    type=DURATION,
+    help="For one call of the destination. [default: its own, of NATS the URL's timeout; else 5s]",
+)
 @option("--attempts", type=click.IntRange(1), default=10, show_default=True, help="Failures until a message is dead.")
 def relay(
     *,
@@ -88,8 +92,8 @@ def _require_name(name: str) -> None:
         raise click.UsageError("a --name has at least one character, and none that cannot be printed")
 
 
-def _require_pace(lease: timedelta, deadline: timedelta) -> None:
+def _require_pace(lease: timedelta, deadline: timedelta | None) -> None:
     if lease < timedelta(seconds=1):
         raise click.UsageError("a --lease under 1 s is lost before it is renewed")
-    if deadline <= timedelta(0):
+    if deadline is not None and deadline <= timedelta(0):
         raise click.UsageError("a --deadline is more than nothing")

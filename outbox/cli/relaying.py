@@ -16,7 +16,7 @@ from outbox.cli.output import age, say
 from outbox.message import Message
 from outbox.outbox import Outbox
 from outbox.relay import Relay, stopping_on_signals
-from outbox.sender import Sender, destination_of, open_sender
+from outbox.sender import Sender, deadline_of, destination_of, open_sender
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.lease import Leases, Partition
@@ -36,6 +36,7 @@ class Counted:
     def __init__(self, sender: Sender, destination: str) -> None:
         self._sender = sender
         self.destination = destination
+        self.deadline = deadline_of(sender)
         self.sent = 0
         #: What it last said of a message that it did not accept.
         self.refusal: str | None = None
@@ -75,7 +76,7 @@ class Relaying:
         batch_size: int,
         batch_bytes: int,
         lease: timedelta,
-        deadline: timedelta,
+        deadline: timedelta | None,
         attempts: int,
     ) -> None:
         self._target = target
@@ -84,6 +85,8 @@ class Relaying:
         self._topics = chosen_topics(topics)
         self._start: Any = start
         self._sender = Counted(open_sender(to), destination_of(to))
+        #: For one call of the sender.
+        self.deadline = deadline or self._sender.deadline
         self._relay: Relay | None = None
         self._stopping = False
         self._spoke = False
@@ -93,7 +96,7 @@ class Relaying:
             "start": start,
             "on_dead": on_dead,
             "retry": RetryPolicy(attempts=attempts),
-            "deadline": deadline,
+            "deadline": self.deadline,
             "settings": Settings(
                 limits=Limits(rows=batch_size, bytes=batch_bytes), lease=lease, renew_every=lease * 0.3
             ),

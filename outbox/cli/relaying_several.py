@@ -22,20 +22,18 @@ from outbox.store.place import told_apart
 class RelayingSeveral:
     """Relays from the command line. Mistakes in the options are told before anything is opened."""
 
-    def __init__(
-        self, targets: Sequence[Target], to: str, *, deadline: timedelta, lease: timedelta, **options: Any
-    ) -> None:
+    def __init__(self, targets: Sequence[Target], to: str, *, lease: timedelta, **options: Any) -> None:
         require_own_name(options["name"])
         places = told_apart([named(target) for target in targets])
         if len(set(targets)) < len(targets):
             twice = next(place for target, place in zip(targets, places, strict=True) if targets.count(target) > 1)
             raise click.UsageError(f"{twice} is given twice")
         self._each = [
-            OneOfSeveral(Relaying(target, to, place=place, deadline=deadline, lease=lease, **options), place)
+            OneOfSeveral(Relaying(target, to, place=place, lease=lease, **options), place)
             for target, place in zip(targets, places, strict=True)
         ]
         # What a healthy one may need: for the call under way, and for a renewal of its lease.
-        self._relays = Relays(self._each, drain=deadline + lease)
+        self._relays = Relays(self._each, drain=self._each[0].relaying.deadline + lease)
 
     def run(self) -> int:
         """Send until stopped; the exit code says whether all had finished."""

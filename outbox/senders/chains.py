@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from outbox.message import Message
 from outbox.verdict import Done, Unavailable, Verdict
 
-_EARLIER = Unavailable("an earlier message of its key was not stored")
+#: For what stands behind a message of its key that is not `Done`.
+EARLIER = Unavailable("an earlier message of its key was not stored")
 _NOT_ASKED = Unavailable("not handed over")
 
 
@@ -74,7 +75,7 @@ class Chains:
             self._ready.append(successor)
             return
         while successor is not None:
-            self._verdicts[successor] = _EARLIER
+            self._verdicts[successor] = EARLIER
             self.left -= 1
             successor = self._successor.get(successor)
 

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
+from outbox.errors import InvalidMessageError
 from outbox.message import Message
-from outbox.sender import destination_of
+from outbox.sender import deadline_of, destination_of
+from outbox.senders.chains import EARLIER
+from outbox.senders.headers import own_headers
 from outbox.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, told
-
-_EARLIER = Unavailable("an earlier message of its key was not stored")
 
 
 class FunctionSender:
@@ -18,7 +19,8 @@ class FunctionSender:
 
     In a call with several messages one that raises is `Unavailable`, and so is the rest of its key; other keys go on,
     for `timeout` at most, because a function that waits for a dead server may take seconds to raise. A message that
-    came alone raises through: only then can a failure be blamed on it.
+    came alone raises through: only then can a failure be blamed on it. One whose row holds other headers than `Message`
+    makes is rejected when the function raises.
     """
 
     def __init__(
@@ -28,6 +30,7 @@ class FunctionSender:
         timeout: timedelta = timedelta(seconds=5),
     ) -> None:
         self.destination = destination_of(function)
+        self.deadline = deadline_of(function)
         self._function = function
         self._timeout = timeout.total_seconds()
 
@@ -41,7 +44,7 @@ class FunctionSender:
         deadline = time.monotonic() + self._timeout
         for message in messages:
             if message.key is not None and message.key in stopped:
-                verdicts.append(_EARLIER)
+                verdicts.append(EARLIER)
                 continue
             if raised is not None and time.monotonic() > deadline:
                 verdict: Verdict = Unavailable(f"not asked after {told(raised)}")
@@ -60,7 +63,14 @@ class FunctionSender:
         """Nothing is held."""
 
     def _asked(self, message: Message) -> Verdict:
-        verdict = self._function(message)
+        try:
+            verdict = self._function(message)
+        except Exception:
+            try:
+                own_headers(message)
+            except InvalidMessageError as unfit:
+                return Reject(str(unfit))
+            raise
         if verdict is None:
             return DONE
         if not isinstance(verdict, Done | Retry | Reject | Unavailable):

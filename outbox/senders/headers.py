@@ -8,29 +8,69 @@
 The user's own headers travel under their own names. A field that a message has not is not sent. The message id has
 the name that the destination reads for its own deduplication, so each sender adds it. Nothing changes between two
 attempts: a copy is the same bytes.
+
+`Message` checks headers before they are written. A row that somebody inserted by SQL may hold anything, so they are
+checked here again: a header must neither pass for a field of ours nor give the destination an order.
 """
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import NoReturn
 from urllib.parse import quote, unquote
 from uuid import UUID
 
+from outbox.errors import InvalidMessageError
 from outbox.message import Message
 
 KEY = "Outbox-Key"
 TAGS = "Outbox-Tags"
 CREATED_AT = "Outbox-Created-At"
 CONTENT_TYPE = "Content-Type"
-_OURS = frozenset((KEY, TAGS, CREATED_AT, CONTENT_TYPE))
+_FIELDS = frozenset((KEY, TAGS, CREATED_AT, CONTENT_TYPE))
+
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_NO_LINE = re.compile("[\r\n\ud800-\udfff]")
+_LINE = "must be one line of UTF-8"
 
 
-def wire_headers(message: Message, *, id_name: str) -> dict[str, str]:
-    """The headers of `message`; its id under `id_name`."""
-    headers = {id_name: str(message.message_id)}
+@dataclass(frozen=True, slots=True)
+class Reserved:
+    """Names that no header of a row may have: `by` reads orders from them, or writes them itself.
+
+    `prefixes` and `names` are in lower case; names are compared without regard to case, as many clients read them.
+    """
+
+    by: str
+    prefixes: tuple[str, ...]
+    names: tuple[str, ...] = ()
+
+    def holds(self, name: str) -> bool:
+        """Whether a name is one of them."""
+        lower = name.lower()
+        return lower.startswith(self.prefixes) or lower in self.names
+
+
+_OURS = Reserved("the outbox", prefixes=("outbox-",), names=(CONTENT_TYPE.lower(),))
+
+
+def wire_headers(message: Message, *, id_name: str, reserved: Reserved) -> dict[str, str]:
+    """The headers of `message`; its id under `id_name`, which is one of the names `reserved` by the destination.
+
+    Raises:
+        InvalidMessageError: no destination could carry them, or they hold a reserved name.
+    """
+    headers: dict[str, str] = {}
     if message.headers_json is not None:
-        headers.update(message.headers)
+        headers = own_headers(message)
+        for name, value in headers.items():
+            _check(name, value, reserved)
+    # Set last, so that nothing of the row can stand in their place.
+    headers[id_name] = str(message.message_id)
     if message.key is not None:
         headers[KEY] = quote(message.key, safe="")
     if message.tags is not None:
@@ -38,7 +78,29 @@ def wire_headers(message: Message, *, id_name: str) -> dict[str, str]:
     if message.created_at is not None:
         headers[CREATED_AT] = message.created_at.astimezone(UTC).isoformat()
     if message.content_type is not None:
+        if _NO_LINE.search(message.content_type):
+            _refuse("content_type", _LINE)
         headers[CONTENT_TYPE] = message.content_type
+    return headers
+
+
+def own_headers(message: Message) -> dict[str, str]:
+    """The user's headers, as they are stored.
+
+    Raises:
+        InvalidMessageError: the row holds something else than a JSON object of strings.
+    """
+    if message.headers_json is None:
+        return {}
+    try:
+        headers = json.loads(message.headers_json)
+    except (ValueError, RecursionError):
+        headers = None
+    if not isinstance(headers, dict):
+        _refuse("headers", f"must be a JSON object of strings, not {message.headers_json!r:.60}")
+    for name, value in headers.items():
+        if not isinstance(value, str):
+            _refuse(_named(name), f"must be a string, not {type(value).__name__}")
     return headers
 
 
@@ -55,9 +117,27 @@ def read_headers(topic: str, body: bytes, headers: Mapping[str, str], *, id_name
         body,
         key=None if key is None else unquote(key, errors="strict"),
         tags=None if tags is None else unquote(tags, errors="strict"),
-        headers={name: value for name, value in headers.items() if name not in _OURS and name != id_name},
+        headers={name: value for name, value in headers.items() if name not in _FIELDS and name != id_name},
         content_type=headers.get(CONTENT_TYPE),
     )
     message.message_id = UUID(headers[id_name])
     message.created_at = None if created_at is None else datetime.fromisoformat(created_at)
     return message
+
+
+def _check(name: str, value: str, reserved: Reserved) -> None:
+    if not _TOKEN.fullmatch(name):
+        _refuse(_named(name), "the name must be of letters, digits and -")
+    for each in (_OURS, reserved):
+        if each.holds(name):
+            _refuse(_named(name), f"the name is reserved by {each.by}")
+    if _NO_LINE.search(value):
+        _refuse(_named(name), _LINE)
+
+
+def _named(name: str) -> str:
+    return f"headers[{name!r:.80}]"
+
+
+def _refuse(field: str, limit: str) -> NoReturn:
+    raise InvalidMessageError(field, limit, "send the message anew without that, and discard this one")

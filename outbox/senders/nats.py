@@ -5,15 +5,20 @@ server without TLS. A single name before the @ is a token. A message is `Done` w
 
 A consumer finds the id in `Nats-Msg-Id`, by which a stream drops a second copy within its `duplicate_window`; the
 other fields have the names of `outbox.senders.headers`, and `read_message` turns them back into a `Message`.
-A stream drops by the id alone: do not let one stream take two subjects that the same message is sent to.
 
-What NATS cannot carry is answered with `Reject`: a topic with an empty part (`a..b`, `.a`, `a.`), a header of the
-name `Status` (clients take it for their own), a message above the server's `max_payload` or its stream's limit.
+A stream drops by the id alone, whatever the subject: do not let one stream take two subjects that the same message is
+sent to. So a copy that was dropped is `Done` only if the stream's message is of the same subject, which is asked of
+`$JS.API.STREAM.MSG.GET.<stream>`; a user with restricted permissions needs that one, too. Otherwise it waits until the
+window is over and the stream takes it.
+
+What NATS cannot carry is answered with `Reject`: a topic with an empty part (`a..b`, `.a`, `a.`), a header that servers
+or clients take for their own (`Nats-…`, `Status`), a message above the server's `max_payload` or its stream's limit.
 """
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import random
@@ -27,12 +32,12 @@ from itertools import count
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from outbox.errors import MissingExtraError, SenderError
+from outbox.errors import InvalidMessageError, MissingExtraError, SenderError
 from outbox.message import Message
 from outbox.sender import destination_of, redacted
 from outbox.senders.background import BackgroundLoop
 from outbox.senders.chains import Chains
-from outbox.senders.headers import read_headers, wire_headers
+from outbox.senders.headers import Reserved, read_headers, wire_headers
 from outbox.verdict import DONE, Reject, Unavailable, Verdict
 
 try:
@@ -43,6 +48,8 @@ except ImportError as error:
     raise MissingExtraError("NATS needs an extra: pip install 'outbox-log[nats]'") from error
 
 MESSAGE_ID = "Nats-Msg-Id"
+#: Servers take orders from these (`Nats-Rollup` empties a stream), clients tell a server's answer by `Status`.
+RESERVED = Reserved("NATS", prefixes=("nats-",), names=("status",))
 
 #: How much may wait for an acknowledgement at once; a server refuses from 10 000 messages of a stream on.
 _MAX_UNDER_WAY = 512
@@ -53,11 +60,13 @@ _SECONDS_BETWEEN_WARNINGS = 5.0
 
 #: JetStream's error codes for a message that its stream can never take: its size, the size of its headers.
 _NEVER = (10054, 10097)
+#: And for a message that is not in its stream any more.
+_GONE = 10037
 
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*")
 _SUBJECT = re.compile(r"[A-Za-z0-9_%|-]+(\.[A-Za-z0-9_%|-]+)*")
-_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
-_LINE_BREAK = re.compile(r"[\r\n]")
+#: Names of streams and domains, of which subjects are made.
+_NAME = re.compile(r"[^\s.*>]+")
 _FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
 _log = logging.getLogger(__name__)
 
@@ -73,6 +82,7 @@ class NatsSender:
         self.destination = destination_of(url)
         address = _Address.of(url)
         self._seconds = address.timeout or timeout.total_seconds()
+        self.deadline = timedelta(seconds=self._seconds)
         self._loop = BackgroundLoop("outbox-nats", make=lambda: _Link(address), farewell=_Link.close)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
@@ -273,15 +283,15 @@ class _Connection:
         while (index := call.chains.take()) is not None:
             message = call.messages[index]
             try:
-                headers = wire_headers(message, id_name=MESSAGE_ID)
+                headers = wire_headers(message, id_name=MESSAGE_ID, reserved=RESERVED)
                 refusal = _refusal(message, headers, self._client.max_payload)
                 if refusal is None:
                     await self._client.publish(call.subject(index), message.body, f"{call.reply}{index}", headers)
+            except InvalidMessageError as error:
+                refusal = str(error)
             except (OSError, Error, ValueError) as error:
                 # Either there is no connection any more, or the driver minds this very message.
-                if not self._client.is_connected:
-                    self.trouble = self.trouble or f": {_text(error)}"
-                    self._lose()
+                self._not_sent(error)
                 refusal = f"NATS cannot carry it: {_text(error)}"
             if refusal is not None:
                 call.settle(index, Reject(refusal))
@@ -289,9 +299,35 @@ class _Connection:
     async def _answered(self, answer: Msg) -> None:
         number, _, index = answer.subject[len(self._inbox) + 1 :].partition(".")
         call = self._calls.get(number)
-        if call is not None:
-            call.settle(int(index), _verdict(answer, call.subject(int(index))))
-            await self._pump(call)
+        if call is None:
+            return
+        place = int(index)
+        dropped = call.dropped.get(place)
+        if dropped is None:
+            verdict = _verdict(answer, call.subject(place))
+        else:
+            verdict = dropped.verdict(answer, call.messages[place])
+        if isinstance(verdict, _Dropped):
+            await self._ask(call, place, verdict)
+        else:
+            call.settle(place, verdict)
+        await self._pump(call)
+
+    async def _ask(self, call: _Call, index: int, dropped: _Dropped) -> None:
+        """Ask a stream for the copy that it has; the answer to that settles the message."""
+        call.dropped[index] = dropped
+        question = dropped.question(home=self._client.domain)
+        try:
+            await self._client.publish(question, b'{"seq": %d}' % dropped.seq, f"{call.reply}{index}")
+        except (OSError, Error, ValueError) as error:
+            self._not_sent(error)
+            call.settle(index, dropped.doubtful(_text(error)))
+
+    def _not_sent(self, error: Exception) -> None:
+        """The driver could not send something; perhaps because there is no connection any more."""
+        if not self._client.is_connected:
+            self.trouble = self.trouble or f": {_text(error)}"
+            self._lose()
 
     async def _complain(self, error: Exception) -> None:
         """The server, or the driver, reports something that belongs to no message; but perhaps to a subject."""
@@ -304,8 +340,11 @@ class _Connection:
     async def _forbid(self, call: _Call, subject: str) -> None:
         """What is under way to a subject, told in lower case by the driver, will not be answered."""
         for index in call.chains.under_way():
-            if call.subject(index).lower() == subject:
-                call.settle(index, Unavailable(f"NATS: the user may not publish to {call.subject(index)!r}"))
+            dropped = call.dropped.get(index)
+            asked = call.subject(index) if dropped is None else dropped.question(home=self._client.domain)
+            if asked.lower() == subject:
+                text = f"the user may not publish to {asked!r}"
+                call.settle(index, Unavailable(f"NATS: {text}") if dropped is None else dropped.doubtful(text))
         await self._pump(call)
 
     def _lose(self) -> None:
@@ -317,12 +356,14 @@ class _Connection:
 class _Call:
     """One call of `send`: its messages, where their answers go, what came of them."""
 
-    __slots__ = ("_prefix", "chains", "is_settled", "messages", "reply")
+    __slots__ = ("_prefix", "chains", "dropped", "is_settled", "messages", "reply")
 
     def __init__(self, messages: Sequence[Message], prefix: str) -> None:
         self.messages = messages
         self.chains = Chains(messages, most=_MAX_UNDER_WAY, most_bytes=_MAX_BYTES_UNDER_WAY)
         self.reply = ""
+        #: Of which it is asked whose the stream's copy is.
+        self.dropped: dict[int, _Dropped] = {}
         self.is_settled = asyncio.Event()
         self._prefix = prefix
 
@@ -339,12 +380,54 @@ class _Call:
         self.is_settled.set()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Dropped:
+    """A copy for `subject` that a stream has dropped: its message `seq`, of whatever subject, has the same id."""
+
+    subject: str
+    stream: str
+    seq: int
+    domain: str | None
+
+    def question(self, *, home: str | None) -> str:
+        """The subject on which the stream is asked for that message, by a server of the domain `home`."""
+        api = "$JS.API" if self.domain in (None, home) else f"$JS.{self.domain}.API"
+        return f"{api}.STREAM.MSG.GET.{self.stream}"
+
+    def verdict(self, answer: Msg, message: Message) -> Verdict:
+        """`Done` if the stream has the message from our subject."""
+        reply = _reply(answer)
+        found, failure = reply.get("message"), reply.get("error")
+        if isinstance(found, dict) and _is_copy(found, message):
+            return DONE if found.get("subject") == self.subject else self._of_another(found.get("subject"))
+        if found is not None or (isinstance(failure, dict) and failure.get("err_code") == _GONE):
+            return self.doubtful("its first copy is gone")
+        return self.doubtful(str(failure.get("description")) if isinstance(failure, dict) else "JetStream is silent")
+
+    def doubtful(self, why: str) -> Unavailable:
+        """The first copy was of our subject or not. Sent again it may come twice; if it was not, it would be lost."""
+        return self._waits(f"as a duplicate, and cannot tell of which subject the first copy was: {why}")
+
+    def _of_another(self, other: object) -> Unavailable:
+        fix = "give each of the two a stream of its own, or run only one of their relays"
+        return self._waits(f"because it has the same message from {other!r}, and drops by the id alone; {fix}")
+
+    def _waits(self, why: str) -> Unavailable:
+        taken = "it is sent again, and taken when the stream's duplicate_window is over"
+        return Unavailable(f"stream {self.stream!r} dropped it on subject {self.subject!r} {why}; {taken}")
+
+
 class _Client(Client):
     """nats-py's client, which lets go at once, and speaks TLS where it was asked for."""
 
     def __init__(self, on_close: Callable[[], None]) -> None:
         super().__init__()
         self._on_close = on_close
+
+    @property
+    def domain(self) -> str | None:
+        """Of the JetStream that the server itself speaks for."""
+        return self._server_info.get("domain")
 
     async def _close(self, *arguments: Any, **options: Any) -> None:
         # All ways to lose a connection end here. Closing politely would first write what is left, which hangs on
@@ -372,11 +455,6 @@ def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str
             f"NATS has no subject {message.topic!r}: what stands between dots has to be letters, digits, - and _, and"
             " not empty; send it under another topic, and discard this one"
         )
-    if message.headers_json is not None and any(name.lower() == "status" for name in headers):
-        return "NATS clients take a header 'Status' for their own; give it another name"
-    # `Message` refuses these, but a row may have been written by another hand; a driver alters them or sends them raw.
-    if not _NAMES.fullmatch("".join(headers)) or _LINE_BREAK.search("".join(headers.values())):
-        return "NATS cannot carry its headers"
     if len(message.body) > max_payload - _HEADERS_AT_MOST:
         size = len(message.body) + _size(headers)
         if size > max_payload:
@@ -389,20 +467,42 @@ def _size(headers: dict[str, str]) -> int:
     return len("NATS/1.0\r\n\r\n") + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
 
 
-def _verdict(answer: Msg, subject: str) -> Verdict:
+def _verdict(answer: Msg, subject: str) -> Verdict | _Dropped:
     if answer.headers is not None and answer.headers.get("Status") == "503":
         return Unavailable(f"no JetStream stream takes subject {subject!r}; create one")
+    reply = _reply(answer)
+    failure = reply.get("error")
+    if failure is None and "seq" in reply:
+        return _dropped(reply, subject) if reply.get("duplicate") else DONE
+    if not isinstance(failure, dict):
+        return Unavailable(f"NATS: what answers on subject {subject!r} is not JetStream")
+    text = f"JetStream on subject {subject!r}: {failure.get('description')} ({failure.get('err_code')})"
+    return Reject(text) if failure.get("err_code") in _NEVER else Unavailable(text)
+
+
+def _dropped(reply: dict[str, Any], subject: str) -> Verdict | _Dropped:
+    stream, seq, domain = reply.get("stream"), reply["seq"], reply.get("domain")
+    names = (stream,) if domain is None else (stream, domain)
+    if not isinstance(seq, int) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+        return Unavailable(f"NATS: what answers on subject {subject!r} is not JetStream")
+    return _Dropped(subject=subject, stream=str(stream), seq=seq, domain=domain)
+
+
+def _reply(answer: Msg) -> dict[str, Any]:
+    """What JetStream says, if it is JetStream."""
     try:
         reply = json.loads(answer.data)
     except ValueError:
-        reply = None
-    if not isinstance(reply, dict) or not ("error" in reply or "seq" in reply):
-        return Unavailable(f"NATS: what answers on subject {subject!r} is not JetStream")
-    failure = reply.get("error")
-    if failure is None:
-        return DONE
-    text = f"JetStream on subject {subject!r}: {failure.get('description')} ({failure.get('err_code')})"
-    return Reject(text) if failure.get("err_code") in _NEVER else Unavailable(text)
+        return {}
+    return reply if isinstance(reply, dict) else {}
+
+
+def _is_copy(found: dict[str, Any], message: Message) -> bool:
+    """Whether what a stream has found is that message, and no later one of a stream that was made anew."""
+    try:
+        return str(message.message_id).encode() in base64.b64decode(found.get("hdrs", ""))
+    except (TypeError, ValueError):
+        return False
 
 
 def _text(error: Exception) -> str:

@@ -5,6 +5,8 @@
 
 Lines are ASCII, so that no terminal and no reader of lines takes offence at a character. A body that is not UTF-8
 stands under `body_base64` instead of `body`.
+
+Headers stand under a name of their own, so whatever they are called, none passes for a field of the line.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ from pathlib import Path
 from typing import TextIO
 from urllib.parse import unquote, urlsplit
 
-from outbox.errors import SenderError
+from outbox.errors import InvalidMessageError, SenderError
 from outbox.message import Message
 from outbox.sender import destination_of, redacted
-from outbox.verdict import DONE, Unavailable, Verdict
+from outbox.senders.chains import EARLIER
+from outbox.senders.headers import own_headers
+from outbox.verdict import DONE, Reject, Unavailable, Verdict
 
 
 class StdoutSender:
@@ -42,15 +46,16 @@ class StdoutSender:
         return cls()
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """All are `Done` when the last line is flushed, else none."""
+        """All that can be a line are `Done` when the last line is flushed, else none."""
+        lines, verdicts = _lines(messages)
         # Looked up at every call: who captures output replaces sys.stdout.
         stream = self._stream or sys.stdout
         try:
-            stream.writelines(map(json_line, messages))
+            stream.writelines(lines)
             stream.flush()
         except (OSError, ValueError) as error:  # ValueError: the stream is closed
             return [Unavailable(f"standard output: {error}")] * len(messages)
-        return [DONE] * len(messages)
+        return verdicts
 
     def close(self) -> None:
         """Standard output stays open: it belongs to the process."""
@@ -80,14 +85,15 @@ class FileSender:
         return cls(path)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """All are `Done` when the last line is on disk, else none."""
-        if not messages:
-            return []
+        """All that can be a line are `Done` when the last line is on disk, else none."""
+        lines, verdicts = _lines(messages)
+        if not lines:
+            return verdicts
         try:
-            self._append("".join(map(json_line, messages)).encode())
+            self._append("".join(lines).encode())
         except OSError as error:
             return [Unavailable(f"{self._path}: {error.strerror}")] * len(messages)
-        return [DONE] * len(messages)
+        return verdicts
 
     def close(self) -> None:
         """Nothing is held between two calls."""
@@ -103,14 +109,37 @@ class FileSender:
             _sync_folder(self._path.parent)
 
 
+def _lines(messages: Sequence[Message]) -> tuple[list[str], list[Verdict]]:
+    """The lines to write, and a verdict for each message that holds when they are written."""
+    lines: list[str] = []
+    verdicts: list[Verdict] = []
+    stopped: set[str | None] = set()
+    for message in messages:
+        verdict: Verdict = DONE
+        if message.key in stopped:
+            verdict = EARLIER
+        else:
+            try:
+                lines.append(json_line(message))
+            except InvalidMessageError as unfit:
+                verdict = Reject(str(unfit))
+                stopped.update(() if message.key is None else (message.key,))
+        verdicts.append(verdict)
+    return lines, verdicts
+
+
 def json_line(message: Message) -> str:
-    """A message as one line of ASCII JSON, its newline included."""
+    """A message as one line of ASCII JSON, its newline included.
+
+    Raises:
+        InvalidMessageError: its row holds headers that are no JSON object of strings.
+    """
     fields = {
         "message_id": str(message.message_id),
         "topic": message.topic,
         "key": message.key,
         "tags": message.tags,
-        "headers": message.headers,
+        "headers": own_headers(message),
         "content_type": message.content_type,
         "created_at": None if message.created_at is None else message.created_at.astimezone(UTC).isoformat(),
     }

@@ -259,9 +259,11 @@ class Subscriptions:
             if there != here
         ]
         if differing:
+            # A compensation has a grace of its own; all else follows its subscription.
+            altered = stored.name if stored.grace != grace else stored.direct or stored.name
             raise SubscriptionError(
                 f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}; give this worker another"
-                f" --name, or stop the workers and run: outbox subscriptions alter {stored.direct or stored.name}"
+                f" --name, or stop the workers and run: outbox subscriptions alter {altered}"
                 f" {' '.join(option for _, option in differing)}"
             )
 

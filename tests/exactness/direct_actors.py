@@ -19,9 +19,9 @@ from pathlib import Path
 from sqlalchemy import insert
 from sqlalchemy.exc import OperationalError
 
-from outbox import Done, Message, Outbox, Relay, courier, create_engine, direct, rounds
+from outbox import Done, Message, Outbox, Relay, courier, create_engine, rounds
 from outbox.testing.faults import arm_kill
-from tests.directly import promises
+from tests.directly import in_brief, promises
 from tests.exactness.business import FactRow, change
 from tests.exactness.relays import HistorySender, settings
 from tests.waiting import eventually
@@ -92,7 +92,7 @@ def main(task: Task) -> None:
     for module in (courier, rounds):
         setattr(module, "MOST_AT_ONCE", task.rows)  # noqa: B010  # each has its own
     if task.grace is not None:
-        courier.GRACE_SECONDS, direct._RIGHT_SECONDS = task.grace, task.grace / 2
+        in_brief(setattr, task.grace, task.grace / 2)
     if task.kill_at is not None:
         arm_kill(task.kill_at)
     if task.writer is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -124,9 +125,10 @@ def from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def marks_without_compensation(monkeypatch: pytest.MonkeyPatch) -> None:
     declare = Subscriptions.declare
 
-    def forgetful(self: Subscriptions, channel: Channel, declared: Declaration, *start: object) -> Subscription | None:
+    def forgetful(self: Subscriptions, channel: Channel, declared: Declaration, *start: object) -> Subscription:
         if is_compensation(declared.name):
-            return None
+            assert declared.grace is not None
+            return replace(self.get(channel, "relay"), grace=declared.grace)
         return declare(self, channel, declared, *start)  # type: ignore[arg-type]  # as it came
 
     monkeypatch.setattr(Subscriptions, "declare", forgetful)

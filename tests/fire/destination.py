@@ -26,6 +26,7 @@ class Destination:
     """Keeps what it accepts. `answer` decides per message and may raise; `hanging` holds every call back."""
 
     destination = "test"
+    deadline: timedelta | None = None
 
     def __init__(self, answer: Answer = accepted) -> None:
         self.answer = answer
