@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from tenacity import wait_fixed
@@ -67,9 +67,16 @@ class Stage:
         self.rests = rests
         self.hand_over = HandOver(Caller(handler), policy, before_call=lambda: None, rest=self._rest, most=most)
 
-    def run(self, messages: Sequence[Message], *, patient: bool = True, room: int = 1000) -> Outcome:
+    def run(
+        self,
+        messages: Sequence[Message],
+        *,
+        patient: bool = True,
+        room: int = 1000,
+        now: Callable[[], datetime] | None = None,
+    ) -> Outcome:
         """One batch."""
-        return self.hand_over.run(list(messages), patient=patient, room=room)
+        return self.hand_over.run(list(messages), patient=patient, room=room, now=now)
 
     def _rest(self, seconds: float) -> bool:
         time.sleep(seconds)

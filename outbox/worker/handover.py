@@ -115,6 +115,11 @@ class HandOver:
         hanging = [call for call in self._hung if not call.finished]
         return len(hanging) > self._policy.max_hung or any(call.seconds > hopeless for call in hanging)
 
+    @property
+    def unanswered(self) -> set[int | None]:
+        """The ids of messages that may have arrived: their calls hang, or have answers that are not used yet."""
+        return {message.id for call in self._hung if call.error is None for message in call.messages}
+
     def run(
         self,
         messages: list[Message],
@@ -163,11 +168,11 @@ class HandOver:
         return batch.outcome
 
     def _let_expire(self, batch: _Batch, now: Callable[[], datetime] | None) -> None:
-        """What comes too late by now is dead; what a call has that hangs may have arrived."""
+        """What comes too late by now is dead, unless it may have arrived."""
         timed = [message for message in batch.pending if message.expires_at is not None]
         if timed and now is not None:
-            moment, hanging = now(), {message.id for call in self._hung for message in call.messages}
-            late = [m for m in timed if m.expires_at is not None and m.expires_at <= moment and m.id not in hanging]
+            moment, unanswered = now(), self.unanswered
+            late = [m for m in timed if m.expires_at is not None and m.expires_at <= moment and m.id not in unanswered]
             if late:
                 batch.resolve([], [(message, EXPIRED) for message in late])
 
