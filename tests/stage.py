@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 from tenacity import wait_fixed
@@ -37,7 +37,7 @@ def messages(*keys: str | None, first: int = 1, topic: str = "orders") -> list[M
 def again(message: Message, attempt: int) -> Message:
     """The same message as it is read from where it was set aside."""
     copy = Message(message.topic, message.body, key=message.key)
-    copy.id, copy.attempt = message.id, attempt
+    copy.id, copy.message_id, copy.attempt = message.id, message.message_id, attempt
     return copy
 
 
@@ -68,9 +68,16 @@ class Stage:
         self.rests = rests
         self.hand_over = HandOver(Caller(handler), policy, before_call=lambda: math.inf, rest=self._rest, most=most)
 
-    def run(self, messages: Sequence[Message], *, patient: bool = True, room: int = 1000) -> Outcome:
+    def run(
+        self,
+        messages: Sequence[Message],
+        *,
+        patient: bool = True,
+        room: int = 1000,
+        now: Callable[[], datetime] | None = None,
+    ) -> Outcome:
         """One batch."""
-        return self.hand_over.run(list(messages), patient=patient, room=room)
+        return self.hand_over.run(list(messages), patient=patient, room=room, now=now)
 
     def _rest(self, seconds: float) -> bool:
         time.sleep(seconds)

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Message, Outbox
+from outbox.store.dedup import prune
 from tests.readers import bodies
 from tests.waiting import eventually
 
@@ -231,6 +233,79 @@ def test_the_same_message_twice_is_a_repetition_too(engine):
 
     assert [*once, *again] == [message.message_id] * 3
     assert bodies(engine) == [b"1"]
+
+
+def pruned(outbox: Outbox) -> int:
+    """How many keys go, as a lease holder deletes what has expired."""
+    with closing(outbox.database.open()) as channel:
+        return prune(outbox.database, channel)
+
+
+def test_a_key_that_a_transaction_is_claiming_anew_is_not_pruned(engine):
+    """Who prunes leaves it alone, or waits for the end of the transaction and finds it good."""
+    outbox, expired = Outbox(engine), timedelta(days=-8).total_seconds()
+    write(moved_by(engine, expired), "1")
+    write(moved_by(engine, expired), "2", "order-2")
+    with ThreadPoolExecutor(1) as pool, engine.connect() as connection:
+        claimed = outbox.send(connection, "orders", "3", dedup_key="order-1")
+        count = pool.submit(pruned, outbox)
+        eventually(count.done, 0.3)
+        connection.commit()
+        gone = count.result(30)
+
+    assert gone == 1
+    assert write(outbox, "4") == claimed
+    assert bodies(engine) == [b"1", b"2", b"3"]
+
+
+_FILL = """
+    INSERT INTO outbox_dedup
+    SELECT n, gen_random_uuid(), statement_timestamp() + CASE WHEN n % 50 = 0 THEN -:day ELSE :day END
+    FROM generate_series(1, 50000) AS n
+"""
+_READ_IN_SEQUENCE = "SELECT pg_stat_get_xact_tuples_returned('outbox_dedup'::regclass)"
+
+
+def test_pruning_does_not_read_the_keys_that_are_good(pg_engine):
+    """Each portion comes between the messages of a relay, so it has to be quick however many keys there are."""
+    outbox = Outbox(pg_engine)
+    with pg_engine.begin() as connection:
+        connection.execute(text(_FILL), {"day": timedelta(days=1)})
+        connection.execute(text("ANALYZE outbox_dedup"))
+    with closing(outbox.database.open()) as channel, channel.transaction():
+        gone = prune(outbox.database, channel)
+        read = channel.rows(_READ_IN_SEQUENCE)[0][0]
+
+    assert (gone, read) == (1000, 0)
+
+
+#: A clock that stands still while somebody else has its lock.
+HELD_CLOCK = """
+    CREATE FUNCTION held_clock() RETURNS timestamptz LANGUAGE plpgsql VOLATILE AS $$
+        BEGIN PERFORM pg_advisory_xact_lock(42); RETURN statement_timestamp(); END $$
+"""
+_WAITING = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+
+
+def test_a_key_that_was_claimed_anew_after_the_prune_began_is_not_pruned(pg_engine):
+    """The prune's snapshot holds the expired row; the lock that it takes shows the row as it is now."""
+    outbox, expired = Outbox(pg_engine), timedelta(days=-8).total_seconds()
+    write(moved_by(pg_engine, expired), "1")
+    write(moved_by(pg_engine, expired), "2", "order-2")
+    with pg_engine.begin() as connection:
+        connection.execute(text(HELD_CLOCK))
+    held = Outbox(pg_engine, dialect=replace(outbox.database.dialect, now="held_clock()"))
+    with ThreadPoolExecutor(1) as pool, pg_engine.connect() as connection:
+        connection.execute(text("SELECT pg_advisory_lock(42)"))
+        count = pool.submit(pruned, held)
+        waits = eventually(lambda: connection.scalar(text(_WAITING)) == 1, 20)
+        claimed = write(outbox, "3")
+        connection.execute(text("SELECT pg_advisory_unlock(42)"))
+        gone = count.result(30)
+
+    assert (waits, gone) == (True, 1)
+    assert write(outbox, "4") == claimed
+    assert bodies(pg_engine) == [b"1", b"2", b"3"]
 
 
 @pytest.mark.parametrize("window", [7, timedelta(0), timedelta(days=-1), timedelta(days=40_000), None])

@@ -2,8 +2,14 @@
 
 import threading
 import time
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
+from outbox import Message, RetryPolicy, Verdict
 from tests.stage import HASTY, Handler, Stage, again, hanging, ids, messages, seen
+
+#: Here the others are to be accepted before the hand-over gives up.
+LESS_HASTY = replace(HASTY, deadline=timedelta(seconds=0.5))
 
 
 def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
@@ -12,6 +18,47 @@ def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
         outcome = Stage(handler, HASTY).run(messages("a", "b", "a", "b"))
 
     assert seen(outcome) == {"done": [2, 4], "aside": [(1, "retry", 1), (3, "blocked", 0)], "open": []}
+
+
+def test_a_hung_call_keeps_its_keys_also_when_its_message_has_an_outcome():
+    """A dead letter that lets its key go on may arrive yet, and what is behind it must not arrive before."""
+    handler = Handler()
+    policy = replace(LESS_HASTY, retry=RetryPolicy(attempts=1), block_on_dead=False)
+    with hanging(handler, 1):
+        outcome = Stage(handler, policy).run(messages("a", "b", "a", "b"))
+
+    assert seen(outcome) == {"done": [2, 4], "aside": [(1, "dead", 1)], "open": [3]}
+
+
+def test_a_later_batch_waits_for_the_keys_of_a_hung_call_until_it_ends():
+    """What stands behind it there is held back by nothing else."""
+    handler = Handler()
+    stage = Stage(handler, LESS_HASTY)
+    with hanging(handler, 1) as released:
+        stage.run(messages("a", "b"))
+        answer = handler.answer
+
+        def releasing(message: Message) -> Verdict:
+            if message.id == 6:
+                released.set()
+            return answer(message)
+
+        handler.answer = releasing
+        outcome = stage.run(messages("a", "c", "a", "d", first=3))
+
+    assert seen(outcome) == {"done": [4, 6, 3, 5], "aside": [], "open": []}
+
+
+def test_what_hangs_does_not_expire():
+    """It may have arrived; the others of its batch are dead when their time is over."""
+    handler, moment = Handler(), datetime.now(UTC)
+    found = messages("a", "b", "a", "c")
+    for message in found[0], found[3]:
+        message.expires_at = moment - timedelta(seconds=1)
+    with hanging(handler, 1):
+        outcome = Stage(handler, LESS_HASTY).run(found, now=lambda: moment)
+
+    assert seen(outcome) == {"done": [2], "aside": [(4, "dead", 0), (1, "retry", 1), (3, "blocked", 0)], "open": []}
 
 
 def test_a_call_that_hangs_when_nothing_else_is_accepted_counts_nothing():

@@ -4,8 +4,14 @@ import pytest
 from sqlalchemy import text
 
 from outbox import DatabaseError, Message, Outbox, Relay, SubscriptionError
+from outbox.position import Position
+from outbox.store.log import Limits
 from outbox.store.restore import accept, restore
 from outbox.verdict import DONE
+from outbox.worker import Settings
+
+#: How far the ids of the other server are above those of this one.
+FAR = 1_000_000
 
 
 class Collected:
@@ -32,9 +38,18 @@ def pretend_copy(engine):
     """What a restored dump looks like: another server drew the ids, far above the ones that this one is at."""
     with engine.begin() as connection:
         connection.execute(text("UPDATE outbox_meta SET system_identifier = '42'"))
-        connection.execute(text("UPDATE outbox_message SET xact_id = xact_id + 1000000"))
-        shifted = "split_part(base, ':', 2)::bigint + 1000000"
-        connection.execute(text(f"UPDATE outbox_progress SET base = ({shifted}) || ':' || ({shifted}) || ':'"))
+        connection.execute(text("UPDATE outbox_message SET xact_id = xact_id + :far"), {"far": FAR})
+        stored = connection.execute(text("SELECT DISTINCT base, target FROM outbox_progress")).all()
+        for position in {each for row in stored for each in row if each is not None}:
+            for column in ("base", "target"):
+                update = text(f"UPDATE outbox_progress SET {column} = :shifted WHERE {column} = :position")
+                connection.execute(update, {"position": position, "shifted": shifted(position)})
+
+
+def shifted(position):
+    """The same position on the other server."""
+    here = Position.parse(position)
+    return str(Position(here.head + FAR, tuple(number + FAR for number in here.open)))
 
 
 @pytest.fixture
@@ -77,6 +92,27 @@ def test_subscriptions_that_stood_apart_miss_nothing(outbox, pg_engine):
     Relay(outbox, slow, name="slow").until_empty()
 
     assert b"2" in slow.bodies
+
+
+def test_a_window_that_is_half_done_goes_on_where_it_was(outbox, pg_engine):
+    """What was settled of it is not sent again, what was not is sent; so is what was open when it ended."""
+    destination, paged = Collected(), Settings(limits=Limits(rows=2))
+    send(outbox, b"1")
+    with pg_engine.connect() as late:
+        outbox.send(late, "orders", b"late")
+        send(outbox, b"2", b"3", b"4")
+        Relay(outbox, destination, settings=paged).once()
+        late.commit()
+    before = list(destination.bodies)
+    pretend_copy(pg_engine)
+    channel = outbox.database.open()
+
+    restore(outbox.database, channel)
+    channel.close()
+    Relay(outbox, destination, settings=paged).until_empty()
+
+    assert before == [b"1", b"2"]
+    assert destination.bodies == [b"1", b"2", b"late", b"3", b"4"]
 
 
 def test_an_upgraded_server_keeps_its_positions(outbox, pg_engine):

@@ -1,15 +1,22 @@
 """Subscriptions are what their name says, and begin where they were told."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
-from outbox import Outbox, SubscriptionError
+from outbox import Message, Outbox, Reject, Relay, SubscriptionError
 from outbox.message import uuid7
+from outbox.store.dialect import Channel
+from outbox.store.lease import Leases, Partition
 from outbox.store.subscription import Start, Subscriptions
-from tests.readers import declared, delivered, send, texts
+from tests.fire.destination import Destination, failing, relay_to
+from tests.fire.parked import states
+from tests.readers import Collector, declared, delivered, send, texts, worker
+from tests.waiting import eventually
 
 
 @pytest.fixture
@@ -79,6 +86,75 @@ def test_subscriptions_read_the_same_log_each_on_its_own(outbox):
 
     assert (first, texts(delivered(outbox.database, name="two"))) == (["1", "2"], ["1", "2", "3"])
     assert texts(delivered(outbox.database, name="one")) == ["3"]
+
+
+def test_a_subscription_of_several_partitions_is_refused(outbox):
+    """A worker of this version owns one; it would take the first for all of the log, or leave the others alone."""
+    delivered(outbox.database)
+    with outbox.engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_subscription SET partitions = 2"))
+    send(outbox, "1")
+    before, handler = rows_of(outbox.engine), Collector()
+
+    with pytest.raises(SubscriptionError, match="relay has 2 partitions; this version owns one"):
+        worker(outbox.database, handler).until_empty()
+
+    assert (handler.messages, rows_of(outbox.engine)) == ([], before)
+
+
+def rows_of(engine: Engine) -> list[Any]:
+    """Who holds which lease, and how far the partitions came."""
+    with engine.connect() as connection:
+        questions = ("SELECT * FROM outbox_lease", "SELECT * FROM outbox_progress ORDER BY epoch, n")
+        return [tuple(row) for question in questions for row in connection.execute(text(question))]
+
+
+def altered_while_standing_by(outbox: Outbox, channel: Channel, relay: Relay, caplog, **changes: Any) -> None:
+    """Let a relay wait for the lease of somebody who changes its subscription, and then work until nothing is left."""
+    caplog.set_level("INFO", "outbox.lease")
+    subscriptions, leases = Subscriptions(outbox.database), Leases(outbox.database)
+    lease = leases.acquire(channel, Partition("relay"), "somebody", timedelta(minutes=10))
+    assert lease is not None
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(relay.until_empty)
+        stands_by = eventually(lambda: "standing by" in caplog.text, 20)
+        subscriptions.alter(channel, replace(subscriptions.get(channel, "relay"), **changes))
+        leases.release(channel, lease)
+        assert stands_by
+        done.result(20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"topics": ("invoices",)}, "has topics invoices, this worker asks for all"),
+        ({"destination": "callable:another"}, "has destination callable:another, this worker asks for test"),
+    ],
+    ids=["topics", "destination"],
+)
+def test_a_worker_that_stood_by_refuses_what_was_altered_meanwhile(outbox, channel, destination, caplog, changes, told):
+    """Under the old selection it would pass over messages, or send them to where they no longer belong."""
+    relay_to(destination, outbox).until_empty()
+    send(outbox, "1")
+
+    with pytest.raises(SubscriptionError, match=told):
+        altered_while_standing_by(outbox, channel, relay_to(destination, outbox), caplog, **changes)
+
+    assert destination.bodies == []
+    topics, to = changes.get("topics"), changes.get("destination", "test")
+    assert texts(delivered(outbox.database, topics=topics, destination=to)) == ([] if topics else ["1"])
+
+
+def test_a_worker_that_stood_by_follows_the_policy_that_was_stored_meanwhile(outbox, channel, caplog):
+    """It has said nothing about dead letters, so what is stored counts: the key goes on behind one."""
+    destination = Destination(failing({b"1"}, Reject("never")))
+    relay_to(destination, outbox).until_empty()
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", str(n), key="a") for n in range(1, 4)])
+
+    altered_while_standing_by(outbox, channel, relay_to(destination, outbox), caplog, on_dead="continue")
+
+    assert (destination.bodies, states(outbox.engine)) == ([b"2", b"3"], {"dead": 1})
 
 
 def test_a_selection_brings_its_topics_only(outbox):

@@ -182,8 +182,11 @@ class SetAside:
 
     def _handle(self, ready: list[Ready]) -> bool:
         """Hand over what is ready, and write what came of it; False when nothing moved."""
-        expired: Fates = [(r.message, EXPIRED) for r in ready if r.expired]
-        to_send = [r.message for r in ready if not r.expired]
+        # What a call has that hangs may have arrived: it is not handed over again, and waits for the answer.
+        unanswered = self._hand_over.unanswered
+        late = {r.message.id for r in ready if r.expired} - unanswered
+        expired: Fates = [(r.message, EXPIRED) for r in ready if r.message.id in late]
+        to_send = [r.message for r in ready if r.message.id not in late]
         outcome = self._hand_over.run(to_send, patient=False, room=0)
         self._note_sick(outcome.sick, {message.topic for message in outcome.done})
         # What is blocked behind its key stands there already.

@@ -128,6 +128,11 @@ class HungCalls:
         """The keys that are held."""
         return {message.key for call in self._calls for message in call.messages if message.key is not None}
 
+    @property
+    def unanswered(self) -> set[int | None]:
+        """The log ids of messages that are held, or have arrived late."""
+        return self.ids | self._arrived.keys()
+
     def take_finished(self) -> list[Call]:
         """Return the calls that have come back by now, and hold them no longer."""
         finished = [call for call in self._calls if call.finished]

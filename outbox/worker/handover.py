@@ -133,6 +133,11 @@ class HandOver:
         calls = (call for call in self._hung.unfinished if call.blamed or len(call.messages) > 1)
         return {message.id for call in calls for message in call.messages}
 
+    @property
+    def unanswered(self) -> set[int | None]:
+        """The log ids of messages that may have arrived: their calls hang, or have answers that are not used yet."""
+        return self._hung.unanswered
+
     def run(
         self,
         messages: list[Message],
@@ -151,9 +156,7 @@ class HandOver:
         """
         batch = _Batch(messages, room)
         while batch.pending and not self.gave_up and self._rest(0):
-            self._use_late_answers(batch)
-            if patient:
-                self._leave_hopeless(batch)
+            self._look_after_hung(batch, now, patient=patient)
             chunk = self._choose(batch)
             if chunk:
                 moved = self._judge(batch, self._call(chunk))
@@ -183,11 +186,11 @@ class HandOver:
         return batch.outcome
 
     def _let_expire(self, batch: _Batch, now: Callable[[], datetime] | None) -> None:
-        """What comes too late by now is dead; what a call has that hangs may have arrived."""
+        """What comes too late by now is dead, unless it may have arrived."""
         timed = [message for message in batch.pending if message.expires_at is not None]
         if timed and now is not None:
-            moment, hanging = now(), self._hung.ids
-            late = [m for m in timed if m.expires_at is not None and m.expires_at <= moment and m.id not in hanging]
+            moment, unanswered = now(), self.unanswered
+            late = [m for m in timed if m.expires_at is not None and m.expires_at <= moment and m.id not in unanswered]
             if late:
                 batch.resolve([], [(message, EXPIRED) for message in late])
 
@@ -314,14 +317,23 @@ class HandOver:
                     batch.refused |= {message.topic} if batch.outcome.done else set()
         return None
 
-    def _use_late_answers(self, batch: _Batch) -> None:
-        """Use what calls brought that hung for a while; count a hanging message when others were accepted since."""
-        for call in self._hung.take_finished():
-            pending = batch.by_id()
-            self._hung.note_arrived(message for message in _arrived(call) if message.id not in pending)
-            answered = [
-                (pending[m.id], v) for m, v in zip(call.messages, call.verdicts or (), strict=False) if m.id in pending
-            ]
+    def _look_after_hung(self, batch: _Batch, now: Callable[[], datetime] | None, *, patient: bool) -> None:
+        if self._use_late_answers(batch):
+            self._let_expire(batch, now)
+        if patient:
+            self._leave_hopeless(batch)
+
+    def _use_late_answers(self, batch: _Batch) -> bool:
+        """Use what calls brought that hung for a while, and return whether there were any.
+
+        A message that hangs is counted when others were accepted since.
+        """
+        finished = self._hung.take_finished()
+        for call in finished:
+            pending = {message.message_id: message for message in batch.pending}
+            answers = [(m, v) for m, v in zip(call.messages, call.verdicts or (), strict=False)]
+            self._hung.note_arrived(m for m, v in answers if isinstance(v, Done) and m.message_id not in pending)
+            answered = [(pending[m.message_id], v) for m, v in answers if m.message_id in pending]
             if answered:
                 self._apply(batch, [m for m, _ in answered], [v for _, v in answered])
         arrived = self._hung.take_arrived(batch.pending)
@@ -333,6 +345,7 @@ class HandOver:
             if message is not None and self._accepted_since_failure(message):
                 call.blamed = True
                 batch.resolve([], [(message, self._policy.failed(message, "hangs, while others are accepted"))])
+        return bool(finished)
 
     def _is_hopeless(self, call: Call) -> bool:
         return call.seconds > self._policy.deadline.total_seconds() * _HOPELESS
