@@ -196,10 +196,11 @@ def _begun(_session: Session, transaction: SessionTransaction, _connection: Conn
 
 
 def _require_one_commit(transaction: SessionTransaction) -> None:
-    pools = {connection.engine.pool for connection, *_ in transaction._connections.values()}
-    if len(pools) > 1 and not transaction.session.twophase:
+    # Engines that differ in their options only have connections of their own as well.
+    connections = {connection for connection, *_ in transaction._connections.values()}
+    if len(connections) > 1 and not transaction.session.twophase:
         raise DatabaseError(
-            f"this session's transaction is open on {len(pools)} engines, which commit one after the other: a crash in"
-            " between would keep the rows without the message, or the message without the rows; send in a session that"
-            " uses one engine only, or make it with twophase=True"
+            f"this session's transaction is open on {len(connections)} engines, which commit one after the other: a"
+            " crash in between would keep the rows without the message, or the message without the rows; send in a"
+            " session that uses one engine only, or make it with twophase=True"
         )
