@@ -207,7 +207,8 @@ class SetAside:
 
     def _note_sick(self, sick: Collection[str], well: Collection[str]) -> None:
         for topic in sick:
-            failures = self._sick[topic].failures + 1 if topic in self._sick else 1
+            # A topic that accepts some is slow: its pauses do not grow.
+            failures = self._sick[topic].failures + 1 if topic in self._sick and topic not in well else 1
             self._sick[topic] = _Sick(time.monotonic() + seconds_to_wait(_SICK_PAUSE, failures), failures)
         for topic in set(well) - set(sick):
             self._sick.pop(topic, None)

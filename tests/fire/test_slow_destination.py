@@ -5,6 +5,8 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from sqlalchemy import text
+
 from outbox import Message, Outbox, Verdict
 from outbox.verdict import DONE
 from tests.fire.destination import expected, fill, relay_to
@@ -25,16 +27,26 @@ class Slow:
         self.pause = 0.0
         self.arrived: list[tuple[str | None, bytes]] = []
         self.longest = 0.0
+        #: Keys of which a call had a message while another call had one, too.
+        self.overlaps: list[str] = []
+        self._under_way: list[str] = []
         self._lock = threading.Lock()
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Done, all of them."""
         began = time.monotonic()
+        keys = {message.key for message in messages if message.key is not None}
+        with self._lock:
+            self.overlaps += sorted(keys.intersection(self._under_way))
+            self._under_way += keys
         for message in messages:
             time.sleep(self.pause)
             with self._lock:
                 self.arrived.append((message.key, message.body))
-        self.longest = max(self.longest, time.monotonic() - began)
+        with self._lock:
+            self.longest = max(self.longest, time.monotonic() - began)
+            for key in keys:
+                self._under_way.remove(key)
         return [DONE] * len(messages)
 
     def close(self) -> None:
@@ -66,9 +78,35 @@ def test_a_slow_destination_gets_nothing_twice_and_in_order(engine):
 
     assert (slow, drained) == (True, True)
     assert len(destination.arrived) == COUNT
+    assert destination.overlaps == []
     assert {key: destination.of_key(f"k{key}") for key in range(KEYS)} == {
         key: expected(key, COUNT, KEYS) for key in range(KEYS)
     }
+
+
+def test_what_a_slow_call_has_is_held_over_a_lost_connection(pg_engine):
+    """The relay reads it again from the stored position, while the call is under way still."""
+    outbox, destination = Outbox(pg_engine), Slow()
+    relay = relay_to(destination, outbox, deadline=DEADLINE)  # type: ignore[arg-type]
+    destination.pause = 1.5
+    fill(outbox, 9, keys=1)
+    relay.start()
+    assert eventually(lambda: len(destination.arrived) > 0, 20)
+    for _ in range(3):
+        with pg_engine.connect() as connection:
+            ours = "pid <> pg_backend_pid() AND datname = current_database()"
+            connection.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {ours}"))
+        time.sleep(0.7)
+    destination.pause = 0.0
+    every = set(expected(0, 9, 1))
+    arrived = eventually(lambda: {body for _, body in destination.arrived} == every and not states(pg_engine), 60)
+    taken = epoch(pg_engine)
+    relay.stop()
+    relay.join(20)
+
+    assert arrived
+    assert taken > 1, "the connection was never lost"
+    assert destination.overlaps == []
 
 
 def test_a_relay_that_stops_beside_a_slow_call_keeps_its_lease_meanwhile(engine):
@@ -90,3 +128,4 @@ def test_a_relay_that_stops_beside_a_slow_call_keeps_its_lease_meanwhile(engine)
 
     assert left > 0
     assert (taken_over, drained) == (True, True)
+    assert destination.overlaps == []
