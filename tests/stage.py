@@ -64,9 +64,19 @@ class Handler:
 class Stage:
     """A hand-over, and a stop that is asked after so many rests."""
 
-    def __init__(self, handler: Any, policy: HandlerPolicy = POLICY, *, most: int = 100, rests: int = 10_000) -> None:
+    def __init__(
+        self,
+        handler: Any,
+        policy: HandlerPolicy = POLICY,
+        *,
+        most: int = 100,
+        rests: int = 10_000,
+        gives_up: bool = True,
+    ) -> None:
         self.rests = rests
-        self.hand_over = HandOver(Caller(handler), policy, before_call=lambda: math.inf, rest=self._rest, most=most)
+        self.hand_over = HandOver(
+            Caller(handler), policy, before_call=lambda: math.inf, rest=self._rest, most=most, gives_up=gives_up
+        )
 
     def run(
         self,

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 from outbox import Message, RetryPolicy, Verdict
 from tests.stage import HASTY, Handler, Stage, again, hanging, ids, messages, seen
+from tests.waiting import eventually
 
 #: Here the others are to be accepted before the hand-over gives up.
 LESS_HASTY = replace(HASTY, deadline=timedelta(seconds=0.5))
@@ -117,6 +118,24 @@ def test_too_many_hung_calls_end_it():
     assert stage.hand_over.gave_up
     assert (ids(outcome.done), len(outcome.open)) == ([], 10)
     assert len(handler.calls) <= HASTY.max_hung + 1
+
+
+def test_who_does_not_give_up_makes_only_so_many_calls_beside_those_that_hang():
+    """What they have is set aside meanwhile, and comes once."""
+    handler = Handler()
+    stage = Stage(handler, HASTY, rests=1000, gives_up=False)
+    with hanging(handler, *range(1, 20)):
+        outcome = stage.run(messages(*"abcdefghijkl"))
+        calls = len(handler.calls)
+    arrived = eventually(lambda: not stage.hand_over.held() and len(stage.hand_over.unanswered) == 8, 10)
+    stage.rests = 1000
+    second = stage.run([again(message, 1) for message, _ in outcome.aside], patient=False, room=0)
+
+    assert (calls, stage.hand_over.gave_up) == (8, False)
+    assert seen(outcome)["aside"] == [(id, "waiting", 0) for id in range(1, 9)]
+    assert ids(outcome.open) == [9, 10, 11, 12]
+    assert arrived
+    assert (ids(second.done), len(handler.calls)) == (list(range(1, 9)), 8)
 
 
 def test_calls_that_came_back_are_not_held_against_the_destination():

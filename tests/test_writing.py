@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, scoped_session, sessionmaker
 from outbox import DatabaseError, Message, Outbox, SchemaError, create_engine, migrate
 from outbox.message import slot_of
 from tests.orders import Order, customers
-from tests.readers import bodies, delivered
+from tests.readers import bodies, delivered, in_utc
 from tests.waiting import eventually
 
 
@@ -54,6 +54,8 @@ def test_a_row_holds_what_was_said(engine):
         row = dict(connection.execute(log_of(outbox).select()).mappings().one())
 
     row.pop("xact_id", None)
+    for moment in ("created_at", "deliver_at", "expires_at"):
+        row[moment] = in_utc(row[moment])
     created_at = row.pop("created_at")
     assert before < created_at < datetime.now(UTC) + timedelta(seconds=1)
     assert row == {
@@ -137,10 +139,13 @@ def test_send_all_mixes_messages_of_every_kind(engine):
     with engine.connect() as connection:
         rows = connection.execute(log_of(outbox).select().order_by(log_of(outbox).c.id)).all()
 
-    assert [(r.message_id, r.topic, r.key, r.tags, r.headers, r.body, r.content_type, r.expires_at) for r in rows] == [
+    assert [
+        (r.message_id, r.topic, r.key, r.tags, r.headers, r.body, r.content_type, in_utc(r.expires_at)) for r in rows
+    ] == [
         (m.message_id, m.topic, m.key, m.tags, m.headers_json, m.body, m.content_type, m.expires_at) for m in messages
     ]
-    assert [r.deliver_at for r in rows] == [None, None, moment, rows[3].created_at + timedelta(hours=1)]
+    later = in_utc(rows[3].created_at + timedelta(hours=1))
+    assert [in_utc(r.deliver_at) for r in rows] == [None, None, moment, later]
 
 
 def test_ids_are_known_before_the_commit_and_arrive(engine):

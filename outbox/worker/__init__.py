@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from outbox.clock import clock
-from outbox.errors import HungHandlerError, LeaseLostError, StandbyError, SubscriptionError
+from outbox.errors import HungHandlerError, LeaseLostError, OutboxError, StandbyError, SubscriptionError
 from outbox.store import identity
 from outbox.store.ack import Acks
 from outbox.store.database import Database
@@ -98,7 +98,7 @@ class Worker:
         self._known = False
         self._standby = Standby(self._settings.lease)
         self._hung = HungCalls()
-        self._gives_up = True
+        self._gives_up, self._endless = True, False
         self._unsettled = Unsettled()
         #: Whether a worker, perhaps this one, has written why it does not work.
         self._noticed = False
@@ -126,11 +126,11 @@ class Worker:
         Raises:
             HungHandlerError: the worker gave up.
         """
-        self._gives_up = gives_up
+        self._gives_up, self._endless = gives_up, True
         try:
             self._work(self._step_or_wait)
         finally:
-            self._gives_up = True
+            self._gives_up, self._endless = True, False
 
     def until_empty(self) -> None:
         """Work until everything committed before now is handled, and nothing that is parked is due.
@@ -192,7 +192,8 @@ class Worker:
         # A worker that has worked here sits out a failover, until the address leads to a primary again.
         failover = self._known and isinstance(error, StandbyError)
         line, _ = in_one_line(error)
-        if self._unsettled:
+        if self._unsettled and (self._endless or not isinstance(error, OutboxError)):
+            # Also what only a person can mend: who began anew would send it again.
             why = f"settling fails, and nothing is sent until it works again: {line}"
             if self._log_sometimes("%s: %s", self._declared.name, why):
                 self._note(why)

@@ -123,6 +123,11 @@ class ScriptedHandOver:
         self.fate = FATES["retry"]
         self.die = False
         self.given: list[int] = []
+        self.unanswered: frozenset[int] = frozenset()
+
+    def held(self) -> frozenset[int]:
+        """Nothing hangs here."""
+        return self.unanswered
 
     def run(self, messages: list[Message], **_: Any) -> Outcome:
         """Done, until one fails; what stands behind it in its key is blocked."""

@@ -7,9 +7,11 @@ from datetime import timedelta
 
 from sqlalchemy import text
 
-from outbox import Message, Outbox, Verdict
+from outbox import Message, Outbox, Retry, Verdict
+from outbox.store.log import Limits
 from outbox.verdict import DONE
-from tests.fire.destination import expected, fill, relay_to
+from outbox.worker import Settings
+from tests.fire.destination import Destination, expected, fill, relay_to
 from tests.fire.parked import states
 from tests.leases import epoch, lease_left
 from tests.waiting import eventually
@@ -55,6 +57,59 @@ class Slow:
     def of_key(self, key: str) -> list[bytes]:
         """What arrived of a key, in order."""
         return [body for each, body in self.arrived if each == key]
+
+
+def test_a_slow_destination_gets_nothing_twice_also_without_keys(engine):
+    """No key holds them: they are held one by one."""
+    outbox, destination = Outbox(engine), Slow()
+    relay = relay_to(destination, outbox, deadline=DEADLINE)  # type: ignore[arg-type]
+    relay.start()
+    for pause in (0.0, 0.02):
+        destination.pause = pause
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("t", str(n)) for n in range(200)])
+        assert eventually(lambda: len(destination.arrived) >= 200, 20)
+    slow = eventually(lambda: destination.longest > 10 * DEADLINE.total_seconds(), 60)
+    destination.pause = 0.0
+    drained = eventually(lambda: len(destination.arrived) >= 400 and not states(engine), 60)
+    time.sleep(1)
+    relay.stop()
+    relay.join(20)
+
+    assert (slow, drained) == (True, True)
+    assert sorted(body for _, body in destination.arrived) == sorted(str(n).encode() for n in (*range(200),) * 2)
+
+
+def test_what_is_held_stands_in_the_way_of_nothing_else_that_is_parked(engine):
+    """They are as many as are looked at at once, and come first."""
+    outbox, released = Outbox(engine), threading.Event()
+    destination = Destination()
+    destination.hanging = lambda messages: messages[0].topic == "held" and not released.is_set()
+    settings = Settings(
+        limits=Limits(rows=5),
+        poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
+        lease=timedelta(seconds=3),
+        renew_every=timedelta(milliseconds=500),
+    )
+    relay = relay_to(destination, outbox, deadline=DEADLINE, settings=settings)
+    relay.start()
+    fill(outbox, 50)
+    assert eventually(lambda: len(destination.messages) == 50, 20)
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("held", str(n)) for n in range(5)])
+    assert eventually(lambda: states(engine) == {"waiting": 5}, 20)
+    destination.answer = lambda message: Retry("not yet") if message.attempt == 1 else DONE
+    with outbox.begin() as session:
+        outbox.send(session, "retried", b"retried")
+    beside = eventually(lambda: b"retried" in destination.bodies, 20)
+    destination.answer = lambda _: DONE
+    released.set()
+    drained = eventually(lambda: not states(engine), 20)
+    relay.stop()
+    relay.join(20)
+
+    assert (beside, drained) == (True, True)
+    assert sorted(m.body for m in destination.messages if m.topic == "held") == [b"0", b"1", b"2", b"3", b"4"]
 
 
 def test_a_slow_destination_gets_nothing_twice_and_in_order(engine):
