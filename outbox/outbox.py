@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from outbox.relay import Destination, Relay
     from outbox.shared import SharedSender
     from outbox.verdict import Verdict
+    from outbox.worker.calls import HungCalls
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -88,6 +89,8 @@ class Outbox:
         self._transactions = Transactions(self.database, *listeners)
         self._transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
+        #: Calls of a sender that hang, by subscription: a relay that is started again goes on beside them.
+        self.hung_calls: dict[str, HungCalls] = {}
         #: Of several threads that start and stop, each takes what it stops.
         self._relays: list[Relay] = []
 

@@ -24,6 +24,7 @@ from outbox.store.subscription import Declaration, OnDead, Start, chosen_topics,
 from outbox.supervision import Supervision
 from outbox.verdict import RetryPolicy, Verdict
 from outbox.worker import Settings, Worker
+from outbox.worker.calls import HungCalls
 from outbox.worker.companion import Companion
 from outbox.worker.handover import HandlerPolicy
 from outbox.worker.turns import Turns
@@ -84,11 +85,17 @@ class Relay:
         )
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination)
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline or deadline_of(self._sender))
-        shared: dict[str, Any] = {"policy": policy, "settings": settings, "turn": Turns().turn}
+        # A sender that others use as well is called in turns with them: a turn comes before the deadline of a call.
+        turn = getattr(self._sender, "turn", None) or Turns().turn
+        self._handler: Sender = getattr(self._sender, "alone", self._sender)
+        shared: dict[str, Any] = {"policy": policy, "settings": settings, "turn": turn}
+        hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
         # Writers create the compensation, at a position before their first row.
-        second = Worker(outbox.database, left_behind, self._send, start=None, **shared)
+        second = Worker(outbox.database, left_behind, self._send, start=None, hung=hung[1], **shared)
         self._companion = Companion(outbox.database, left_behind.name, second, hangs=self._stop_first)
-        self._worker = Worker(outbox.database, declared, self._send, start=start, look=self._companion.look, **shared)
+        self._worker = Worker(
+            outbox.database, declared, self._send, start=start, look=self._companion.look, hung=hung[0], **shared
+        )
         self._stop_asked = False
         self._thread: threading.Thread | None = None
         self._supervision: Supervision | None = None
@@ -226,7 +233,7 @@ class Relay:
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")
-        verdicts = self._sender.send(messages)
+        verdicts = self._handler.send(messages)
         crash_point("relay.after_send")
         return verdicts
 

@@ -21,6 +21,11 @@ class SharedSender:
         # Others begin beside a call that takes longer: it may hang.
         self._turns = Turns(self.deadline.total_seconds())
 
+    @property
+    def alone(self) -> Sender:
+        """The sender itself, for those who have the turn."""
+        return self._sender
+
     @contextmanager
     def turn(self) -> Iterator[Sender]:
         """The sender, when it is our turn; until the end nobody else calls it."""

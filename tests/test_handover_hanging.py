@@ -127,7 +127,7 @@ def test_who_does_not_give_up_makes_only_so_many_calls_beside_those_that_hang():
     with hanging(handler, *range(1, 20)):
         outcome = stage.run(messages(*"abcdefghijkl"))
         calls = len(handler.calls)
-    arrived = eventually(lambda: not stage.hand_over.held() and len(stage.hand_over.unanswered) == 8, 10)
+    arrived = eventually(lambda: not stage.hand_over.held().ids and len(stage.hand_over.unanswered) == 8, 10)
     stage.rests = 1000
     second = stage.run([again(message, 1) for message, _ in outcome.aside], patient=False, room=0)
 

@@ -33,11 +33,11 @@ def parked(engine: Engine) -> list[tuple[int, bytes, str]]:
         return [(row[0], bytes(row[1]), row[2]) for row in rows]
 
 
-def settled(engine: Engine) -> list[Any]:
-    """All progress that is stored."""
+def settled(engine: Engine) -> tuple[Any, ...]:
+    """Where the subscription stands."""
     with engine.connect() as connection:
-        statement = "SELECT subscription, epoch, n, base, target, after_id FROM outbox_progress ORDER BY 1, 2, 3"
-        return list(connection.execute(text(statement)))
+        newest = "SELECT base, target, after_id FROM outbox_progress ORDER BY epoch DESC, n DESC LIMIT 1"
+        return tuple(connection.execute(text(newest)).one())
 
 
 def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine):

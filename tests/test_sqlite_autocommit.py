@@ -232,3 +232,18 @@ def test_our_engines_take_the_mode_that_they_use(path, made):
         outbox.send(session, "orders", "1")
 
     assert bodies(engine) == [b"1"]
+
+
+def test_a_connection_of_our_engine_that_commits_every_statement_is_refused(path):
+    """SQLAlchemy does not commit then, so whatever our engine had begun would be lost without a word."""
+    engine = package.create_engine(f"sqlite:///{path}")
+    outbox = Outbox(engine)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        connection.execute(text("CREATE TABLE kept (x)"))
+        connection.execute(text("INSERT INTO kept VALUES (1)"))
+        with pytest.raises(NoTransactionError, match="AUTOCOMMIT"):
+            outbox.send(connection, "orders", "1")
+    with engine.connect() as connection:
+        kept = connection.execute(text("SELECT count(*) FROM kept")).scalar_one()
+
+    assert (kept, bodies(engine)) == (1, [])

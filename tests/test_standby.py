@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -45,6 +46,13 @@ def test_who_has_not_seen_it_move_goes_by_the_clock_of_the_database():
     look = Looks(TEN)
 
     assert [look(held(5)), look(held(5), after=9)] == ["expired", "expired"]
+
+
+def test_a_lease_that_was_good_at_the_first_look_is_not_claimed_because_the_clock_stepped():
+    look = Looks(TEN)
+
+    assert look(replace(held(5), live=True)) == "nothing"
+    assert [look(held(5), after=5), look(held(5), after=4.9), look(held(5), after=0.2)] == ["nothing", "nothing", "any"]
 
 
 def test_a_lease_that_moved_is_its_holder_s_for_its_length():

@@ -160,6 +160,8 @@ class Dialect:
     location: Callable[[Any], Location | None]
     #: Mends what an engine gets wrong about transactions.
     prepare_engine: Callable[[Engine], None] | None
+    #: Has constraints that wait for the commit checked now; None where they cannot wait.
+    check_now: str | None
     #: Keeps a row as it is until the transaction ends, without writing a new version of it.
     share_lock: str
     #: Locks the rows of a sub-select that nobody else has locked, and leaves the others out.

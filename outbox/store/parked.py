@@ -147,6 +147,18 @@ _REPLAY = """
 """
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Messages that are not to be tried, by log id and by key; of the keys all `but` these."""
+
+    ids: Collection[int | None] = ()
+    keys: Collection[str | None] = ()
+    but: Collection[int | None] = ()
+
+
+NOTHING_HELD = Held()
+
+
 @dataclass(frozen=True, slots=True)
 class Ready:
     """A parked message whose turn has come."""
@@ -205,7 +217,7 @@ class Parked:
         rows: int,
         bytes: int,
         *,
-        held: Collection[int | None] = (),
+        held: Held = NOTHING_HELD,
     ) -> list[Ready]:
         """Messages whose turn has come, in the order of their keys, as many as fit.
 
@@ -226,11 +238,19 @@ class Parked:
 
     def _is_sick(self, row: str) -> str:
         among = self._database.among
-        return f"({among(f'{row}.topic', texts='sick')} OR {among(f'{row}.id', numbers='held')})"
+        key, id = f"coalesce({row}.key, '')", f"{row}.id"  # no key is empty
+        held = f"{among(key, texts='held_keys')} AND NOT {among(id, numbers='held_but')}"
+        return f"({among(f'{row}.topic', texts='sick')} OR {among(id, numbers='held_ids')} OR ({held}))"
 
-    def _sick(self, topics: Collection[str], held: Collection[int | None] = ()) -> dict[str, Any]:
+    def _sick(self, topics: Collection[str], held: Held = NOTHING_HELD) -> dict[str, Any]:
         bind = self._database.bind
-        return {"sick": bind(topics), "held": bind(held), "some_sick": bool(topics or held)}
+        return {
+            "sick": bind(topics),
+            "held_ids": bind(held.ids),
+            "held_keys": bind(held.keys),
+            "held_but": bind(held.but),
+            "some_sick": bool(topics or held.ids or held.keys),
+        }
 
     def some_fell_due(self, channel: Channel) -> bool:
         """Whether there is anything for `fall_due` to write."""

@@ -337,6 +337,7 @@ POSTGRESQL = Dialect(
     drivers=frozenset(("psycopg", "psycopg_async", "psycopg2")),
     location=_location,
     prepare_engine=None,
+    check_now="SET CONSTRAINTS ALL IMMEDIATE",
     share_lock="FOR SHARE",
     skip_locked="FOR UPDATE SKIP LOCKED",
     identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"

@@ -109,6 +109,9 @@ def configure(engine: Engine) -> None:
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
+        if connection._is_autocommit_isolation():
+            # SQLAlchemy does not commit then, so what is begun would be lost.
+            return
         begin_immediate(_cursor_of(connection).execute, pause=_pause_of(engine))
 
 
@@ -451,6 +454,7 @@ SQLITE = Dialect(
     drivers=frozenset(("pysqlite", "aiosqlite")),
     location=_location,
     prepare_engine=_make_fit,
+    check_now=None,
     share_lock="",
     skip_locked="",
     identity="SELECT NULL AS system_identifier, NULL AS database_oid",

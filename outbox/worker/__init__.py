@@ -74,9 +74,11 @@ class Worker:
         settings: Settings | None = None,
         turn: Callable[[], AbstractContextManager[None]] = nullcontext,
         look: Callable[[Channel], None] = lambda _channel: None,
+        hung: HungCalls | None = None,
     ) -> None:
         """`start`: where a new subscription begins; None: somebody else creates it. `turn`: held during each call of
-        the handler. `look`: called again and again, with a connection that does nothing else meanwhile.
+        the handler. `look`: called again and again, with a connection that does nothing else meanwhile. `hung`: calls
+        that workers before this one have left behind.
         """
         self._database = database
         self._declared = declared
@@ -97,7 +99,7 @@ class Worker:
         self._log_every = _LOG_EVERY_SECONDS
         self._known = False
         self._standby = Standby(self._settings.lease)
-        self._hung = HungCalls()
+        self._hung = HungCalls() if hung is None else hung
         self._gives_up, self._endless = True, False
         self._unsettled = Unsettled()
         #: Whether a worker, perhaps this one, has written why it does not work.
@@ -113,8 +115,6 @@ class Worker:
         """Random per process start, so that neither a restarted worker nor a fork's passes for the one before."""
         if self._process != os.getpid():
             self._owner, self._process = secrets.token_hex(8), os.getpid()
-            # The threads of these calls stayed with the parent.
-            self._hung = HungCalls()
         return self._owner
 
     def run(self, *, gives_up: bool = True) -> None:
@@ -164,6 +164,7 @@ class Worker:
 
     def _work_until_stopped(self, go_on: Callable[[Tenure], bool]) -> None:
         failures = 0
+        self._hung.begin()
         while not self._stopping:
             try:
                 with closing(self._database.open()) as channel:

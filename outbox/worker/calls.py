@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -96,15 +97,22 @@ class Call:
 
 
 class HungCalls:
-    """Calls that are past their deadline, over all leases of a worker.
+    """Calls that are past their deadline, over all leases and all relays of a subscription in this process.
 
     A call that is slow cannot be told from one that hangs. Until it comes back, its messages and their keys are held:
     nothing of them is handed over beside it.
     """
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._calls: list[Call] = []
         self._arrived: dict[int | None, UUID] = {}
+
+    def begin(self) -> None:
+        """Forget, in a fork, the calls whose threads stayed with the parent."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._calls, self._arrived = [], {}
 
     def add(self, call: Call) -> None:
         """Hold what this call has."""

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from tenacity.wait import wait_base, wait_random_exponential
 
 from outbox.message import Message
-from outbox.store.parked import Aside
+from outbox.store.parked import Aside, Held
 from outbox.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, seconds_to_wait, told
 from outbox.worker.calls import Call, Caller, HungCalls, StrangeAnswerError, next_size
 from outbox.worker.notices import Notices
@@ -123,15 +123,15 @@ class HandOver:
         hanging = self._hung.unfinished
         return len(hanging) > self._policy.max_hung or any(map(self._is_hopeless, hanging))
 
-    def held(self) -> set[int | None]:
-        """Return the log ids of messages that need not be looked at, because calls have them that did not come back.
+    def held(self) -> Held:
+        """Return what of the parked messages need not be looked at, because calls have it that did not come back.
 
-        One that hangs alone is still to be looked at: it may have to be counted.
+        A message that hangs alone is still to be looked at: it may have to be counted.
         """
         for call in self._hung.take_finished():
             self._hung.note_arrived(_arrived(call))
-        calls = (call for call in self._hung.unfinished if call.blamed or len(call.messages) > 1)
-        return {message.id for call in calls for message in call.messages}
+        alone = {c.messages[0].id for c in self._hung.unfinished if len(c.messages) == 1 and not c.blamed}
+        return Held(ids=self._hung.ids - alone, keys=self._hung.keys, but=alone)
 
     @property
     def unanswered(self) -> set[int | None]:
@@ -351,12 +351,16 @@ class HandOver:
         return call.seconds > self._policy.deadline.total_seconds() * _HOPELESS
 
     def _leave_hopeless(self, batch: _Batch) -> None:
-        """Set aside what hangs for too long, so that the position can pass it; it stays held until its call ends."""
+        """Set aside what hangs for too long, and what its keys hold, so that the position can pass it.
+
+        It stays held until the call ends.
+        """
         if self._gives_up:
             return
         for call in filter(self._is_hopeless, self._hung.unfinished):
             ids = {message.id for message in call.messages}
-            stuck = [message for message in batch.pending if message.id in ids][: batch.room]
+            keys = {message.key for message in call.messages if message.key is not None}
+            stuck = [message for message in batch.pending if message.id in ids or message.key in keys][: batch.room]
             if stuck:
                 batch.room -= len(stuck)
                 why = "its call has not come back; it is held until the call does, or the process is started again"

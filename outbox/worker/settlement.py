@@ -67,6 +67,7 @@ class Settlement:
     ) -> None:
         self._unsettled = Unsettled() if unsettled is None else unsettled
         self._channel = channel
+        self._check_now = database.dialect.check_now
         self._lease = lease
         self._incarnation = incarnation
         self._leases = Leases(database)
@@ -106,6 +107,8 @@ class Settlement:
         if self._unsettled.changes is not None:
             with suppress(_TakenBack), self.held():
                 self._write(self._unsettled.changes)
+                if self._check_now is not None:
+                    self._channel.run(self._check_now)
                 raise _TakenBack
         self._append(stored)
 

@@ -29,7 +29,8 @@ class Standby:
         """Take note of the holder as it is now; return the claim that may be made, None while there is none."""
         now, seen = self._now(), self._seen
         if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
-            self._seen, self._since, self._moves = holder, now, seen is not None
+            # One that has not expired at the first look was renewed a moment ago.
+            self._seen, self._since, self._moves = holder, now, seen is not None or holder.live
         stood_still = now - self._since
         length = holder.length or self._length
         if stood_still > max(length, self._length).total_seconds():

@@ -15,7 +15,7 @@ from outbox.store.cursor import Batch, Cursor
 from outbox.store.dialect import Channel
 from outbox.store.lease import Lease, Partition
 from outbox.store.log import Limits, Log
-from outbox.store.parked import Aside, Parked
+from outbox.store.parked import NOTHING_HELD, Aside, Held, Parked
 from outbox.store.progress import ProgressLog
 from outbox.worker.aside import SetAside
 from outbox.worker.handover import BLOCKED, HandOver, Outcome
@@ -125,9 +125,9 @@ class ScriptedHandOver:
         self.given: list[int] = []
         self.unanswered: frozenset[int] = frozenset()
 
-    def held(self) -> frozenset[int]:
+    def held(self) -> Held:
         """Nothing hangs here."""
-        return self.unanswered
+        return NOTHING_HELD
 
     def run(self, messages: list[Message], **_: Any) -> Outcome:
         """Done, until one fails; what stands behind it in its key is blocked."""

@@ -93,6 +93,32 @@ def test_what_cannot_be_settled_is_not_sent_again_and_again(engine, trouble, cap
     assert "no space left" in caplog.text
 
 
+def test_what_is_refused_at_the_commit_is_not_sent_again_and_again(pg_engine):
+    """By a constraint that waits for it."""
+    deferred = """
+        CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON outbox_parked DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION refuse()
+    """
+    outbox, destination = Outbox(pg_engine), Offers(lambda _: Reject("never"))
+    relay = relay_to(destination, outbox)
+    with pg_engine.begin() as connection:
+        connection.execute(text(FUNCTION.format(code="P0001")))
+        connection.execute(text(deferred))
+    relay.start()
+    fill(outbox, COUNT, keys=COUNT)
+    assert eventually(lambda: destination.offered >= COUNT, 20)
+    time.sleep(SECONDS)
+    offered = destination.offered
+    with pg_engine.begin() as connection:
+        connection.execute(text(DROP["postgresql"]))
+    settled = eventually(lambda: parked(pg_engine) == COUNT, 60)
+    relay.stop()
+    relay.join(20)
+
+    assert settled
+    assert offered <= MOST_OFFERS
+
+
 def test_what_was_parked_and_cannot_be_settled_is_not_sent_again_and_again(engine):
     """They are due, they are accepted, and their copies cannot be removed."""
     outbox, destination = Outbox(engine), Offers(lambda _: Retry("not yet"))
