@@ -116,6 +116,7 @@ class Relay:
 
         Raises:
             SubscriptionError: this relay runs already, or works otherwise; so do `until_empty` and `once`.
+            HungHandlerError: calls of the sender never come back; the process should be started again.
         """
         with self._alone():
             try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
 from outbox.clock import clock
-from outbox.errors import HungHandlerError, LeaseLostError, OutboxError, StandbyError, SubscriptionError
+from outbox.errors import HungHandlerError, LeaseLostError, StandbyError, SubscriptionError
 from outbox.store import identity
 from outbox.store.ack import Acks
 from outbox.store.database import Database
@@ -144,7 +144,10 @@ class Worker:
         self._work(lambda tenure: not tenure.step() and self._wait_for_grace(tenure))
 
     def stop(self) -> None:
-        """Finish what is under way, give the lease back, and return from `run`. May be called from anywhere."""
+        """Finish what is under way, give the lease back, and return from `run`. May be called from anywhere.
+
+        Beside a call of the handler that hangs the lease is not given back: it runs out.
+        """
         self._stopping = True
         self._halt.set()
         self.wake.set()
@@ -192,13 +195,14 @@ class Worker:
         """Say what went wrong, if another try may fare better."""
         # A worker that has worked here sits out a failover, until the address leads to a primary again.
         failover = self._known and isinstance(error, StandbyError)
+        passes = failover or self._database.transient(error)
         line, _ = in_one_line(error)
-        if self._unsettled and (self._endless or not isinstance(error, OutboxError)):
-            # Also what only a person can mend: who began anew would send it again.
+        if self._unsettled and self._unsettled.explains(error) and (passes or self._endless):
+            # Also what only a person can mend: a process that is started again would send the batch again.
             why = f"settling fails, and nothing is sent until it works again: {line}"
             if self._log_sometimes("%s: %s", self._declared.name, why):
                 self._note(why)
-        elif failover or self._database.transient(error):
+        elif passes:
             self._log_sometimes("the database is away, trying again: %s", type(error).__name__)
         else:
             self._note(line)

@@ -38,9 +38,14 @@ class Unsettled:
 
     def __init__(self) -> None:
         self.changes: ParkedChanges | None = None
+        self._error: Exception | None = None
 
     def __bool__(self) -> bool:
         return self.changes is not None
+
+    def explains(self, error: Exception) -> bool:
+        """Whether this error is why they could not be written."""
+        return error is self._error
 
     @contextmanager
     def unless_written(self, changes: ParkedChanges) -> Iterator[None]:
@@ -49,9 +54,21 @@ class Unsettled:
         try:
             yield
         except LeaseLostError:
-            self.changes = None
+            self.changes = self._error = None
             raise
-        self.changes = None
+        except Exception as error:
+            self._error = error
+            raise
+        self.changes = self._error = None
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Find out whether the changes can be written by now; they stay remembered."""
+        try:
+            yield
+        except Exception as error:
+            self._error = error
+            raise
 
 
 class Settlement:
@@ -104,13 +121,14 @@ class Settlement:
 
         What could not be written the last time is written and taken back; then the stored progress is settled anew.
         """
-        if self._unsettled.changes is not None:
-            with suppress(_TakenBack), self.held():
-                self._write(self._unsettled.changes)
-                if self._check_now is not None:
-                    self._channel.run(self._check_now)
-                raise _TakenBack
-        self._append(stored)
+        with self._unsettled.still():
+            if self._unsettled.changes is not None:
+                with suppress(_TakenBack), self.held():
+                    self._write(self._unsettled.changes)
+                    if self._check_now is not None:
+                        self._channel.run(self._check_now)
+                    raise _TakenBack
+            self._append(stored)
 
     @contextmanager
     def held(self) -> Iterator[None]:

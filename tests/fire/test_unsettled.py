@@ -156,6 +156,22 @@ def test_a_process_that_is_started_again_sends_nothing_before_it_can_settle(engi
     assert sorted(map(int, destination.bodies)) == list(range(COUNT))
 
 
+def test_who_sends_what_there_is_hears_that_it_cannot_be_settled(engine):
+    """And sends nothing at the next try, as long as that is so."""
+    outbox, destination = Outbox(engine), Offers(lambda _: Reject("never"))
+    relay = relay_to(destination, outbox)
+    fill(outbox, COUNT, keys=COUNT)
+    with refused(engine, "outbox_parked", "INSERT", code="P0001"):
+        for _ in range(3):
+            with pytest.raises(Exception, match="no space left"):
+                relay.until_empty()
+        offered = destination.offered
+    relay.until_empty()
+
+    assert offered == COUNT
+    assert parked(engine) == COUNT
+
+
 @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_dedup"])
 def test_a_chore_that_is_refused_ends_no_relay(engine, table, monkeypatch, caplog):
     """Neither feature need be in use, nor the right to delete from its table be given."""
