@@ -27,9 +27,9 @@ from outbox.verdict import told
 from outbox.worker.calls import Caller, Handler, HungCalls
 from outbox.worker.handover import HandlerPolicy, HandOver
 from outbox.worker.keeper import Keeper
+from outbox.worker.lease_watch import LeaseWatch
 from outbox.worker.notices import Notices
 from outbox.worker.settlement import Unsettled
-from outbox.worker.standby import Standby
 from outbox.worker.tenure import Tenure
 from outbox.worker.wake import Wake
 
@@ -98,7 +98,7 @@ class Worker:
         self._logged_at = float("-inf")
         self._log_every = _LOG_EVERY_SECONDS
         self._known = False
-        self._standby = Standby(self._settings.lease)
+        self._watch = LeaseWatch(self._settings.lease)
         self._hung = HungCalls() if hung is None else hung
         self._gives_up, self._endless = True, False
         self._unsettled = Unsettled()
@@ -307,7 +307,7 @@ class Worker:
             if holder is None:
                 raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
             self._noticed = self._noticed or holder.notice is not None
-            claim, before = self._standby.look(holder), clock()
+            claim, before = self._watch.look(holder), clock()
             lease = leases.acquire(channel, partition, self.owner, length, claim)
             if lease is not None:
                 self._say_that_it_takes_over()

@@ -1,4 +1,4 @@
-"""Standing by: when a worker that waits may claim the lease of another."""
+"""Watching a lease: when a worker that stands by may claim it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outbox.clock import clock
 from outbox.store.lease import Claim, Holder
 
 
-class Standby:
+class LeaseWatch:
     """Watches a lease, by a clock of its own, because the database's may step.
 
     That clock steps forward: a lease that was seen to move is not claimed for as long as its holder takes it each

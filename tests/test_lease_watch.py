@@ -14,7 +14,7 @@ from outbox.store.lease import Claim, Holder, Leases
 from outbox.store.log import Limits
 from outbox.worker import Settings
 from outbox.worker.calls import Call, Handler
-from outbox.worker.standby import Standby
+from outbox.worker.lease_watch import LeaseWatch
 from tests.fire.destination import Destination, fill, relay_to
 from tests.leases import epoch, notice, step_clock
 from tests.waiting import eventually
@@ -32,12 +32,12 @@ class Looks:
 
     def __init__(self, length: timedelta) -> None:
         self.now = 1000.0
-        self._standby = Standby(length, lambda: self.now)
+        self._watch = LeaseWatch(length, lambda: self.now)
 
     def __call__(self, holder: Holder, *, after: float = 0.0) -> str:
         """Look after so many seconds; what may be claimed."""
         self.now += after
-        claim = self._standby.look(holder)
+        claim = self._watch.look(holder)
         assert claim is None or claim == Claim(expired=claim.expired, seen=holder)
         return "nothing" if claim is None else "expired" if claim.expired else "any"
 
