@@ -18,8 +18,6 @@ or clients take for their own (`Nats-…`, `Status`), a message above the server
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import logging
 import random
 import re
@@ -38,7 +36,8 @@ from outbox.sender import destination_of, redacted
 from outbox.senders.background import BackgroundLoop
 from outbox.senders.chains import Chains
 from outbox.senders.headers import Reserved, read_headers, wire_headers
-from outbox.verdict import DONE, Reject, Unavailable, Verdict
+from outbox.senders.jetstream import Dropped, verdict_of
+from outbox.verdict import Reject, Unavailable, Verdict
 
 try:
     from nats.aio.client import Client
@@ -58,15 +57,8 @@ _MAX_BYTES_UNDER_WAY = 8 * 1024 * 1024
 _HEADERS_AT_MOST = 64 * 1024
 _SECONDS_BETWEEN_WARNINGS = 5.0
 
-#: JetStream's error codes for a message that its stream can never take: its size, the size of its headers.
-_NEVER = (10054, 10097)
-#: And for a message that is not in its stream any more.
-_GONE = 10037
-
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*")
 _SUBJECT = re.compile(r"[A-Za-z0-9_%|-]+(\.[A-Za-z0-9_%|-]+)*")
-#: Names of streams and domains, of which subjects are made.
-_NAME = re.compile(r"[^\s.*>]+")
 _FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
 _log = logging.getLogger(__name__)
 
@@ -304,16 +296,16 @@ class _Connection:
         place = int(index)
         dropped = call.dropped.get(place)
         if dropped is None:
-            verdict = _verdict(answer, call.subject(place))
+            verdict = verdict_of(answer.data, answer.headers, call.subject(place))
         else:
-            verdict = dropped.verdict(answer, call.messages[place])
-        if isinstance(verdict, _Dropped):
+            verdict = dropped.verdict(answer.data, call.messages[place])
+        if isinstance(verdict, Dropped):
             await self._ask(call, place, verdict)
         else:
             call.settle(place, verdict)
         await self._pump(call)
 
-    async def _ask(self, call: _Call, index: int, dropped: _Dropped) -> None:
+    async def _ask(self, call: _Call, index: int, dropped: Dropped) -> None:
         """Ask a stream for the copy that it has; the answer to that settles the message."""
         call.dropped[index] = dropped
         question = dropped.question(home=self._client.domain)
@@ -363,7 +355,7 @@ class _Call:
         self.chains = Chains(messages, most=_MAX_UNDER_WAY, most_bytes=_MAX_BYTES_UNDER_WAY)
         self.reply = ""
         #: Of which it is asked whose the stream's copy is.
-        self.dropped: dict[int, _Dropped] = {}
+        self.dropped: dict[int, Dropped] = {}
         self.is_settled = asyncio.Event()
         self._prefix = prefix
 
@@ -378,43 +370,6 @@ class _Call:
     def give_up(self, error: str) -> None:
         self.chains.give_up(error)
         self.is_settled.set()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Dropped:
-    """A copy for `subject` that a stream has dropped: its message `seq`, of whatever subject, has the same id."""
-
-    subject: str
-    stream: str
-    seq: int
-    domain: str | None
-
-    def question(self, *, home: str | None) -> str:
-        """The subject on which the stream is asked for that message, by a server of the domain `home`."""
-        api = "$JS.API" if self.domain in (None, home) else f"$JS.{self.domain}.API"
-        return f"{api}.STREAM.MSG.GET.{self.stream}"
-
-    def verdict(self, answer: Msg, message: Message) -> Verdict:
-        """`Done` if the stream has the message from our subject."""
-        reply = _reply(answer)
-        found, failure = reply.get("message"), reply.get("error")
-        if isinstance(found, dict) and _is_copy(found, message):
-            return DONE if found.get("subject") == self.subject else self._of_another(found.get("subject"))
-        if found is not None or (isinstance(failure, dict) and failure.get("err_code") == _GONE):
-            return self.doubtful("its first copy is gone")
-        return self.doubtful(str(failure.get("description")) if isinstance(failure, dict) else "JetStream is silent")
-
-    def doubtful(self, why: str) -> Unavailable:
-        """The first copy was of our subject or not. Sent again it may come twice; if it was not, it would be lost."""
-        return self._waits(f"as a duplicate, and cannot tell of which subject the first copy was: {why}")
-
-    def _of_another(self, other: object) -> Unavailable:
-        fix = "give each of the two a stream of its own, or run only one of their relays"
-        return self._waits(f"because it has the same message from {other!r}, and drops by the id alone; {fix}")
-
-    def _waits(self, why: str) -> Unavailable:
-        taken = "it is sent again, and taken when the stream's duplicate_window is over"
-        return Unavailable(f"stream {self.stream!r} dropped it on subject {self.subject!r} {why}; {taken}")
 
 
 class _Client(Client):
@@ -465,44 +420,6 @@ def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str
 def _size(headers: dict[str, str]) -> int:
     """What the headers take on the wire: a first line, `name: value` lines and an empty one."""
     return len("NATS/1.0\r\n\r\n") + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
-
-
-def _verdict(answer: Msg, subject: str) -> Verdict | _Dropped:
-    if answer.headers is not None and answer.headers.get("Status") == "503":
-        return Unavailable(f"no JetStream stream takes subject {subject!r}; create one")
-    reply = _reply(answer)
-    failure = reply.get("error")
-    if failure is None and "seq" in reply:
-        return _dropped(reply, subject) if reply.get("duplicate") else DONE
-    if not isinstance(failure, dict):
-        return Unavailable(f"NATS: what answers on subject {subject!r} is not JetStream")
-    text = f"JetStream on subject {subject!r}: {failure.get('description')} ({failure.get('err_code')})"
-    return Reject(text) if failure.get("err_code") in _NEVER else Unavailable(text)
-
-
-def _dropped(reply: dict[str, Any], subject: str) -> Verdict | _Dropped:
-    stream, seq, domain = reply.get("stream"), reply["seq"], reply.get("domain")
-    names = (stream,) if domain is None else (stream, domain)
-    if not isinstance(seq, int) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
-        return Unavailable(f"NATS: what answers on subject {subject!r} is not JetStream")
-    return _Dropped(subject=subject, stream=str(stream), seq=seq, domain=domain)
-
-
-def _reply(answer: Msg) -> dict[str, Any]:
-    """What JetStream says, if it is JetStream."""
-    try:
-        reply = json.loads(answer.data)
-    except ValueError:
-        return {}
-    return reply if isinstance(reply, dict) else {}
-
-
-def _is_copy(found: dict[str, Any], message: Message) -> bool:
-    """Whether what a stream has found is that message, and no later one of a stream that was made anew."""
-    try:
-        return str(message.message_id).encode() in base64.b64decode(found.get("hdrs", ""))
-    except (TypeError, ValueError):
-        return False
 
 
 def _text(error: Exception) -> str:

@@ -1,0 +1,97 @@
+"""What JetStream answers: to a message, and to the question whose copy it has when it dropped one. Knows no driver."""
+
+from __future__ import annotations
+
+import base64
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from outbox.message import Message
+from outbox.verdict import DONE, Reject, Unavailable, Verdict
+
+#: JetStream's error codes for a message that its stream can never take: its size, the size of its headers.
+_NEVER = (10054, 10097)
+#: And for a message that is not in its stream any more.
+_GONE = 10037
+
+#: Names of streams and domains, of which subjects are made.
+_NAME = re.compile(r"[^\s.*>]+")
+
+
+def verdict_of(answer: bytes, headers: Mapping[str, str] | None, subject: str) -> Verdict | Dropped:
+    """What comes of a message by what was answered on its subject."""
+    if headers is not None and headers.get("Status") == "503":
+        return Unavailable(f"no JetStream stream takes subject {subject!r}; create one")
+    reply = _reply(answer)
+    failure = reply.get("error")
+    if failure is None and "seq" in reply:
+        return _dropped(reply, subject) if reply.get("duplicate") else DONE
+    if not isinstance(failure, dict):
+        return Unavailable(f"NATS: what answers on subject {subject!r} is not JetStream")
+    text = f"JetStream on subject {subject!r}: {failure.get('description')} ({failure.get('err_code')})"
+    return Reject(text) if failure.get("err_code") in _NEVER else Unavailable(text)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dropped:
+    """A copy for `subject` that a stream has dropped: its message `seq`, of whatever subject, has the same id."""
+
+    subject: str
+    stream: str
+    seq: int
+    domain: str | None
+
+    def question(self, *, home: str | None) -> str:
+        """The subject on which the stream is asked for that message, by a server of the domain `home`."""
+        api = "$JS.API" if self.domain in (None, home) else f"$JS.{self.domain}.API"
+        return f"{api}.STREAM.MSG.GET.{self.stream}"
+
+    def verdict(self, answer: bytes, message: Message) -> Verdict:
+        """`Done` if the stream has the message from our subject."""
+        reply = _reply(answer)
+        found, failure = reply.get("message"), reply.get("error")
+        if isinstance(found, dict) and _is_copy(found, message):
+            return DONE if found.get("subject") == self.subject else self._of_another(found.get("subject"))
+        if found is not None or (isinstance(failure, dict) and failure.get("err_code") == _GONE):
+            return self.doubtful("its first copy is gone")
+        return self.doubtful(str(failure.get("description")) if isinstance(failure, dict) else "JetStream is silent")
+
+    def doubtful(self, why: str) -> Unavailable:
+        """The first copy was of our subject or not. Sent again it may come twice; if it was not, it would be lost."""
+        return self._waits(f"as a duplicate, and cannot tell of which subject the first copy was: {why}")
+
+    def _of_another(self, other: object) -> Unavailable:
+        fix = "give each of the two a stream of its own, or run only one of their relays"
+        return self._waits(f"because it has the same message from {other!r}, and drops by the id alone; {fix}")
+
+    def _waits(self, why: str) -> Unavailable:
+        taken = "it is sent again, and taken when the stream's duplicate_window is over"
+        return Unavailable(f"stream {self.stream!r} dropped it on subject {self.subject!r} {why}; {taken}")
+
+
+def _dropped(reply: dict[str, Any], subject: str) -> Verdict | Dropped:
+    stream, seq, domain = reply.get("stream"), reply["seq"], reply.get("domain")
+    names = (stream,) if domain is None else (stream, domain)
+    if not isinstance(seq, int) or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+        return Unavailable(f"NATS: what answers on subject {subject!r} is not JetStream")
+    return Dropped(subject=subject, stream=str(stream), seq=seq, domain=domain)
+
+
+def _reply(answer: bytes) -> dict[str, Any]:
+    """What JetStream says, if it is JetStream."""
+    try:
+        reply = json.loads(answer)
+    except ValueError:
+        return {}
+    return reply if isinstance(reply, dict) else {}
+
+
+def _is_copy(found: dict[str, Any], message: Message) -> bool:
+    """Whether what a stream has found is that message, and no later one of a stream that was made anew."""
+    try:
+        return str(message.message_id).encode() in base64.b64decode(found.get("hdrs", ""))
+    except (TypeError, ValueError):
+        return False
