@@ -220,9 +220,11 @@ def test_a_message_that_hangs_ends_as_a_dead_letter(engine):
 
     def supervised() -> None:
         while "dead" not in states(engine) and not released:
-            # Another object, as a process would have that a supervisor started again.
+            # Other objects, as a process has that a supervisor started again.
             with suppress(HungHandlerError):
-                relay_to(destination, outbox, deadline=timedelta(seconds=0.6), settings=QUICK).run(signals=False)
+                relay_to(destination, Outbox(engine), deadline=timedelta(seconds=0.6), settings=QUICK).run(
+                    signals=False
+                )
 
     supervisor = threading.Thread(target=supervised, daemon=True)
     supervisor.start()

@@ -15,6 +15,7 @@ from outbox.store.lease import Leases, Partition
 from outbox.store.subscription import Start, Subscriptions
 from tests.fire.destination import Destination, failing, relay_to
 from tests.fire.parked import states
+from tests.leases import notice
 from tests.readers import Collector, declared, delivered, send, texts, worker
 from tests.waiting import eventually
 
@@ -100,12 +101,14 @@ def test_a_subscription_of_several_partitions_is_refused(outbox):
         worker(outbox.database, handler).until_empty()
 
     assert (handler.messages, rows_of(outbox.engine)) == ([], before)
+    assert notice(outbox.engine) == "relay has 2 partitions; this version owns one"
 
 
 def rows_of(engine: Engine) -> list[Any]:
     """Who holds which lease, and how far the partitions came."""
     with engine.connect() as connection:
-        questions = ("SELECT * FROM outbox_lease", "SELECT * FROM outbox_progress ORDER BY epoch, n")
+        holders = "SELECT subscription, owner, epoch, renewals, lease_until FROM outbox_lease"
+        questions = (holders, "SELECT * FROM outbox_progress ORDER BY epoch, n")
         return [tuple(row) for question in questions for row in connection.execute(text(question))]
 
 

@@ -78,6 +78,12 @@ def a_writer_that_dies_before_it_sends(engine: Engine) -> list[bytes]:
     return destination.bodies + relayed(engine)
 
 
+def works_on_the_compensation(engine: Engine) -> bool:
+    with engine.connect() as connection:
+        owner = "SELECT owner FROM outbox_lease WHERE subscription = 'relay:compensation'"
+        return connection.execute(text(owner)).scalar() is not None
+
+
 def nothing_fails(engine: Engine) -> list[bytes]:
     """A relay runs beside a writer whose destination takes its time."""
     destination = Destination()
@@ -85,7 +91,7 @@ def nothing_fails(engine: Engine) -> list[bytes]:
     with writing_directly(engine, destination) as outbox:
         relay = relay_to(destination, Outbox(engine))
         relay.start()
-        time.sleep(1.5)  # until it has found the compensation
+        assert eventually(lambda: works_on_the_compensation(engine))
         with outbox.begin() as session:
             send(outbox, session, b"1")
         assert eventually(lambda: at_rest(outbox) and b"1" in destination.bodies)
