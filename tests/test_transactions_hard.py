@@ -358,3 +358,13 @@ def test_two_outboxes_in_one_transaction_are_both_told(pg_engine):
 
     assert sorted(told) == ["one", "other"]
     del listeners
+
+
+def test_an_outbox_may_be_made_while_others_connect_with_its_engine(engine):
+    """As an application does that makes one for each request."""
+    Outbox(engine)
+    event.listen(engine, "connect", lambda *_: Outbox(engine))
+    engine.dispose()
+
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT 1")).scalar_one() == 1

@@ -134,21 +134,31 @@ _fit: WeakSet[Any] = WeakSet()
 
 
 def _make_fit(engine: Engine) -> None:
-    """What an engine of the application's needs, too, when messages are sent by it."""
+    """What an engine of the application's needs, too, when messages are sent by it; once, however many outboxes it has.
 
-    def _connected(_driver: object, _record: object) -> None:
-        _disown_inherited()
-
-    def _savepoint(connection: Connection, _name: str | None) -> None:
-        # Open a transaction: the driver does not, and the savepoint's RELEASE would commit for good.
-        if not driver_of(connection).in_transaction:
-            _cursor_of(connection).execute("BEGIN")
-
-    event.listen(engine, "connect", _connected, insert=True)
-    event.listen(engine, "savepoint", _savepoint)
+    Other threads may be connecting with it.
+    """
     if engine.dialect not in _fit:
         _fit.add(engine.dialect)
+        _begin_before_savepoints(engine.dialect)
         _end_what_was_begun(engine.dialect)
+        event.listen(engine, "connect", _about_to_connect, insert=True)
+
+
+def _about_to_connect(_driver: object, _record: object) -> None:
+    _disown_inherited()
+
+
+def _begin_before_savepoints(dialect: Any) -> None:
+    """Open a transaction: the driver does not, and the savepoint's RELEASE would commit for good."""
+    by_driver = dialect.do_savepoint
+
+    def do_savepoint(connection: Connection, name: str) -> None:
+        if not driver_of(connection).in_transaction:
+            _cursor_of(connection).execute("BEGIN")
+        by_driver(connection, name)
+
+    dialect.do_savepoint = do_savepoint
 
 
 def _end_what_was_begun(dialect: Any) -> None:
