@@ -229,13 +229,15 @@ def test_a_message_that_hangs_ends_as_a_dead_letter(engine):
     supervisor = threading.Thread(target=supervised, daemon=True)
     supervisor.start()
     deadline = time.monotonic() + 90
-    while supervisor.is_alive() and time.monotonic() < deadline:
-        with outbox.begin() as session:
-            outbox.send(session, "other", b"fresh")
-        time.sleep(0.2)
-    found = parked(engine)
-    seen = {key: destination.of_key(f"k{key}") for key in range(4)}
-    released = True
+    try:
+        while supervisor.is_alive() and time.monotonic() < deadline:
+            with outbox.begin() as session:
+                outbox.send(session, "other", b"fresh")
+            time.sleep(0.2)
+        found = parked(engine)
+        seen = {key: destination.of_key(f"k{key}") for key in range(4)}
+    finally:
+        released = True
 
     assert found == [(1, "dead", 3), *((id, "blocked", 0) for id in (5, 9, 13, 17))]
     assert seen == {0: [], **{key: [str(n).encode() for n in range(key, 20, 4)] for key in (1, 2, 3)}}
