@@ -79,6 +79,7 @@ def _wrap(dialect: Any) -> None:
 
     def do_prepare_twophase(connection: Connection, xid: Any) -> None:
         _require_sound(dialect, connection.connection)
+        _do_last(connection.connection)
         prepare_first(connection, xid)
 
     def do_commit_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
@@ -102,7 +103,8 @@ def _about_to_commit(dialect: Any, link: Any, roll_back: str) -> dict[Watcher, S
         return {}
     try:
         _require_sound(dialect, link)
-    except TransactionAbortedError:
+        _do_last(link)
+    except BaseException:
         # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
         del info[_SENT]
         getattr(link.dbapi_connection, roll_back)()
@@ -110,6 +112,14 @@ def _about_to_commit(dialect: Any, link: Any, roll_back: str) -> dict[Watcher, S
     everyone: dict[Watcher, Sent] = info.pop(_SENT)
     crash_point("outbox.before_commit")
     return everyone
+
+
+def _do_last(link: Any) -> None:
+    """Do what belongs right before the commit, once."""
+    for sent in _info_of(link).get(_SENT, {}).values():
+        last, sent.last = sent.last, []
+        for each in last:
+            each()
 
 
 def _tell(everyone: dict[Watcher, Sent], since: float) -> None:

@@ -113,7 +113,7 @@ class Courier:
         name = compensation_of(self._name)
         grace = timedelta(seconds=max(GRACE_SECONDS, deadline + FLUSH_SECONDS + RIGHT_SECONDS))
         exists = subscriptions.find(channel, name) is not None
-        declared = Declaration(name=name, destination=destination, grace=None if exists else grace)
+        declared = Declaration(name=name, destination=destination, kind="compensation", grace=None if exists else grace)
         stored = subscriptions.declare(channel, declared, "latest").grace.total_seconds()
         right = stored - deadline - FLUSH_SECONDS
         if right < RIGHT_SECONDS / 4:

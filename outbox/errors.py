@@ -12,7 +12,9 @@ OutboxError
 ├── PositionError            a position that does not belong to this server any more
 ├── MissingExtraError        an optional dependency is not installed
 ├── SenderError              a destination that cannot be opened
-└── HungHandlerError         too many calls of a handler never came back
+├── HungHandlerError         too many calls of a handler never came back
+├── MQClientError            what RocketMQ would refuse, in its words
+└── VerdictStandsError       a transaction has the opposite verdict already
 """
 
 
@@ -72,3 +74,21 @@ class SenderError(OutboxError):
 
 class HungHandlerError(OutboxError):
     """Handler calls passed their deadline and never returned; the process should be restarted."""
+
+
+class MQClientError(OutboxError):
+    """What RocketMQ's client or broker would refuse, in its words; `code` is its response code, if it has one."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text if code is None else f"CODE: {code}  DESC: {text}")
+        self.code = code
+
+
+class VerdictStandsError(OutboxError):
+    """The opposite verdict on a transaction stands already, for ever."""
+
+    def __init__(self, transaction_id: str, verdict: str, asked: str) -> None:
+        done = {"commit": "was committed", "rollback": "was rolled back"}[verdict]
+        super().__init__(f"transaction {transaction_id} {done} before, and that stands; this {asked} changes nothing")
+        self.transaction_id = transaction_id
+        self.verdict = verdict

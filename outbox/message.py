@@ -29,6 +29,9 @@ from outbox.checks import (
 from outbox.delays import DelayLevel
 from outbox.tracing import TRACE_HEADERS
 
+#: The header of a message that was sent in a transaction of RocketMQ's model; its name there.
+TRANSACTION_ID = "__transactionId__"
+
 _YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
 
@@ -177,22 +180,16 @@ class Message:
         return self._headers
 
     def headers_json_with(self, trace: Mapping[str, str]) -> str | None:
-        """`headers_json` with the headers of a trace besides, as far as they fit into the limits.
-
-        A trace that the user gave stays as it is: then nothing is added, because a `tracestate` belongs to its
-        `traceparent`.
-        """
+        """`headers_json` with the headers of a trace besides; see `traced`."""
         if not trace:
             return self._headers
-        own = self.headers
-        if any(name.lower() in TRACE_HEADERS for name in own):
-            return self._headers
-        merged = dict(own)
-        for name in TRACE_HEADERS:
-            if name not in trace or not fits({**merged, name: trace[name]}):
-                break
-            merged[name] = trace[name]
+        merged = traced(self.headers, trace)
         return stored_headers(merged) if merged else None
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The transaction of RocketMQ's model that it was sent in, if any."""
+        return self.headers.get(TRANSACTION_ID)
 
     def replace(self, **fields: Unpack[ReplacedFields]) -> Message:
         """Make a message with an id of its own, that has these fields, and all others as they were given for this one.
@@ -236,6 +233,22 @@ class Message:
 
     def __repr__(self) -> str:
         return f"<Message {self.message_id} id={self.id} topic={self.topic!r} key={self.key!r} {len(self.body)} bytes>"
+
+
+def traced(headers: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, str]:
+    """Return headers with those of a trace besides, as far as they fit into the limits.
+
+    A trace that the user gave stays as it is: then nothing is added, because a `tracestate` belongs to its
+    `traceparent`.
+    """
+    merged = dict(headers)
+    if any(name.lower() in TRACE_HEADERS for name in merged):
+        return merged
+    for name in TRACE_HEADERS:
+        if name not in trace or not fits({**merged, name: trace[name]}):
+            break
+        merged[name] = trace[name]
+    return merged
 
 
 def stored_message(

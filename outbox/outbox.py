@@ -86,8 +86,8 @@ class Outbox:
         self._direct = self._sends_directly(direct)
         self._writing = Writing(self.database, dedup_window)
         listeners = (self.hints,) if self._direct is None else (self.hints, self._direct)
-        self._transactions = Transactions(self.database, *listeners)
-        self._transactions.watch(own_engine_of(bind) or engine)
+        self.transactions = Transactions(self.database, *listeners)
+        self.transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
         #: Calls of a sender that hang, by subscription: a relay that is started again goes on beside them.
         self.hung_calls: dict[str, HungCalls] = {}
@@ -250,7 +250,7 @@ class Outbox:
     def _write(self, handle: Handle, messages: Sequence[Message], verb: str = "send", *, lock_keys: bool) -> list[UUID]:
         if not messages:
             return []
-        link = self._transactions.link_of(handle, verb, flush=any(message.key is not None for message in messages))
+        link = self.transactions.link_of(handle, verb, flush=any(message.key is not None for message in messages))
         with self.database.explained():
             direct = self._direct_for(link, len(messages))
             written = run(on(link), self._writing.append(messages, lock_keys=lock_keys, direct=direct))
@@ -260,7 +260,7 @@ class Outbox:
         # The commit of a driver's own connection is noticed by nobody.
         if self._direct is None or not isinstance(link, Connection):
             return None
-        return self._direct.for_more(self._transactions.expected_of(link) + number)
+        return self._direct.for_more(self.transactions.expected_of(link) + number)
 
     async def _awrite(self, handle: Any, messages: Sequence[Message], *, lock_keys: bool) -> list[UUID]:
         if not isinstance(handle, psycopg.AsyncConnection):
@@ -269,13 +269,13 @@ class Outbox:
             return ids
         if not messages:
             return []
-        self._transactions.require_driver(handle)
+        self.transactions.require_driver(handle)
         with self.database.explained():
             written = await arun(aon(handle), self._writing.append(messages, lock_keys=lock_keys))
         return self._sent(handle, written)
 
     def _sent(self, link: Link | psycopg.AsyncConnection[Any], written: Written) -> list[UUID]:
-        self._transactions.sent(link, written.direct, more=len(written.direct) < len(written.messages))
+        self.transactions.sent(link, written.direct, more=len(written.direct) < len(written.messages))
         for observer in observers:
             observer(self, link, written.messages)
         return written.message_ids

@@ -20,7 +20,7 @@ from outbox.message import Message
 from outbox.sender import Sender, deadline_of, destination_of, open_sender
 from outbox.senders.function import FunctionSender
 from outbox.store.place import place_of
-from outbox.store.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, is_compensation
+from outbox.store.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, subscription_of
 from outbox.supervision import Supervision
 from outbox.verdict import RetryPolicy, Verdict
 from outbox.worker import Settings, Worker
@@ -83,7 +83,7 @@ class Relay:
             topics=chosen_topics(topics),
             on_dead=on_dead,
         )
-        left_behind = Declaration(name=compensation_of(name), destination=declared.destination)
+        left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline or deadline_of(self._sender))
         # A sender that others use as well is called in turns with them: a turn comes before the deadline of a call.
         turn = getattr(self._sender, "turn", None) or Turns().turn
@@ -245,8 +245,8 @@ def require_own_name(name: str) -> None:
     Raises:
         SubscriptionError: it runs beside its subscription, with the same sender.
     """
-    if is_compensation(name):
-        own = name.removesuffix(compensation_of(""))
+    own = subscription_of(name)
+    if own is not None:
         raise SubscriptionError(
             f"{name} is what the direct writers of {own!r} leave behind; run the relay of that name"
         )

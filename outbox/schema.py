@@ -31,7 +31,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-VERSION = 3
+from outbox.checks import HALF_TOPIC
+
+VERSION = 4
 SLOTS = 256
 PREFIX = "outbox_"
 #: Where the revision of the tables is written down; ours alone, so that it never meets the application's own Alembic.
@@ -56,6 +58,7 @@ class Tables:
     ack: Table
     dedup: Table
     inbox: Table
+    op: Table
     meta: Table
 
 
@@ -80,6 +83,21 @@ def metadata(schema: str | None = None, dialect: str = "postgresql") -> MetaData
     return made
 
 
+def record_metadata(schema: str | None = None) -> MetaData:
+    """Return the one table of a business database that has no outbox: the proofs of its commits."""
+    made = MetaData(schema=schema)
+    Table(
+        "outbox_record",
+        made,
+        Column("transaction_id", _Name, primary_key=True),
+        Column("verdict", Text, nullable=False, comment="commit, by its business transaction; or rollback"),
+        Column("decided_at", _Moment, nullable=False),
+        CheckConstraint("verdict IN ('commit', 'rollback')", name="outbox_record_verdict"),
+        comment="proofs of commit; shrinks by hand",
+    )
+    return made
+
+
 def _tables(metadata: MetaData, dialect: str) -> Tables:
     return Tables(
         metadata=metadata,
@@ -91,6 +109,7 @@ def _tables(metadata: MetaData, dialect: str) -> Tables:
         ack=_ack(metadata, dialect),
         dedup=_dedup(metadata),
         inbox=_inbox(metadata),
+        op=_op(metadata),
         meta=_meta(metadata),
     )
 
@@ -151,6 +170,7 @@ def _message(metadata: MetaData, dialect: str) -> Table:
         Column("direct", _Name, comment="subscription whose writer sends the message itself"),
         *_settled(dialect),
         *by_position,
+        _partial("outbox_message_half", f"topic = '{HALF_TOPIC}'", "key"),
         _body(),
         sqlite_autoincrement=True,
         comment="append-only log; shrinks by purge",
@@ -170,6 +190,8 @@ def _subscription(metadata: MetaData) -> Table:
         Column("generation", Integer, nullable=False, server_default=text("1")),
         Column("created_at", _Moment, nullable=False),
         Column("grace_ms", Integer, nullable=False, server_default=text("0"), comment="reads so long after the commit"),
+        Column("kind", Text, nullable=False, server_default=text("'relay'"), comment="relay, compensation or check"),
+        Column("tags", Text, comment="JSON list; null: all"),
         comment="readers of the log; shrinks by hand",
     )
 
@@ -291,6 +313,20 @@ def _inbox(metadata: MetaData) -> Table:
         Column("expires_at", _Moment, nullable=False),
         Index("outbox_inbox_expires_at", "expires_at"),
         comment="what consumers have handled; shrinks by lease holders",
+    )
+
+
+def _op(metadata: MetaData) -> Table:
+    """The verdicts on transactions with half messages; the first one wins, for ever."""
+    return Table(
+        "outbox_op",
+        metadata,
+        Column("transaction_id", _Name, primary_key=True),
+        Column("op", Text, nullable=False),
+        Column("decided_by", Text, nullable=False),
+        Column("decided_at", _Moment, nullable=False),
+        CheckConstraint("op IN ('commit', 'rollback')", name="outbox_op_op"),
+        comment="verdicts on transactions; shrinks by purge, after their half messages",
     )
 
 

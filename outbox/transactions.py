@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import psycopg
@@ -95,6 +95,18 @@ class Transactions:
             sent.direct.extend(direct)
             sent.more = sent.more or more
         crash_point("outbox.after_insert")
+
+    def before_commit(self, link: Connection, do: Callable[[], None]) -> None:
+        """Do something in this connection's transaction, right before its commit; what it raises ends the transaction.
+
+        After the session's flush, and after whatever else is done in the transaction.
+        """
+        sent = commits.sent_by(self, link)
+        sent.last.append(do)
+
+    def has_sent(self, link: Link) -> bool:
+        """Whether anything was sent in the running transaction; of a driver's own connection nobody knows."""
+        return isinstance(link, Connection) and commits.sent_so_far(self, link) is not None
 
     def expected_of(self, connection: Connection) -> int:
         """How many messages of the running transaction their writer will send."""

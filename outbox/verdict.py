@@ -38,10 +38,11 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Retry(_Failed):
-    """This message failed and counts an attempt. `after` overrides the back-off, for at most `MAX_DELAY`."""
+    """This message failed. `after` overrides the back-off, for at most `MAX_DELAY`; `counts`: an attempt."""
 
     error: str
     after: timedelta | None = None
+    counts: bool = True
 
     def __post_init__(self) -> None:
         _Failed.__post_init__(self)

@@ -64,7 +64,7 @@ def stored_acks(engine: Engine) -> list[list[int]]:
 def declare_compensation(engine: Engine, grace: timedelta = BRIEFLY, name: str = "relay") -> Subscription:
     """As a direct writer does before its first row."""
     database = Database(engine)
-    declared = Declaration(name=compensation_of(name), destination=None, grace=grace)
+    declared = Declaration(name=compensation_of(name), destination=None, kind="compensation", grace=grace)
     with closing(database.open()) as channel:
         return Subscriptions(database).declare(channel, declared, "latest")
 

@@ -184,7 +184,9 @@ def test_a_destination_that_is_not_that_of_the_direct_writers_is_refused_before_
     send(sqlite_engine, "1")
     with closing((database := Outbox(sqlite_engine).database).open()) as channel:
         subscriptions = Subscriptions(database)
-        subscriptions.declare(channel, Declaration(name="relay:compensation", destination="nats://h:4222"), "latest")
+        subscriptions.declare(
+            channel, Declaration(name="relay:compensation", destination="nats://h:4222", kind="compensation"), "latest"
+        )
         if declared:
             subscriptions.declare(channel, Declaration(name="relay", destination="nats://h:4222"))
 

@@ -240,7 +240,9 @@ def test_a_second_worker_that_fails_is_heard_and_begins_again(engine, caplog, mo
     monkeypatch.setattr(companion, "_LOOK_SECONDS", 0.1)
     destination = Destination()
     with closing(Database(engine).open()) as channel:
-        declared = Declaration(name="relay:compensation", destination="test", topics=("elsewhere",), grace=BRIEFLY)
+        declared = Declaration(
+            name="relay:compensation", destination="test", kind="compensation", topics=("elsewhere",), grace=BRIEFLY
+        )
         Subscriptions(Database(engine)).declare(channel, declared, "latest")
         write(engine, "left behind")
         relay = relay_of(engine, destination)

@@ -140,6 +140,8 @@ def _grace(subscription: Subscription) -> str:
 def _topics(subscription: Subscription) -> str:
     if subscription.direct is not None:
         return f"left behind by writers of {subscription.direct}"
+    if subscription.kind == "check":
+        return f"transactions of {','.join(subscription.tags or ())}"
     return "all topics" if subscription.topics is None else ",".join(subscription.topics)
 
 
@@ -147,6 +149,7 @@ def _as_json(subscription: Subscription, holder: Holder | None) -> dict[str, obj
     live = holder is not None and holder.live
     return {
         "name": subscription.name,
+        "kind": subscription.kind,
         "topics": subscription.topics,
         "destination": subscription.destination,
         "on_dead": subscription.on_dead,

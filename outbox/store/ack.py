@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from outbox.message import Message
 from outbox.position import Position
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
@@ -64,6 +65,10 @@ class Acks:
             }
             channel.run(self._database.sql(_INSERT), values)
 
+    def finished(self, channel: Channel, messages: Sequence[Message]) -> set[int]:
+        """Return the log ids of those among these messages that their writers have sent."""
+        return self.among(channel, [message.id or 0 for message in messages])
+
     def among(self, channel: Channel, ids: Sequence[int]) -> set[int]:
         """Which of these messages their writers have sent.
 
@@ -97,6 +102,10 @@ class Acks:
             statement = self._database.sql(_PRUNE, chosen=self._database.among("id", numbers="ids"))
             channel.run(statement, {**lease.parameters, "ids": self._database.bind(found)})
         return len(found) == _PRUNED
+
+    def dead(self, channel: Channel, subscription: str, limit: int) -> list[tuple[int, str | None]]:
+        """Return none: what became a dead letter of the compensation is not its writer's any more."""
+        return []
 
     def forget(self, channel: Channel) -> None:
         """Delete them all."""

@@ -18,7 +18,7 @@ from outbox.store.postgresql import POSTGRESQL
 from outbox.store.sqlite import SQLITE
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-_TABLES = ("message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "meta")
+_TABLES = ("message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "meta")
 _DIALECTS = {"postgresql": POSTGRESQL, "sqlite": SQLITE}
 
 

@@ -51,8 +51,8 @@ class Channel(Protocol):
     def run(self, statement: str, parameters: Parameters = ...) -> int:
         """How many rows a statement touched."""
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """Statements inside commit together, or not at all."""
+    def transaction(self, *, patience: float | None = None) -> AbstractContextManager[None]:
+        """Statements inside commit together, or not at all. `patience`: how long to wait for a lock, in seconds."""
 
     fileno: int | None
     """A descriptor that becomes readable when a wake-up arrives; None where nothing crosses processes."""
@@ -144,6 +144,16 @@ class Dialect:
     #: First and last id of a window's fresh part, then of its late part.
     extent: str
     append: Append
+    #: The header of a stored message by `{name}`, as text, out of its `{headers}`; null without it.
+    header: str
+    #: A moment out of the text `{value}`: milliseconds since 1970.
+    from_milliseconds: str
+    #: A UUID as a parameter.
+    bind_uuid: Callable[[UUID], Any]
+    #: Whether a statement that writes may be part of another one.
+    chains_writes: bool
+    #: In RETURNING: whether a row was inserted outside of every savepoint; true where nobody can tell.
+    outermost: str
     #: Two columns `name` and `id` out of what `bind_pairs` binds.
     pairs: str
     bind_pairs: Callable[[Sequence[tuple[str, UUID]]], Parameters]
@@ -151,6 +161,8 @@ class Dialect:
     lock_keys: str | None
     #: Whether one transaction at a time can write, so that a second one of the same thread would wait for ever.
     one_writer: bool
+    #: Whether this thread or task has a transaction open on the engine, for which a connection of our own would wait.
+    waits_for_itself: Callable[[Engine], bool]
     #: Whether a driver's connection commits every statement by itself, or would answer COMMIT with a rollback.
     commits_every_statement: Callable[[Any], bool]
     is_aborted: Callable[[Any], bool]

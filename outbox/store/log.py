@@ -29,11 +29,12 @@ _FORBIDDEN = {
 class Selection:
     """What of the log a reader handles.
 
-    `topics`: these; None: all, but for half messages. `skips`: not what its writers send themselves for the
-    subscription of this name. `only`: nothing else than that.
+    `topics`: these; None: all, but for half messages. `tags`: these; None: all. `skips`: not what its writers send
+    themselves for the subscription of this name. `only`: nothing else than that.
     """
 
     topics: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
     skips: str | None = None
     only: str | None = None
 
@@ -113,7 +114,8 @@ class Log:
         self._database = database
         self._limits = limits
         self._selection = selection
-        topics, narrow = selection.topics, selection.topics is not None or selection.only is not None
+        topics, tags = selection.topics, selection.tags
+        narrow = (topics, tags, selection.only) != (None, None, None)
         dialect = database.dialect
         self._capture = database.sql(dialect.capture)
         self._read_on = database.sql(dialect.read_on_chosen if narrow else dialect.read_on)
@@ -123,12 +125,12 @@ class Log:
         self._extent = database.sql(dialect.extent)
         self._bodies = database.sql(_BODIES, chosen=database.among("id", numbers="ids"))
         self._at = database.sql(_AT, chosen=database.among("id", numbers="ids"))
-        bound = None if topics is None else database.bind(topics)
         # No subscription has an empty name.
         self._skips = selection.skips or ""
         self._common: dict[str, Any] = {
             "inline": self._limits.inline,
-            "topics": bound,
+            "topics": None if topics is None else database.bind(topics),
+            "tags": None if tags is None else database.bind(tags),
             "skips": self._skips,
             "only": selection.only,
         }

@@ -172,6 +172,7 @@ class Parked:
     """The parked messages of one subscription."""
 
     def __init__(self, database: Database, subscription: str) -> None:
+        self.subscription = subscription
         self._database = database
         self._common = {"subscription": subscription}
 

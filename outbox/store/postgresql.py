@@ -80,9 +80,11 @@ class PostgresChannel:
         return self._cursor.execute(pyformat(statement).encode(), parameters).rowcount
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, *, patience: float | None = None) -> Iterator[None]:
         """BEGIN … COMMIT on this connection."""
         with self._driver.transaction():
+            if patience is not None:
+                self._driver.execute(f"SET LOCAL lock_timeout = {int(patience * 1000)}")
             yield
 
     def listen(self) -> None:
@@ -223,6 +225,7 @@ _READ_ON_FRESH = f"""
 """
 
 _CHOSEN = """(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS text[])))
+    AND (CAST(:tags AS text[]) IS NULL OR tags = ANY(CAST(:tags AS text[])))
     AND direct IS DISTINCT FROM CAST(:skips AS text)
     AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text))"""
 
@@ -326,12 +329,19 @@ POSTGRESQL = Dialect(
     page_late=_PAGE_WITH_LATE,
     extent=_EXTENT,
     append=append,
+    header="(CAST({headers} AS json) ->> '{name}')",
+    from_milliseconds="(timestamptz 'epoch' + CAST({value} AS bigint) * interval '1 millisecond')",
+    bind_uuid=lambda uuid: uuid,
+    chains_writes=True,
+    # In a savepoint the row is of another transaction id, its own.
+    outermost="xmin = CAST(pg_current_xact_id() AS xid)",
     pairs="unnest(CAST(:names AS text[]), CAST(:ids AS uuid[])) AS pairs(name, id)",
     bind_pairs=lambda pairs: {"names": [name for name, _ in pairs], "ids": [id for _, id in pairs]},
     # Always in the same order, so that two writers of two keys cannot wait for each other.
     lock_keys="SELECT pg_advisory_xact_lock(hashtextextended(key, :seed))"
     " FROM (SELECT key FROM unnest(CAST(:keys AS text[])) AS k(key) ORDER BY key) AS ordered",
     one_writer=False,
+    waits_for_itself=lambda _engine: False,
     commits_every_statement=commits_every_statement,
     is_aborted=is_aborted,
     drivers=frozenset(("psycopg", "psycopg_async", "psycopg2")),

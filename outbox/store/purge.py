@@ -24,9 +24,18 @@ _SPAN = "SELECT id FROM {message} WHERE id > :after ORDER BY id LIMIT 1 OFFSET :
 _ENDS = "SELECT min(id), max(id) FROM {message}"
 _FROM = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
 _NEWEST = "SELECT {number} FROM {message} WHERE id <= :last ORDER BY id DESC LIMIT 1"
-#: Every base sees the row, and it is old enough; half messages wait for the verdict on their transaction.
+#: Every base sees the row, and it is old enough; of half messages those whose transaction has a verdict.
 _GONE = """
-    id > :after AND id <= :upto AND {number} + 0 < :head AND NOT {open} AND created_at < :before AND topic <> :half
+    id > :after AND id <= :upto AND {number} + 0 < :head AND NOT {open}
+    AND created_at < :before
+    AND (topic <> :half OR EXISTS (SELECT 1 FROM {op} WHERE transaction_id = key))
+"""
+#: A verdict goes after the half messages that it is on, so that nobody can ask about them.
+_OPS_SPAN = "SELECT transaction_id FROM {op} WHERE transaction_id > :after ORDER BY transaction_id LIMIT 1 OFFSET :rows"
+_DELETE_OPS = f"""
+    DELETE FROM {{op}} WHERE transaction_id > :after AND (:upto = '' OR transaction_id <= :upto)
+      AND decided_at < :before
+      AND NOT EXISTS (SELECT 1 FROM {{message}} WHERE topic = '{HALF_TOPIC}' AND key = transaction_id)
 """
 _DELETE = "DELETE FROM {message} WHERE {gone}"
 _COUNT = "SELECT count(*) FROM {message} WHERE {gone}"
@@ -78,6 +87,8 @@ class Purge:
         for after, upto in self._spans(channel, first, last):
             bounds = {"after": after, "upto": upto, "before": self._database.dialect.bind_moment(before)}
             rows += self._counted(channel, bounds) if rehearsal else self._deleted(channel, bounds)
+        if not rehearsal:
+            self._delete_ops(channel, before)
         return Purged(rows=rows, before=before, held_by=self._holding(channel, last))
 
     def _counted(self, channel: Channel, bounds: dict[str, Any]) -> int:
@@ -95,6 +106,16 @@ class Purge:
                 record = {"purged": str(purged), "id": max(purged_id, bounds["upto"])}
                 channel.run(self._database.sql(_RECORD), record)
         return gone
+
+    def _delete_ops(self, channel: Channel, before: datetime) -> None:
+        """Delete old verdicts whose half messages are gone, a batch at a time."""
+        after: str | None = ""
+        while after is not None:
+            found = channel.rows(self._database.sql(_OPS_SPAN), {"after": after, "rows": self._batch})
+            upto = found[0][0] if found else None
+            bounds = {"after": after, "upto": upto or "", "before": self._database.dialect.bind_moment(before)}
+            channel.run(self._database.sql(_DELETE_OPS), bounds)
+            after = upto
 
     def _of(self, passed: Position) -> dict[str, Any]:
         return {"head": passed.head, "open": self._database.bind(passed.open), "half": HALF_TOPIC}

@@ -10,11 +10,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakSet
 
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.util import await_only
 
 from outbox.errors import DatabaseError
@@ -140,9 +142,55 @@ def _make_fit(engine: Engine) -> None:
     """
     if engine.dialect not in _fit:
         _fit.add(engine.dialect)
+        _remember_begins(engine.dialect)
         _begin_before_savepoints(engine.dialect)
         _end_what_was_begun(engine.dialect)
         event.listen(engine, "connect", _about_to_connect, insert=True)
+
+
+class _Begun:
+    """A transaction of SQLAlchemy's: `link` is its connection until the end."""
+
+    def __init__(self, dialect: Any, link: Any) -> None:
+        self.dialect = dialect
+        self.link = link
+
+
+#: Transactions that this thread or task has begun; those that are over have no link.
+_begun: ContextVar[tuple[_Begun, ...]] = ContextVar("outbox_begun", default=())
+_BEGUN = object()
+
+
+def _waits_for_itself(engine: Engine) -> bool:
+    """Whether this thread or task is in a transaction that has the file, or would stand in the way of another's."""
+    return any(
+        each.dialect is engine.dialect and _driver_is_busy(each) for each in _begun.get() if each.link is not None
+    )
+
+
+def _driver_is_busy(begun: _Begun) -> bool:
+    driver = begun.dialect.get_driver_connection(begun.link.dbapi_connection)
+    return bool(driver is not None and driver.in_transaction)
+
+
+def _remember_begins(dialect: Any) -> None:
+    """Know which transactions a thread or task is in; SQLAlchemy begins each by its dialect, and ends it there."""
+    begin_first = dialect.do_begin
+
+    def do_begin(link: Any) -> None:
+        begin_first(link)
+        begun = _Begun(dialect, link)
+        link.info[_BEGUN] = begun
+        _begun.set((*(each for each in _begun.get() if each.link is not None), begun))
+
+    dialect.do_begin = do_begin
+
+
+def _forget_begin(link: Any) -> None:
+    with suppress(NotImplementedError, InvalidRequestError):
+        begun = link.info.pop(_BEGUN, None)
+        if begun is not None:
+            begun.link = None
 
 
 def _about_to_connect(_driver: object, _record: object) -> None:
@@ -170,6 +218,7 @@ def _end_what_was_begun(dialect: Any) -> None:
     def ending(by_driver: Callable[[Any], None], statement: str) -> Callable[[Any], None]:
         def end(link: Any) -> None:
             by_driver(link)
+            _forget_begin(link)
             driver = dialect.get_driver_connection(link.dbapi_connection)
             if _autocommit_of(driver) is True and driver.in_transaction:
                 link.cursor().execute(statement)
@@ -271,7 +320,7 @@ class SqliteChannel:
         return self.transaction() if alone else self.lock
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self, *, patience: float | None = None) -> Iterator[None]:
         """BEGIN IMMEDIATE … COMMIT."""
         begun = False
 
@@ -283,7 +332,7 @@ class SqliteChannel:
                 begun = self.lock.acquire()
 
         try:
-            begin_immediate(self._execute, begin)
+            begin_immediate(self._execute, begin, seconds=BUSY_SECONDS if patience is None else patience)
             yield
             self._execute("COMMIT")
         except BaseException:
@@ -390,6 +439,7 @@ _COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
 #: What the writers of the subscription send themselves comes without its body, to be left out at once.
 _RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", "CASE WHEN direct = :skips THEN x''"), direct="direct")
 _CHOSEN = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics)))
+    AND (:tags IS NULL OR tags IN (SELECT value FROM json_each(:tags)))
     AND direct IS NOT :skips AND (:only IS NULL OR direct = :only)"""
 _FRESH = f"SELECT {_RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
 
@@ -453,12 +503,18 @@ SQLITE = Dialect(
     page_late=_PAGE,
     extent=_EXTENT,
     append=_append,
+    header="json_extract({headers}, '$.\"{name}\"')",
+    from_milliseconds="strftime('%Y-%m-%d %H:%M:%f', CAST({value} AS integer) / 1000.0, 'unixepoch')",
+    bind_uuid=lambda uuid: uuid.hex,
+    chains_writes=False,
+    outermost="TRUE",
     # `true` keeps a following ON CONFLICT from being read as the condition of a join.
     pairs="(SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS id"
     " FROM json_each(:pairs) WHERE true) AS pairs",
     bind_pairs=lambda pairs: {"pairs": json.dumps([(name, id.hex) for name, id in pairs])},
     lock_keys=None,
     one_writer=True,
+    waits_for_itself=_waits_for_itself,
     commits_every_statement=_commits_every_statement,
     is_aborted=lambda _driver: False,
     drivers=frozenset(("pysqlite", "aiosqlite")),

@@ -18,6 +18,8 @@ from outbox.store.dialect import Channel, Row
 from outbox.store.log import Log, Selection
 
 OnDead = Literal["block", "continue"]
+#: What a subscription does: sends; sends what direct writers have left behind; asks what became of transactions.
+Kind = Literal["relay", "compensation", "check"]
 #: Where a new subscription starts: "earliest", "latest", or a moment.
 Start = Literal["earliest", "latest"] | datetime
 
@@ -29,9 +31,14 @@ def compensation_of(name: str) -> str:
     return name + _COMPENSATION
 
 
-def is_compensation(name: str) -> bool:
-    """Whether a subscription's rows are only those that direct writers were to send."""
-    return name.endswith(_COMPENSATION)
+def subscription_of(compensation: str) -> str | None:
+    """The subscription whose direct writers a compensation of this name follows; None: no compensation has it."""
+    return compensation.removesuffix(_COMPENSATION) if compensation.endswith(_COMPENSATION) else None
+
+
+def check_of(group: str) -> str:
+    """The subscription that asks what became of the transactions of a producer group."""
+    return f"check:{group}"
 
 
 def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
@@ -63,7 +70,9 @@ class Declaration:
 
     name: str
     destination: str | None
+    kind: Kind = "relay"
     topics: tuple[str, ...] | None = None
+    tags: tuple[str, ...] | None = None
     on_dead: OnDead | None = None
     grace: timedelta | None = None
 
@@ -80,11 +89,13 @@ class Subscription:
     generation: int
     created_at: datetime
     grace: timedelta = timedelta(0)
+    kind: Kind = "relay"
+    tags: tuple[str, ...] | None = None
 
     @property
     def direct(self) -> str | None:
         """Of a compensation: the subscription whose direct writers it follows."""
-        return self.name.removesuffix(_COMPENSATION) if is_compensation(self.name) else None
+        return subscription_of(self.name) if self.kind == "compensation" else None
 
     @property
     def selection(self) -> Selection:
@@ -95,15 +106,16 @@ class Subscription:
         """
         if self.direct is not None:
             return Selection(topics=self.topics, only=self.direct)
-        return Selection(topics=self.topics, skips=self.name)
+        return Selection(topics=self.topics, tags=self.tags, skips=self.name)
 
 
-_COLUMNS = "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms"
+_COLUMNS = "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags"
 _FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
 _ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
-    INSERT INTO {subscription} (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms)
-    VALUES (:name, :topics, :destination, :on_dead, 1, 1, {now}, :grace_ms) ON CONFLICT (name) DO NOTHING
+    INSERT INTO {subscription}
+        (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags)
+    VALUES (:name, :topics, :destination, :on_dead, 1, 1, {now}, :grace_ms, :kind, :tags) ON CONFLICT (name) DO NOTHING
 """
 _DECLARE = """
     UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead
@@ -198,8 +210,9 @@ class Subscriptions:
         with channel.transaction():
             for table in ("parked", "progress", "lease"):
                 channel.run(self._database.sql(f"DELETE FROM {{{table}}} WHERE subscription = :name"), {"name": name})
-            if is_compensation(name):
-                Acks(self._database, name.removesuffix(_COMPENSATION)).forget(channel)
+            followed = subscription_of(name)
+            if followed is not None:
+                Acks(self._database, followed).forget(channel)
             channel.run(self._database.sql("DELETE FROM {subscription} WHERE name = :name"), {"name": name})
 
     def _create(self, channel: Channel, declared: Declaration, start: Start) -> None:
@@ -214,7 +227,13 @@ class Subscriptions:
         }
         with channel.transaction():
             grace = _milliseconds(declared.grace or timedelta(0))
-            row = {**self._values(declared), "on_dead": declared.on_dead or "block", "grace_ms": grace}
+            row = {
+                **self._values(declared),
+                "kind": declared.kind,
+                "tags": None if declared.tags is None else json.dumps(declared.tags),
+                "on_dead": declared.on_dead or "block",
+                "grace_ms": grace,
+            }
             if channel.run(self._database.sql(_CREATE), row):
                 channel.run(self._database.sql(_LEASE), {"name": declared.name})
                 channel.run(self._database.sql(_FIRST_PROGRESS), {"name": declared.name, **place})
@@ -243,6 +262,11 @@ class Subscriptions:
         return low - 1
 
     def _require_same(self, stored: Subscription, declared: Declaration) -> None:
+        if stored.kind != declared.kind:
+            raise SubscriptionError(
+                f"{stored.name!r} is the name of a subscription of another kind: {stored.kind}, not {declared.kind};"
+                " use another name"
+            )
         topics = None if declared.topics is None else tuple(sorted(set(declared.topics)))
         destination = declared.destination or stored.destination
         on_dead = declared.on_dead or stored.on_dead
@@ -294,6 +318,8 @@ class Subscriptions:
             generation=row[5],
             created_at=created_at,
             grace=timedelta(milliseconds=row[7]),
+            kind=row[8],
+            tags=None if row[9] is None else tuple(json.loads(row[9])),
         )
 
 
@@ -323,11 +349,13 @@ def _shown(value: object) -> str:
 
 __all__ = [
     "Declaration",
+    "Kind",
     "OnDead",
     "Position",
     "Start",
     "Subscription",
     "Subscriptions",
+    "check_of",
     "compensation_of",
-    "is_compensation",
+    "subscription_of",
 ]

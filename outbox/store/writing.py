@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple
@@ -39,10 +39,14 @@ class Direct:
 
 @dataclass(slots=True)
 class Sent:
-    """What was sent in a transaction: the places of what its writer is to send, and whether there is more."""
+    """What was sent in a transaction: the places of what its writer is to send, and whether there is more.
+
+    `last`: what is still to be done in it, right before its commit; what one of them raises ends the transaction.
+    """
 
     direct: list[Place] = field(default_factory=list)
     more: bool = False
+    last: list[Callable[[], None]] = field(default_factory=list)
 
 
 class Written(NamedTuple):

@@ -20,11 +20,13 @@ from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.grace import Grace
+from outbox.store.idempotency.op import Ops
 from outbox.store.lease import Holder, Lease, Leases, Partition
 from outbox.store.log import Limits, Log
 from outbox.store.subscription import Declaration, Start, Subscription, Subscriptions
 from outbox.verdict import told
 from outbox.worker.calls import Caller, Handler, HungCalls
+from outbox.worker.finished import Finished
 from outbox.worker.handover import HandlerPolicy, HandOver
 from outbox.worker.keeper import Keeper
 from outbox.worker.lease_watch import LeaseWatch
@@ -280,7 +282,6 @@ class Worker:
             notices=self._notices,
         )
         log = Log(self._database, self._settings.limits, subscription.selection)
-        direct = subscription.direct
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, lease.epoch)
         self._channel = channel
         self._interval = self._settings.poll[0].total_seconds()
@@ -293,7 +294,7 @@ class Worker:
             hand_over,
             policy,
             grace=Grace(subscription.grace, self._settings.poll) if subscription.grace else None,
-            acks=None if direct is None else Acks(self._database, direct),
+            finished=self._finished_of(subscription),
             notices=self._notices,
             unsettled=self._unsettled,
         )
@@ -340,6 +341,11 @@ class Worker:
         while not self._stopping and (left := until - time.monotonic()) > 0:
             self._halt.wait(left)
         return not self._stopping
+
+    def _finished_of(self, subscription: Subscription) -> Finished | None:
+        if subscription.kind == "check":
+            return Ops(self._database)
+        return None if subscription.direct is None else Acks(self._database, subscription.direct)
 
     def _policy_of(self, subscription: Subscription) -> HandlerPolicy:
         return replace(self._policy, block_on_dead=subscription.on_dead != "continue")

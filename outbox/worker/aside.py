@@ -14,6 +14,7 @@ from outbox.store.dialect import Channel
 from outbox.store.log import Limits
 from outbox.store.parked import Parked, Ready, Wish
 from outbox.verdict import seconds_to_wait
+from outbox.worker.finished import Finished
 from outbox.worker.handover import BLOCKED, EXPIRED, HandOver
 from outbox.worker.notices import Notices
 from outbox.worker.settlement import Fates, Settlement
@@ -22,9 +23,11 @@ logger = logging.getLogger("outbox")
 
 #: Keys held in memory; beyond that every batch asks the database.
 _MOST_KEYS = 100_000
-_MOST_WISHES = 1000
+_MOST_WISHES = _MOST_BURIED = 1000
 #: How often to look for wishes and due messages when none is known to be due sooner.
 _LOOK_SECONDS = 1.0
+#: How often to look for dead letters that are done by now.
+_BURY_SECONDS = 5.0
 _SICK_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=30)
 
 
@@ -101,13 +104,17 @@ class SetAside:
         hand_over: HandOver,
         limits: Limits,
         notices: Notices | None = None,
+        finished: Finished | None = None,
     ) -> None:
+        """`finished`: knows what is done already."""
         self._parked = parked
         self._channel = channel
         self._settlement = settlement
         self._hand_over = hand_over
         self._limits = limits
         self._notices = notices
+        self._finished = finished
+        self._bury_at = 0.0
         self.keys = KeysAside(parked, channel)
         self._sick: dict[str, _Sick] = {}
         self._look_at = 0.0
@@ -142,7 +149,7 @@ class SetAside:
         """Carry out wishes, let delayed messages fall due, hand over what is ready; False when nothing was done."""
         if self.due_in > 0:
             return False
-        worked = self._grant_wishes() + self._fall_due() > 0
+        worked = self._grant_wishes() + self._bury() + self._fall_due() > 0
         ready = self._parked.ready(
             self._channel,
             self.keys.released,
@@ -171,6 +178,17 @@ class SetAside:
             self.keys.reconsider({wish.key for wish in wishes if wish.key is not None})
         return len(wishes)
 
+    def _bury(self) -> int:
+        """Remove dead letters that are done by now."""
+        if self._finished is None or time.monotonic() < self._bury_at:
+            return 0
+        found = self._finished.dead(self._channel, self._parked.subscription, _MOST_BURIED)
+        if found:
+            self._settlement.settle_parked([id for id, _ in found], [])
+            self.keys.reconsider({key for _, key in found if key is not None})
+        self._bury_at = 0.0 if len(found) == _MOST_BURIED else time.monotonic() + _BURY_SECONDS
+        return len(found)
+
     def _fall_due(self) -> int:
         if not self._parked.some_fell_due(self._channel):
             return 0
@@ -187,7 +205,9 @@ class SetAside:
         late = {r.message.id for r in ready if r.expired} - unanswered
         expired: Fates = [(r.message, EXPIRED) for r in ready if r.message.id in late]
         to_send = [r.message for r in ready if r.message.id not in late]
-        outcome = self._hand_over.run(to_send, patient=False, room=0)
+        done = self._finished.finished(self._channel, to_send) if self._finished is not None and to_send else set()
+        outcome = self._hand_over.run([m for m in to_send if m.id not in done], patient=False, room=0)
+        outcome.done += [message for message in to_send if message.id in done]
         self._note_sick(outcome.sick, {message.topic for message in outcome.done})
         # What is blocked behind its key stands there already.
         changed = expired + [(message, fate) for message, fate in outcome.aside if fate is not BLOCKED]

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from outbox.errors import LeaseLostError
 from outbox.position import Position
 from outbox.store import dedup, inbox
-from outbox.store.ack import Acks
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.lease import Lease
+from outbox.worker.finished import Finished
 from outbox.worker.notices import Notices
 from outbox.worker.settlement import Settlement
 
@@ -42,10 +42,10 @@ class Chores:
         channel: Channel,
         lease: Lease,
         settlement: Settlement,
-        acks: Acks | None,
+        finished: Finished | None,
         notices: Notices | None = None,
     ) -> None:
-        """`acks`: of the direct writers that this subscription follows, if it is a compensation."""
+        """`finished`: knows what of the subscription's messages is done already, if anybody does."""
         now = time.monotonic()
         self._database = database
         self._notices = notices
@@ -62,8 +62,10 @@ class Chores:
             _Chore("old progress", _PROGRESS_SECONDS, now + _PROGRESS_SECONDS, settled),
             _Chore("expired rows of inbox and dedup", _EXPIRED_SECONDS, now + _EXPIRED_SECONDS, expired),
         ]
-        if acks is not None:
-            self._chores.append(_Chore("acks", _ACKS_SECONDS, now, lambda base: acks.prune(channel, lease, base)))
+        if finished is not None:
+            self._chores.append(
+                _Chore("what is done already", _ACKS_SECONDS, now, lambda base: finished.prune(channel, lease, base))
+            )
 
     def step(self, stored_base: Position) -> None:
         """Do what is due; `stored_base` is as it stands in the database."""

@@ -55,12 +55,13 @@ class HandlerPolicy:
         """A dead letter; by policy the rest of its key waits for a person's decision."""
         return Aside(state="dead", blocks=self.block_on_dead, attempts=message.attempt, error=error[:_MAX_ERROR])
 
-    def failed(self, message: Message, error: str, after: timedelta | None = None) -> Aside:
-        """What becomes of a message whose failed attempt counts."""
-        if self.retry.exhausted(message.attempt):
+    def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Aside:
+        """What becomes of a message that failed; `counts`: an attempt."""
+        if counts and self.retry.exhausted(message.attempt):
             return self.dead(message, error)
         delay = self.retry.delay(message.attempt) if after is None else after
-        return Aside(state="retry", blocks=True, attempts=message.attempt, error=error[:_MAX_ERROR], delay=delay)
+        attempts = message.attempt if counts else message.attempt - 1
+        return Aside(state="retry", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
 
     def waiting(self, message: Message, error: str) -> Aside:
         """Set aside until the destination is well; nothing is counted."""
@@ -300,8 +301,8 @@ class HandOver:
         self, batch: _Batch, message: Message, verdict: Verdict, *, others_done: bool, alone: bool
     ) -> Aside | None:
         match verdict:
-            case Retry(error, after):
-                return self._policy.failed(message, error, after)
+            case Retry(error, after, counts):
+                return self._policy.failed(message, error, after, counts=counts)
             case Reject(error):
                 return self._policy.dead(message, error)
             case Unavailable(error):

@@ -9,7 +9,6 @@ from datetime import datetime
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.message import Message
 from outbox.position import Progress
-from outbox.store.ack import Acks
 from outbox.store.cursor import Batch, Cursor
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
@@ -20,6 +19,7 @@ from outbox.store.parked import Aside, Parked
 from outbox.store.progress import ProgressLog
 from outbox.worker.aside import SetAside
 from outbox.worker.chores import Chores
+from outbox.worker.finished import Finished
 from outbox.worker.handover import BLOCKED, EXPIRED, HandlerPolicy, HandOver, Outcome
 from outbox.worker.notices import Notices
 from outbox.worker.reader import Reader
@@ -47,11 +47,11 @@ class Tenure:
         policy: HandlerPolicy,
         *,
         grace: Grace | None = None,
-        acks: Acks | None = None,
+        finished: Finished | None = None,
         notices: Notices | None = None,
         unsettled: Unsettled | None = None,
     ) -> None:
-        """`grace`: for how long rows are left alone after their commit. `acks`: of writers that send by themselves.
+        """`grace`: for how long rows are left alone after their commit. `finished`: knows what is done already.
         `unsettled`: what the worker could not write before.
         """
         self._channel = channel
@@ -65,13 +65,13 @@ class Tenure:
         self._settlement = Settlement(database, channel, lease, self._incarnation, unsettled)
         self._settlement.rehearse(newest.progress)
         parked = Parked(database, lease.partition.subscription)
-        self._aside = SetAside(parked, channel, self._settlement, hand_over, limits, notices)
+        self._aside = SetAside(parked, channel, self._settlement, hand_over, limits, notices, finished)
         self._reader = Reader(database, channel, Cursor(log, newest.progress, grace))
-        self._acks = acks
+        self._finished = finished
         self._stored = newest.progress
         self._passed = False
         self._stored_at = time.monotonic()
-        self._chores = Chores(database, channel, lease, self._settlement, acks, notices)
+        self._chores = Chores(database, channel, lease, self._settlement, finished, notices)
 
     def close(self) -> None:
         """Let go of the thread that reads ahead."""
@@ -121,11 +121,11 @@ class Tenure:
             self._settle(batch.end, fates)
 
     def _left(self, messages: list[Message]) -> list[Message]:
-        """What its writer has not sent by itself; asked as late as possible, because acks come at any moment."""
-        if self._acks is None or not messages:
+        """What is not done already; asked as late as possible, because that may change at any moment."""
+        if self._finished is None or not messages:
             return messages
-        acked = self._acks.among(self._channel, [message.id or 0 for message in messages])
-        return [message for message in messages if message.id not in acked] if acked else messages
+        done = self._finished.finished(self._channel, messages)
+        return [message for message in messages if message.id not in done] if done else messages
 
     def _others(self) -> bool:
         """Whether anything else could be tried: behind this batch, or of what is set aside."""

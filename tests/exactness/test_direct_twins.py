@@ -19,7 +19,7 @@ from outbox.direct import DirectSends
 from outbox.store import postgresql_append
 from outbox.store.ack import Acks
 from outbox.store.dialect import Channel
-from outbox.store.subscription import Declaration, Subscription, Subscriptions, is_compensation
+from outbox.store.subscription import Declaration, Subscription, Subscriptions
 from outbox.store.writing import Sent
 from outbox.verdict import DONE
 from tests.directly import at_rest, before_each_call, briefly, relayed, send, writing_directly
@@ -132,7 +132,7 @@ def marks_without_compensation(monkeypatch: pytest.MonkeyPatch) -> None:
     declare = Subscriptions.declare
 
     def forgetful(self: Subscriptions, channel: Channel, declared: Declaration, *start: object) -> Subscription:
-        if is_compensation(declared.name):
+        if declared.kind == "compensation":
             assert declared.grace is not None
             return replace(self.get(channel, "relay"), grace=declared.grace)
         return declare(self, channel, declared, *start)  # type: ignore[arg-type]  # as it came

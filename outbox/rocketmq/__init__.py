@@ -1,0 +1,27 @@
+"""RocketMQ's transactional messages on the same log: half messages, verdicts that are written once, check-back."""
+
+from outbox.errors import MQClientError, VerdictStandsError
+from outbox.rocketmq.listener import TransactionChecker, TransactionListener
+from outbox.rocketmq.producer import TransactionMQProducer
+from outbox.rocketmq.states import (
+    LocalTransactionState,
+    MessageQueue,
+    SendStatus,
+    TransactionResolution,
+    TransactionSendResult,
+)
+from outbox.rocketmq.transaction import Transaction
+
+__all__ = [
+    "LocalTransactionState",
+    "MQClientError",
+    "MessageQueue",
+    "SendStatus",
+    "Transaction",
+    "TransactionChecker",
+    "TransactionListener",
+    "TransactionMQProducer",
+    "TransactionResolution",
+    "TransactionSendResult",
+    "VerdictStandsError",
+]

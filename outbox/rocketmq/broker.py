@@ -1,0 +1,166 @@
+"""The part that RocketMQ's broker has: it stores half messages and verdicts, each in a transaction of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+from outbox.checks import HALF_TOPIC
+from outbox.errors import DatabaseError, MQClientError, StandbyError, VerdictStandsError
+from outbox.message import Message
+from outbox.outbox import Outbox
+from outbox.rocketmq.connections import Connections, on_channel
+from outbox.store import identity
+from outbox.store.dialect import Channel
+from outbox.store.half import Half, Halves
+from outbox.store.idempotency.op import Decision, Op, Ops
+from outbox.store.log import Log
+from outbox.store.steps import Steps, run
+from outbox.store.subscription import Declaration, Subscriptions, check_of
+
+R = TypeVar("R")
+
+# RocketMQ's response codes.
+SYSTEM_ERROR, SLAVE_NOT_AVAILABLE, NO_PERMISSION = 1, 11, 16
+
+#: As often as RocketMQ's client tries to send: once, and twice again.
+_TRIES = 3
+#: How often it is made sure that somebody may check back: a person may have dropped the subscription.
+_DECLARE_SECONDS = 60.0
+
+
+class Broker:
+    """Stores half messages and verdicts of one outbox, on connections of its own: nobody's pool is drained by them."""
+
+    def __init__(self, outbox: Outbox, *, connections: int, reject_transactions: bool) -> None:
+        self.outbox = outbox
+        self.database = outbox.database
+        self.ops = Ops(self.database)
+        self._halves = Halves(self.database)
+        self._rejects = reject_transactions
+        self._connections = Connections(self.database.open, connections)
+        self._declared: dict[str, float] = {}
+
+    def declare(self, group: str, immunity: timedelta) -> None:
+        """Make sure that the group's transactions are found by whoever checks back.
+
+        Raises:
+            SubscriptionError: the group has a longer or shorter immunity by another producer's word.
+        """
+        if time.monotonic() - self._declared.get(group, float("-inf")) < _DECLARE_SECONDS:
+            return
+        self._require_no_transaction()
+        with self._connected() as channel, self.database.explained():
+            Log(self.database).now(channel)
+            identity.establish(self.database, channel)
+            identity.verify(self.database, channel)
+            Subscriptions(self.database).declare(channel, declaration_of(group, immunity), "latest")
+        self._declared[group] = time.monotonic()
+
+    def prepare(self, half: Half, message: Message, headers: str) -> int:
+        """Store a half message; return its place in the log. What is not stored for sure is tried again.
+
+        Raises:
+            MQClientError: transactions are switched off; the server is a replica; the transaction has a verdict.
+            DatabaseError: on SQLite this thread has a transaction open.
+        """
+        if self._rejects:
+            raise MQClientError(f"the broker[{self._address}] sending transaction message is forbidden", NO_PERMISSION)
+        self._require_no_transaction()
+        for tries_left in reversed(range(_TRIES)):
+            try:
+                place = self._run(self._halves.append(half, message, headers))
+                break
+            except Exception as error:
+                if not tries_left or not self.database.transient(error) or isinstance(error, DatabaseError):
+                    raise
+        if place is None:
+            stands = self.standing(half.transaction)
+            raise MQClientError(f"transaction {half.transaction} is over ({stands.op}); begin another one")
+        return place
+
+    def end(self, transaction: str, op: Op, *, by: str, group: str | None = None) -> None:
+        """Write the verdict, unless it stands already.
+
+        Raises:
+            VerdictStandsError: the opposite stands.
+            MQClientError: the transaction is unknown, or of another group; the server is a replica.
+        """
+        self._require_no_transaction()
+        decide = self.ops.commit if op == "commit" else self.ops.roll_back
+        decision = self._run(decide(transaction, by=by, group=group))
+        if decision.restored:
+            self.outbox.hints.hint()
+        require(decision, transaction, op, group)
+
+    def standing(self, transaction: str) -> Decision:
+        """Find out which verdict stands."""
+        with self._connected() as channel, self.database.explained():
+            return run(on_channel(channel), self.ops.standing(transaction))
+
+    def close(self) -> None:
+        """Close the connections; a later call opens others."""
+        self._connections.close()
+
+    def _require_no_transaction(self) -> None:
+        """Refuse to wait for a transaction that waits for this call."""
+        if self.database.dialect.waits_for_itself(self.database.engine):
+            raise DatabaseError(
+                "a half message or a verdict is committed on its own, and SQLite has one writer at a time, here the"
+                " open transaction of this thread: send half messages before the business transaction begins, and end"
+                " transactions after it; or join(session) or commit(session) in it"
+            )
+
+    @property
+    def _address(self) -> str:
+        return self.database.engine.url.host or "localhost"
+
+    def _run(self, steps: Steps[R]) -> R:
+        """Take the steps in a transaction of their own."""
+        with self._connected() as channel, self.database.explained():
+            if self.database.dialect.chains_writes:
+                return run(on_channel(channel), steps)
+            with channel.transaction():
+                return run(on_channel(channel), steps)
+
+    @contextmanager
+    def _connected(self) -> Iterator[Channel]:
+        with self._connections.one() as channel:
+            try:
+                yield channel
+            except Exception:
+                self._require_primary(channel)
+                raise
+
+    def _require_primary(self, channel: Channel) -> None:
+        """Say it in RocketMQ's words where the server is a replica."""
+        try:
+            Log(self.database).now(channel)
+        except StandbyError as error:
+            raise MQClientError("SLAVE_NOT_AVAILABLE", SLAVE_NOT_AVAILABLE) from error
+        except Exception:
+            return
+
+
+def declaration_of(group: str, immunity: timedelta) -> Declaration:
+    """Return the subscription that checks back on the transactions of a group."""
+    name = check_of(group)
+    return Declaration(name=name, kind="check", destination=name, topics=(HALF_TOPIC,), tags=(group,), grace=immunity)
+
+
+def require(decision: Decision, transaction: str, op: Op, group: str | None = None) -> None:
+    """Make sure that a verdict stands.
+
+    Raises:
+        VerdictStandsError: the opposite does.
+        MQClientError: the transaction is unknown, or of another group.
+    """
+    if group is not None and decision.group is not None and decision.group != group:
+        raise MQClientError("The producer group wrong", SYSTEM_ERROR)
+    if decision.op is None:
+        raise MQClientError("Find prepared transaction message failed", SYSTEM_ERROR)
+    if decision.op != op:
+        raise VerdictStandsError(transaction, decision.op, op)

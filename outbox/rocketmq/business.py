@@ -1,0 +1,87 @@
+"""Business transactions: what is done in one; and the records of a business database that has no outbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from sqlalchemy import Connection, Engine
+
+from outbox.errors import NoTransactionError, VerdictStandsError
+from outbox.handles import Link
+from outbox.rocketmq.connections import Connections, on_channel
+from outbox.store.database import Database
+from outbox.store.idempotency.op import Op, Ops
+from outbox.store.idempotency.record import Records
+from outbox.store.steps import on, run
+from outbox.transactions import Transactions
+
+#: How long a business transaction that is under way is waited for before it is fenced, in seconds.
+PATIENCE_SECONDS = 0.2
+
+
+class Business:
+    """A business database and its records; `outbox db upgrade --record-only` makes their table."""
+
+    def __init__(self, engine: Engine, *, connections: int, schema: str | None = None) -> None:
+        self._database = Database(engine, schema)
+        self._records = Records(self._database)
+        self._connections = Connections(self._database.open, connections)
+        self.transactions = Transactions(self._database)
+
+    def join(self, link: Link, transaction: str) -> None:
+        """Write the record as part of a business transaction.
+
+        Raises:
+            VerdictStandsError: a checker has decided for a rollback; the transaction cannot be committed any more.
+        """
+        with self._database.explained():
+            stands, outermost = run(on(link), self._records.insert(transaction))
+        error: Exception | None = None
+        if stands != "commit":
+            error = VerdictStandsError(transaction, stands or "rollback", "business transaction")
+        elif not outermost:
+            error = NoTransactionError("a savepoint is open on this connection; join outside of every savepoint")
+        if error is not None:
+            doom(self.transactions, None, link, error)
+            raise error
+        before_commit(self.transactions, link, lambda: self._require_still_there(link, transaction))
+
+    def standing(self, transaction: str) -> Op | None:
+        """Find out which verdict is recorded."""
+        with self._connections.one() as channel, self._database.explained():
+            return run(on_channel(channel), self._records.standing(transaction))
+
+    def fence(self, transaction: str) -> Op | None:
+        """Keep the business from committing, unless it has; return what stands. Raises while it is at it."""
+        with self._connections.one() as channel, self._database.explained():
+            return self._records.fence(channel, transaction, patience=PATIENCE_SECONDS)
+
+    def close(self) -> None:
+        """Close the connections; a later call opens others."""
+        self._connections.close()
+
+    def _require_still_there(self, link: Link, transaction: str) -> None:
+        if run(on(link), self._records.standing(transaction)) != "commit":
+            raise NoTransactionError(
+                f"the record of transaction {transaction} was undone with a savepoint; join outside of every savepoint"
+            )
+
+
+def before_commit(transactions: Transactions, link: Link, do: Callable[[], None]) -> None:
+    """Do something right before the commit; nobody is told of those of a driver's own connection."""
+    if isinstance(link, Connection):
+        transactions.before_commit(link, do)
+
+
+def doom(transactions: Transactions, ops: Ops | None, link: Link, error: Exception) -> None:
+    """Let a business transaction not be committed, also when the application swallows the error."""
+
+    def raise_again() -> None:
+        raise error
+
+    if isinstance(link, Connection):
+        transactions.before_commit(link, raise_again)
+    elif ops is not None:
+        with suppress(Exception):
+            run(on(link), ops.abort())

@@ -1,0 +1,259 @@
+"""Check-back: what became of transactions that nobody has ended."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from outbox.clock import clock
+from outbox.message import Message
+from outbox.rocketmq.broker import Broker
+from outbox.rocketmq.business import PATIENCE_SECONDS, Business
+from outbox.rocketmq.connections import on_channel
+from outbox.rocketmq.listener import Question
+from outbox.rocketmq.states import LocalTransactionState, TransactionResolution, op_of
+from outbox.store.dialect import Channel
+from outbox.store.half import Half, half_of, real_message
+from outbox.store.idempotency.op import Op, Pending
+from outbox.store.steps import run
+from outbox.verdict import DONE, Reject, Retry, Verdict, told
+from outbox.worker.calls import Call, Caller
+
+logger = logging.getLogger("outbox")
+
+#: The shortest wait for the end of an immunity: an age that equals it is immune still.
+_TICK = timedelta(milliseconds=1)
+#: Questions are spread over so much more than the interval.
+_JITTER = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckPolicy:
+    """When a transaction is asked about, by the clock of the database; the defaults are RocketMQ's.
+
+    `transaction_timeout`: not before this age. `interval`: between two questions. `most`: after so many UNKNOWNs, and
+    beyond `age_limit`, the transaction is given up and waits for a person. `question`: what one question may take;
+    `threads`: so many are asked at once.
+    """
+
+    transaction_timeout: timedelta = timedelta(seconds=6)
+    interval: timedelta = timedelta(seconds=30)
+    most: int = 15
+    age_limit: timedelta = timedelta(hours=72)
+    question: timedelta = timedelta(seconds=5)
+    threads: int = 4
+
+
+class Checker:
+    """Handles half messages: finds the verdict on their transactions, or says when to ask again."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        group: str,
+        policy: CheckPolicy,
+        question: Question | None,
+        business: Business | None = None,
+        *,
+        spread: Callable[[], float] = random.random,
+    ) -> None:
+        """`spread`: numbers from 0 to 1 by which questions are spread."""
+        self._broker = broker
+        self._by = f"check {group}"
+        self._policy = policy
+        self._business = business
+        self._questions = None if question is None else _Questions(question, policy)
+        self._spread = spread
+        self._channel: Channel | None = None
+
+    def check(self, rows: Sequence[Message]) -> list[Verdict]:
+        """Find out what became of the transactions of these half messages: one verdict for each."""
+        try:
+            return self._check(rows)
+        except Exception:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the connection; a later call opens another one."""
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def _check(self, rows: Sequence[Message]) -> list[Verdict]:
+        heads = {row.key or "": row for row in reversed(rows)}
+        channel = self._connected()
+        pending = self._broker.ops.pending(channel, heads, self._policy.transaction_timeout)
+        verdicts: dict[str, Verdict] = {}
+        to_ask: list[Message] = []
+        until = clock() + self._policy.question.total_seconds()
+        for transaction, row in heads.items():
+            if clock() > until:
+                # Many are under way, and each was waited for.
+                verdicts[transaction] = self._later("there was no time for it", timedelta(seconds=1))
+                continue
+            found = self._without_question(channel, half_of(row), pending.get(transaction))
+            if found is None:
+                to_ask.append(row)
+            else:
+                verdicts[transaction] = found
+        verdicts |= self._asked(channel, to_ask)
+        return [verdicts[row.key or ""] for row in rows]
+
+    def _without_question(self, channel: Channel, half: Half, pending: Pending | None) -> Verdict | None:
+        """What can be said of a transaction without asking a listener; None: a listener has to be asked."""
+        if pending is None or pending.op is not None:
+            return DONE
+        if pending.immune_for >= timedelta(0):
+            return Retry("immune", pending.immune_for + _TICK, counts=False)
+        if pending.age > self._policy.age_limit:
+            return Reject(f"given up: older than {self._policy.age_limit}")
+        return None if half.way == "listener" else self._by_database(channel, half, pending)
+
+    def _by_database(self, channel: Channel, half: Half, pending: Pending) -> Verdict:
+        """What the transactions of a database say by themselves."""
+        if half.way == "record":
+            return self._by_record(channel, half)
+        left = half.fence_after - pending.age
+        if half.way == "commit" and left >= timedelta(0):
+            # An absent op says nothing yet: it is the last statement of a business transaction.
+            return self._later("not committed yet", min(left + _TICK, self._policy.interval))
+        return self._fenced(channel, half)
+
+    def _fenced(self, channel: Channel, half: Half) -> Verdict:
+        """Decide for a rollback where the op is written by the business transaction itself; wait for one at it."""
+        try:
+            with channel.transaction(patience=PATIENCE_SECONDS):
+                run(on_channel(channel), self._broker.ops.roll_back(half.transaction, by=self._by))
+        except Exception as error:
+            if not self._broker.database.transient(error):
+                raise
+            return self._later("its business transaction is under way")
+        return DONE
+
+    def _by_record(self, channel: Channel, half: Half) -> Verdict:
+        if self._business is None:
+            return self._later("the business database is not known here: business=… is missing")
+        try:
+            stands = self._business.fence(half.transaction)
+        except Exception as error:
+            return self._later(f"the business database does not say: {told(error)}")
+        if stands is None:
+            return self._later("the business database does not say")
+        self._decide(channel, half.transaction, stands)
+        return DONE
+
+    def _asked(self, channel: Channel, rows: list[Message]) -> dict[str, Verdict]:
+        """Ask the listener about transactions, many at a time."""
+        verdicts: dict[str, Verdict] = {}
+        if self._questions is None:
+            return {row.key or "": self._later("no listener here") for row in rows}
+        for row, answer in self._questions.ask(rows):
+            transaction = row.key or ""
+            if answer is None:
+                verdicts[transaction] = self._later("too many questions are open")
+                continue
+            op = op_of(answer.state)
+            if op is None:
+                verdicts[transaction] = Retry(answer.reason, self._spaced(self._policy.interval))
+            else:
+                self._decide(channel, transaction, op)
+                verdicts[transaction] = DONE
+        return verdicts
+
+    def _decide(self, channel: Channel, transaction: str, op: Op) -> None:
+        decide = self._broker.ops.commit if op == "commit" else self._broker.ops.roll_back
+        with channel.transaction():
+            decision = run(on_channel(channel), decide(transaction, by=self._by))
+        if decision.restored:
+            self._broker.outbox.hints.hint()
+        if decision.op not in (op, None):
+            logger.warning("transaction %s: the answer was %s, but %s stands", transaction, op, decision.op)
+
+    def _later(self, why: str, after: timedelta | None = None) -> Retry:
+        """Nobody was asked, so nothing counts."""
+        return Retry(why, self._policy.interval if after is None else after, counts=False)
+
+    def _spaced(self, interval: timedelta) -> timedelta:
+        return interval * (1 + _JITTER * self._spread())
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            self._channel = self._broker.database.open()
+        return self._channel
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a listener returned; of one that is no verdict the `reason`."""
+
+    state: object
+    reason: str
+
+
+class _Questions:
+    """Asks a listener, some questions at once, each on a thread of its own that may hang."""
+
+    def __init__(self, question: Question, policy: CheckPolicy) -> None:
+        self._question = question
+        self._policy = policy
+        self._hung: list[Call] = []
+
+    def ask(self, rows: Sequence[Message]) -> list[tuple[Message, Answer | None]]:
+        """Ask about the transaction of each row; None: it was not asked, because the time of one question is over, or
+        too many others hang.
+        """
+        answers: list[tuple[Message, Answer | None]] = []
+        seconds = self._policy.question.total_seconds()
+        until = clock() + seconds
+        waiting = list(rows)
+        while waiting:
+            self._hung = [call for call in self._hung if not call.finished]
+            free = self._policy.threads - len(self._hung)
+            if free <= 0 or clock() >= until:
+                return answers + [(row, None) for row in waiting]
+            portion, waiting = waiting[:free], waiting[free:]
+            answers += self._answers(portion, seconds)
+        return answers
+
+    def _answers(self, rows: Sequence[Message], seconds: float) -> list[tuple[Message, Answer | None]]:
+        answered: dict[int | None, object] = {}
+
+        def put(messages: Sequence[Message]) -> Sequence[Verdict]:
+            answered[messages[0].id] = self._question(messages[0])
+            return [DONE]
+
+        calls = [(row, _called(put, real_message(row))) for row in rows]
+        until = clock() + seconds
+        found: list[tuple[Message, Answer | None]] = []
+        for row, call in calls:
+            call.wait(max(0.0, until - clock()))
+            if not call.finished:
+                self._hung.append(call)
+                found.append((row, Answer(None, f"no answer within {seconds:g} s")))
+            elif call.error is not None:
+                logger.warning("the check of transaction %s raised %s", row.key, told(call.error))
+                found.append((row, Answer(None, told(call.error))))
+            else:
+                state = answered.get(row.id)
+                found.append((row, Answer(state, _reason(state))))
+        return found
+
+
+def _called(put: Callable[[Sequence[Message]], Sequence[Verdict]], message: Message) -> Call:
+    caller = Caller(put)
+    call = caller.start([message])
+    caller.close()
+    return call
+
+
+def _reason(state: object) -> str:
+    if state is LocalTransactionState.UNKNOW or state is TransactionResolution.UNKNOWN:
+        return "UNKNOWN"
+    with suppress(Exception):
+        return f"UNKNOWN, because the answer is no state: {state!r:.200}"
+    return f"UNKNOWN, because the answer is no state but a {type(state).__name__}"

@@ -1,0 +1,84 @@
+"""RocketMQ's own limits and texts, which are stricter than those of the log."""
+
+from __future__ import annotations
+
+import re
+
+from outbox.checks import HALF_TOPIC
+from outbox.errors import MQClientError
+from outbox.message import TRANSACTION_ID, Message
+from outbox.store.half import CHECK_TIMES, IMMUNITY
+
+MAX_TOPIC, MAX_GROUP, MAX_BODY = 127, 255, 4 * 1024 * 1024
+#: RocketMQ's code of a message that it does not take.
+MESSAGE_ILLEGAL = 13
+_NAME = r"^[%|a-zA-Z0-9_-]+$"
+_FORBIDDEN = {
+    HALF_TOPIC, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC",
+    "OFFSET_MOVED_EVENT",
+}  # fmt: skip
+_MOST_IMMUNITY_SECONDS = 10**9
+
+
+def checked_group(group: str) -> str:
+    """Return the name of a producer group.
+
+    Raises:
+        MQClientError: RocketMQ would refuse it.
+    """
+    if not isinstance(group, str) or not group.strip():
+        raise MQClientError("the specified group is blank")
+    if len(group) > MAX_GROUP:
+        raise MQClientError(f"the specified group is longer than group max length {MAX_GROUP}.")
+    if not re.fullmatch(_NAME, group):
+        raise MQClientError(f"the specified group[{group!a:.260}] contains illegal characters, allowing only {_NAME}")
+    if group == "DEFAULT_PRODUCER":
+        raise MQClientError("producerGroup can not equal DEFAULT_PRODUCER, please specify another one.")
+    return group
+
+
+def check_message(message: Message) -> None:
+    """Refuse what cannot be a message of a transaction.
+
+    Raises:
+        MQClientError: RocketMQ would refuse it, too; or it has a dedup key.
+    """
+    if not isinstance(message, Message):
+        raise MQClientError("the message is null", MESSAGE_ILLEGAL)
+    _check_topic(message.topic)
+    if not message.body:
+        raise MQClientError("the message body length is zero", MESSAGE_ILLEGAL)
+    if len(message.body) > MAX_BODY:
+        raise MQClientError(f"the message body size over max value, MAX: {MAX_BODY}", MESSAGE_ILLEGAL)
+    if message.dedup_key is not None:
+        raise MQClientError("a message of a transaction has no dedup_key; its message_id is sent once", MESSAGE_ILLEGAL)
+    for name in (TRANSACTION_ID, CHECK_TIMES):
+        if name in message.headers:
+            raise MQClientError(f"The Property<{name}> is used by system, input another please", MESSAGE_ILLEGAL)
+    immunity_of(message)
+
+
+def _check_topic(topic: str) -> None:
+    if len(topic) > MAX_TOPIC:
+        raise MQClientError(f"The specified topic is longer than topic max length {MAX_TOPIC}.")
+    if not re.fullmatch(_NAME, topic):
+        raise MQClientError(f"The specified topic[{topic}] contains illegal characters, allowing only {_NAME}")
+    if topic in _FORBIDDEN:
+        raise MQClientError(f"Sending message to topic[{topic}] is forbidden.")
+
+
+def immunity_of(message: Message) -> int | None:
+    """Return for how many seconds a message asks not to be asked about.
+
+    Raises:
+        MQClientError: the property is no decimal integer, or less than 0.
+    """
+    asked = message.headers.get(IMMUNITY)
+    if asked is None:
+        return None
+    if not re.fullmatch(r"[0-9]{1,10}", asked) or int(asked) > _MOST_IMMUNITY_SECONDS:
+        raise MQClientError(
+            f"{IMMUNITY} must be a decimal integer of seconds, 0 to {_MOST_IMMUNITY_SECONDS}, but is {asked!a:.60}",
+            MESSAGE_ILLEGAL,
+        )
+    return int(asked)

@@ -1,0 +1,267 @@
+"""The producer of transactional messages, in both shapes that RocketMQ's clients have."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from datetime import timedelta
+from types import TracebackType
+from typing import Any, Self
+
+from sqlalchemy import Engine
+
+from outbox.errors import MQClientError, VerdictStandsError
+from outbox.message import TRANSACTION_ID, Message, slot_of
+from outbox.outbox import Outbox
+from outbox.rocketmq.broker import Broker
+from outbox.rocketmq.business import Business
+from outbox.rocketmq.checker import CheckPolicy
+from outbox.rocketmq.limits import check_message, checked_group
+from outbox.rocketmq.listener import Question, TransactionChecker, TransactionListener, question_of
+from outbox.rocketmq.service import CheckService
+from outbox.rocketmq.states import (
+    LocalTransactionState,
+    MessageQueue,
+    SendStatus,
+    TransactionResolution,
+    TransactionSendResult,
+    op_of,
+)
+from outbox.rocketmq.transaction import Transaction
+from outbox.store.half import Way
+
+logger = logging.getLogger("outbox")
+
+_WAYS: tuple[Way, ...] = ("join", "commit", "record", "listener")
+#: Groups that check back in this process: two producers of one group would take the lease away from each other.
+_started: weakref.WeakKeyDictionary[Outbox, set[tuple[int, str]]] = weakref.WeakKeyDictionary()
+
+
+class TransactionMQProducer:
+    """Sends messages that nobody gets before their transaction is committed, and never if it is rolled back.
+
+    Args:
+        group: the producer group; any live producer of a group may be asked about its transactions.
+        outbox: where messages, half messages and verdicts are.
+        listener: executes local transactions and is asked about them (`TransactionListener`); or is asked only: a
+            `TransactionChecker`, or a function of one message. None: only business transactions in a database decide.
+        business: the engine of the business database, for verdict="record".
+        transaction_timeout: no transaction is asked about before this age (RocketMQ's transactionTimeOut).
+        check_interval: between two questions about a transaction (transactionCheckInterval).
+        check_max: after so many UNKNOWNs a transaction waits for a person (transactionCheckMax).
+        age_limit: and beyond this age (fileReservedTime).
+        check_timeout: what one question may take; an answer that comes later counts as UNKNOWN.
+        fence_after: for verdict="commit": when a transaction without a verdict was rolled back; longer than the longest
+            business transaction.
+        half_pool: how many connections of its own it opens at most, for half messages and verdicts.
+        reject_transactions: refuse every half message, as RocketMQ's rejectTransactionMessage does.
+
+    Raises:
+        MQClientError: RocketMQ would refuse the name of the group.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        outbox: Outbox,
+        listener: TransactionListener | TransactionChecker | Question | None = None,
+        *,
+        business: Engine | None = None,
+        transaction_timeout: timedelta = timedelta(seconds=6),
+        check_interval: timedelta = timedelta(seconds=30),
+        check_max: int = 15,
+        age_limit: timedelta = timedelta(hours=72),
+        check_timeout: timedelta = timedelta(seconds=5),
+        fence_after: timedelta = timedelta(minutes=10),
+        half_pool: int = 5,
+        reject_transactions: bool = False,
+    ) -> None:
+        self.group = checked_group(group)
+        self._outbox = outbox
+        self._listener = listener
+        self._question = question_of(listener)
+        self._fence_after = fence_after
+        self._policy = CheckPolicy(
+            transaction_timeout=transaction_timeout,
+            interval=check_interval,
+            most=check_max,
+            age_limit=age_limit,
+            question=check_timeout,
+        )
+        self._broker = Broker(outbox, connections=half_pool, reject_transactions=reject_transactions)
+        self._business = None if business is None else Business(business, connections=half_pool)
+        self._service = CheckService(self._broker, group, self._policy, self._question, self._business)
+
+    # The 4.x shape
+
+    def send_message_in_transaction(
+        self, message: Message, arg: Any = None, *, swallow: bool = False
+    ) -> TransactionSendResult:
+        """Store a half message, execute the local transaction, and write its verdict; all before this returns.
+
+        What the local transaction raises is recorded as UNKNOW, so that check-back decides, and is raised again.
+        `swallow`: not raised, as RocketMQ does.
+
+        Raises:
+            MQClientError: there is no listener, or the message is refused; then nothing was stored. Or "send message
+                Exception": the half message could not be stored for sure, and the local transaction was not executed.
+            VerdictStandsError: check-back decided otherwise meanwhile.
+        """
+        execute = getattr(self._listener, "execute_local_transaction", None)
+        if execute is None:
+            raise MQClientError("TransactionListener is null")
+        check_message(message)
+        transaction = self._begin("listener", id=str(message.message_id))
+        try:
+            place = transaction.send_message(message)
+        except MQClientError:
+            raise
+        except Exception as error:
+            raise MQClientError("send message Exception") from error
+        state, raised = LocalTransactionState.UNKNOW, None
+        try:
+            answer = execute(_in_transaction(message, transaction.id), arg)
+            op = op_of(answer)
+            state = LocalTransactionState.UNKNOW if op is None else LocalTransactionState(op)
+        except Exception as error:
+            raised = error
+            logger.warning("the local transaction of %s raised %s", transaction.id, type(error).__name__)
+        state, unrecorded = self._recorded(transaction, state)
+        if raised is not None and not swallow:
+            raise raised
+        queue = MessageQueue(message.topic, slot_of(message.key, self._outbox.database.slots))
+        return TransactionSendResult(
+            send_status=SendStatus.SEND_OK,
+            message_queue=queue,
+            msg_id=str(message.message_id),
+            queue_offset=place,
+            transaction_id=transaction.id,
+            local_transaction_state=state,
+            error=raised or unrecorded,
+        )
+
+    def _recorded(
+        self, transaction: Transaction, state: LocalTransactionState
+    ) -> tuple[LocalTransactionState, Exception | None]:
+        """Write the verdict; return the state that is recorded, and why it is not the given one."""
+        try:
+            if state is LocalTransactionState.COMMIT_MESSAGE:
+                transaction.commit()
+            elif state is LocalTransactionState.ROLLBACK_MESSAGE:
+                transaction.rollback()
+        except (VerdictStandsError, MQClientError):
+            raise
+        except Exception as error:
+            logger.warning("the verdict on %s was not written, check-back decides: %s", transaction.id, error)
+            return LocalTransactionState.UNKNOW, error
+        return state, None
+
+    # The 5.x shape
+
+    def begin_transaction(self, *, verdict: Way | None = None) -> Transaction:
+        """Begin a transaction of any number of messages.
+
+        Args:
+            verdict: who says what became of it when nobody ended it. "listener": the listener or checker is asked.
+                "join": a business transaction in the outbox's own database, which the transaction joins first of all.
+                "commit": one that commits it last of all. "record": one in the `business` database. None: "listener",
+                if the producer has one, else "commit".
+
+        Raises:
+            MQClientError: nobody could be asked.
+        """
+        way = verdict or ("commit" if self._question is None else "listener")
+        if way not in _WAYS:
+            raise ValueError(f"verdict is one of {', '.join(_WAYS)}, not {verdict!r}")
+        if way == "listener" and self._question is None:
+            raise MQClientError("Transaction checker should not be null")
+        if way == "record" and self._business is None:
+            raise MQClientError('verdict="record" needs the engine of the business database: business=…')
+        return self._begin(way)
+
+    def send(self, message: Message, transaction: Transaction) -> TransactionSendResult:
+        """Store a half message in a transaction, as RocketMQ's 5.x clients write it."""
+        place = transaction.send_message(message)
+        return TransactionSendResult(
+            send_status=SendStatus.SEND_OK,
+            message_queue=MessageQueue(message.topic, slot_of(message.key, self._outbox.database.slots)),
+            msg_id=str(message.message_id),
+            queue_offset=place,
+            transaction_id=transaction.id,
+            local_transaction_state=LocalTransactionState.UNKNOW,
+        )
+
+    def end_transaction(
+        self, transaction_id: str, state: LocalTransactionState | TransactionResolution
+    ) -> TransactionResolution:
+        """End a transaction that perhaps another process has begun; return the verdict that stands.
+
+        UNKNOWN changes nothing. Whoever is not sure whether it worked asks again.
+
+        Raises:
+            VerdictStandsError: the opposite stands.
+            MQClientError: the transaction is unknown, or of another group.
+        """
+        if not transaction_id:
+            raise MQClientError("transaction id cannot be empty")
+        if not isinstance(state, LocalTransactionState | TransactionResolution):
+            raise TypeError(f"a transaction ends with a state or a resolution, not with {type(state).__name__}")
+        op = op_of(state)
+        if op is not None:
+            self._broker.end(transaction_id, op, by=f"producer {self.group}", group=self.group)
+            return TransactionResolution(op)
+        stands = self._broker.standing(transaction_id).op
+        return TransactionResolution.UNKNOWN if stands is None else TransactionResolution(stands)
+
+    # Checking back
+
+    def start(self) -> None:
+        """Check back in a thread of this process, while no other process of the group does; until `shutdown`.
+
+        Raises:
+            MQClientError: another producer of this group does so in this process.
+        """
+        groups = _started.setdefault(self._outbox, set())
+        here = (os.getpid(), self.group)
+        if here in groups:
+            raise MQClientError(
+                f"The producer group[{self.group}] has been created before, specify another name please."
+            )
+        groups.add(here)
+        self._service.start()
+
+    def shutdown(self, timeout: timedelta = timedelta(seconds=10)) -> None:
+        """Finish the question under way, and close the connections."""
+        self._service.stop(timeout.total_seconds())
+        _started.get(self._outbox, set()).discard((os.getpid(), self.group))
+        self._broker.close()
+        if self._business is not None:
+            self._business.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.shutdown()
+
+    def _begin(self, way: Way, *, id: str | None = None) -> Transaction:
+        return Transaction(
+            self._broker,
+            self.group,
+            way,
+            fence_after=self._fence_after,
+            declare=lambda: self._broker.declare(self.group, self._policy.transaction_timeout),
+            business=self._business,
+            id=id,
+        )
+
+
+def _in_transaction(message: Message, transaction: str) -> Message:
+    """The message as a listener sees it; the caller's own stays as it is."""
+    copy = message.replace(headers={**message.headers, TRANSACTION_ID: transaction})
+    copy.message_id = message.message_id
+    return copy

@@ -1,0 +1,77 @@
+"""The check service: one more worker, whose subscription holds the half messages of a producer group."""
+
+from __future__ import annotations
+
+import threading
+
+from outbox.rocketmq.broker import Broker, declaration_of
+from outbox.rocketmq.business import Business
+from outbox.rocketmq.checker import Checker, CheckPolicy
+from outbox.rocketmq.listener import Question
+from outbox.store.log import Limits
+from outbox.supervision import Supervision
+from outbox.verdict import RetryPolicy
+from outbox.worker import Settings, Worker
+from outbox.worker.handover import HandlerPolicy
+
+#: So many half messages are looked at together.
+_ROWS = 200
+#: A look takes what two rounds of questions may take, and some time for the database.
+_ROUNDS = 4
+
+
+class CheckService:
+    """Asks what became of a group's transactions, in one process of all that run it at a time."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        group: str,
+        policy: CheckPolicy,
+        question: Question | None,
+        business: Business | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        self._checker = Checker(broker, group, policy, question, business)
+        self._worker = Worker(
+            broker.database,
+            declaration_of(group, policy.transaction_timeout),
+            self._checker.check,
+            start="latest",
+            policy=HandlerPolicy(retry=RetryPolicy(attempts=policy.most), deadline=policy.question * _ROUNDS),
+            settings=settings or Settings(limits=Limits(rows=_ROWS)),
+        )
+        self._name = f"outbox-check-{group}"
+        self._supervision: Supervision | None = None
+        self._thread: threading.Thread | None = None
+
+    def run(self) -> None:
+        """Check until stopped."""
+        try:
+            self._worker.run(gives_up=False)
+        finally:
+            self._checker.close()
+
+    def once(self) -> None:
+        """Check what is due."""
+        try:
+            self._worker.until_empty()
+        finally:
+            self._checker.close()
+
+    def start(self) -> None:
+        """Run in a thread of this process, until `stop`; what keeps it from working is logged, and tried again."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._worker.go_on()
+        self._supervision = Supervision(self.run)
+        self._thread = threading.Thread(target=self._supervision.run, name=self._name, daemon=True)
+        self._thread.start()
+
+    def stop(self, timeout: float | None = None) -> None:
+        """Finish what is under way."""
+        if self._supervision is not None:
+            self._supervision.stop()
+        self._worker.stop()
+        if self._thread is not None:
+            self._thread.join(timeout)

@@ -1,0 +1,1 @@
+"""What is written once: the first insert wins."""

@@ -1,0 +1,48 @@
+"""Records: the proof of a commit, in a business database that has no outbox."""
+
+from __future__ import annotations
+
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.idempotency.op import Op
+from outbox.store.steps import Statement, Steps
+
+_INSERT = """
+    INSERT INTO {record} (transaction_id, verdict, decided_at)
+    SELECT CAST(:transaction AS text), CAST(:verdict AS text), {now} WHERE TRUE
+    ON CONFLICT (transaction_id) DO NOTHING RETURNING {outermost}
+"""
+_FIND = "SELECT verdict FROM {record} WHERE transaction_id = :transaction"
+
+
+class Records:
+    """The records of one business database."""
+
+    def __init__(self, database: Database) -> None:
+        self._insert = database.sql(_INSERT, outermost=database.dialect.outermost)
+        self._find = database.sql(_FIND)
+
+    def insert(self, transaction: str) -> Steps[tuple[Op | None, bool]]:
+        """Write the commit as part of the business transaction; return the verdict that stands, and whether this row
+        is in no savepoint.
+        """
+        rows = yield Statement(self._insert, {"transaction": transaction, "verdict": "commit"}, returns=True)
+        if rows:
+            return "commit", bool(rows[0][0])
+        return (yield from self.standing(transaction)), True
+
+    def standing(self, transaction: str) -> Steps[Op | None]:
+        """Find out which verdict stands, as far as it is committed."""
+        rows = yield Statement(self._find, {"transaction": transaction}, returns=True)
+        return rows[0][0] if rows else None
+
+    def fence(self, channel: Channel, transaction: str, *, patience: float) -> Op | None:
+        """Write a rollback, unless the business has committed; return what stands, None where nothing can be said.
+
+        From then on the business cannot commit. Waits for one that is at it, for `patience` seconds, and raises then.
+        """
+        with channel.transaction(patience=patience):
+            channel.run(self._insert, {"transaction": transaction, "verdict": "rollback"})
+        # A statement of its own: the insert's snapshot may be older than the row that it met.
+        rows = channel.rows(self._find, {"transaction": transaction})
+        return rows[0][0] if rows else None
