@@ -25,9 +25,10 @@ _SAY_AGAIN_SECONDS = 60.0
 class Supervision:
     """Calls `serve` until it returns, or until `stop`; whatever it raises is logged, and it is called again."""
 
-    def __init__(self, serve: Callable[[], None], pause: wait_base = AGAIN) -> None:
-        """`pause`: one of tenacity's wait strategies, in seconds, between two calls."""
+    def __init__(self, serve: Callable[[], None], pause: wait_base = AGAIN, *, name: str = "the relay") -> None:
+        """`pause`: one of tenacity's wait strategies, in seconds, between two calls. `name`: who serves."""
         self._serve = serve
+        self._name = name
         self._pause = pause
         # A plain flag and a socket, no lock: a signal handler may come in the middle of anything.
         self._stopping = False
@@ -69,4 +70,4 @@ class Supervision:
         if text == said and time.monotonic() - at < _SAY_AGAIN_SECONDS:
             return
         self._said = (text, time.monotonic())
-        logger.error("%s; the relay will try again", text, exc_info=None if foreseen else error)
+        logger.error("%s; %s will try again", text, self._name, exc_info=None if foreseen else error)

@@ -27,6 +27,7 @@ logger = logging.getLogger("outbox")
 
 #: The shortest wait for the end of an immunity: an age that equals it is immune still.
 _TICK = timedelta(milliseconds=1)
+_AGAIN = timedelta(seconds=1)
 #: Questions are spread over so much more than the interval.
 _JITTER = 0.1
 
@@ -74,9 +75,11 @@ class Checker:
         """Find out what became of the transactions of these half messages: one verdict for each."""
         try:
             return self._check(rows)
-        except Exception:
+        except Exception as error:
+            # The database's fault, or ours: no transaction's, and nothing counts.
             self.close()
-            raise
+            logger.warning("check-back failed, trying again: %s", told(error))
+            return [self._later(told(error), _AGAIN) for _ in rows]
 
     def close(self) -> None:
         """Close the connection; a later call opens another one."""
@@ -94,7 +97,7 @@ class Checker:
         for transaction, row in heads.items():
             if clock() > until:
                 # Many are under way, and each was waited for.
-                verdicts[transaction] = self._later("there was no time for it", timedelta(seconds=1))
+                verdicts[transaction] = self._later("there was no time for it", _AGAIN)
                 continue
             found = self._without_question(channel, half_of(row), pending.get(transaction))
             if found is None:
@@ -126,14 +129,7 @@ class Checker:
 
     def _fenced(self, channel: Channel, half: Half) -> Verdict:
         """Decide for a rollback where the op is written by the business transaction itself; wait for one at it."""
-        try:
-            with channel.transaction(patience=PATIENCE_SECONDS):
-                run(on_channel(channel), self._broker.ops.roll_back(half.transaction, by=self._by))
-        except Exception as error:
-            if not self._broker.database.transient(error):
-                raise
-            return self._later("its business transaction is under way")
-        return DONE
+        return self._decided(channel, half.transaction, "rollback")
 
     def _by_record(self, channel: Channel, half: Half) -> Verdict:
         if self._business is None:
@@ -144,8 +140,7 @@ class Checker:
             return self._later(f"the business database does not say: {told(error)}")
         if stands is None:
             return self._later("the business database does not say")
-        self._decide(channel, half.transaction, stands)
-        return DONE
+        return self._decided(channel, half.transaction, stands)
 
     def _asked(self, channel: Channel, rows: list[Message]) -> dict[str, Verdict]:
         """Ask the listener about transactions, many at a time."""
@@ -161,18 +156,24 @@ class Checker:
             if op is None:
                 verdicts[transaction] = Retry(answer.reason, self._spaced(self._policy.interval))
             else:
-                self._decide(channel, transaction, op)
-                verdicts[transaction] = DONE
+                verdicts[transaction] = self._decided(channel, transaction, op)
         return verdicts
 
-    def _decide(self, channel: Channel, transaction: str, op: Op) -> None:
+    def _decided(self, channel: Channel, transaction: str, op: Op) -> Verdict:
+        """Write the verdict, unless somebody else is about to write one: that is waited for, but not for long."""
         decide = self._broker.ops.commit if op == "commit" else self._broker.ops.roll_back
-        with channel.transaction():
-            decision = run(on_channel(channel), decide(transaction, by=self._by))
+        try:
+            with channel.transaction(patience=PATIENCE_SECONDS):
+                decision = run(on_channel(channel), decide(transaction, by=self._by))
+        except Exception as error:
+            if not self._broker.database.transient(error):
+                raise
+            return self._later("its business transaction is under way")
         if decision.restored:
             self._broker.outbox.hints.hint()
         if decision.op not in (op, None):
             logger.warning("transaction %s: the answer was %s, but %s stands", transaction, op, decision.op)
+        return DONE
 
     def _later(self, why: str, after: timedelta | None = None) -> Retry:
         """Nobody was asked, so nothing counts."""

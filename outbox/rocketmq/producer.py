@@ -30,6 +30,7 @@ from outbox.rocketmq.states import (
 )
 from outbox.rocketmq.transaction import Transaction
 from outbox.store.half import Way
+from outbox.verdict import told
 
 logger = logging.getLogger("outbox")
 
@@ -118,7 +119,7 @@ class TransactionMQProducer:
         except MQClientError:
             raise
         except Exception as error:
-            raise MQClientError("send message Exception") from error
+            raise MQClientError(f"send message Exception: {told(error)}") from error
         state, raised = LocalTransactionState.UNKNOW, None
         try:
             answer = execute(_in_transaction(message, transaction.id), arg)

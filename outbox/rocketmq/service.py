@@ -64,7 +64,7 @@ class CheckService:
         if self._thread is not None and self._thread.is_alive():
             return
         self._worker.go_on()
-        self._supervision = Supervision(self.run)
+        self._supervision = Supervision(self.run, name="the check")
         self._thread = threading.Thread(target=self._supervision.run, name=self._name, daemon=True)
         self._thread.start()
 

@@ -160,6 +160,8 @@ class Transaction:
             MQClientError: nothing was sent; or RocketMQ would refuse it.
         """
         self._require_sent()
+        if self._decided_on is not None and self._broker.outbox.transactions.has_sent(self._decided_on):
+            raise MQClientError(f"transaction {self.id} is decided by its business transaction: roll that one back")
         if self._business is not None and self.verdict == "record":
             # First there, where the business might commit after all.
             stands = self._business.fence(self.id)
@@ -182,8 +184,17 @@ class Transaction:
     ) -> None:
         if kind is not None or self._ended or not self._sent:
             return
-        if self._joined == (self.verdict == "record") and self.verdict in ("listener", "record"):
+        if self._joined:
+            if self.verdict == "record":
+                self.commit()
+        elif self.verdict == "listener":
             self.commit()
+        else:
+            verb = "commit(session)" if self.verdict == "commit" else "join(session)"
+            raise MQClientError(
+                f"transaction {self.id} was left without a verdict, and will be rolled back: call {verb} in the"
+                " business transaction, or rollback()"
+            )
 
     # How it is done
 

@@ -133,6 +133,8 @@ class Log:
             "tags": None if tags is None else database.bind(tags),
             "skips": self._skips,
             "only": selection.only,
+            # Whose bodies need not come along: nobody but a checker handles half messages.
+            "hidden": HALF_TOPIC if topics is None else "",
         }
 
     def now(self, channel: Channel) -> Capture:

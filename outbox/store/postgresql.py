@@ -198,8 +198,9 @@ _HEAD_ROW = """SELECT {count} AS id, NULL::uuid, snapshot, incarnation, forbidde
 #: Large bodies stay behind, and are fetched when their turn comes: this is what bounds a read in bytes.
 _BODY = "CASE WHEN octet_length(body) <= :inline THEN body END"
 _LOG_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
-#: What the writers of the subscription send themselves comes without its body, to be left out at once.
-_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", "CASE WHEN direct = :skips THEN ''::bytea"), direct="direct")
+#: What is to be left out at once comes without its body: what the subscription's writers send, and half messages.
+_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN ''::bytea"
+_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
 
 #: What committed late: a probe of (xact_id, id) per transaction that was open at the base.
 _LATE = f"""SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (

@@ -436,8 +436,9 @@ _SNAPSHOT = """(SELECT (coalesce(max(seq), 0) + 1) || ':' || (coalesce(max(seq),
 _HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL"
 _BODY = "CASE WHEN length(body) <= :inline THEN body END"
 _COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
-#: What the writers of the subscription send themselves comes without its body, to be left out at once.
-_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", "CASE WHEN direct = :skips THEN x''"), direct="direct")
+#: What is to be left out at once comes without its body: what the subscription's writers send, and half messages.
+_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN x''"
+_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
 _CHOSEN = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics)))
     AND (:tags IS NULL OR tags IN (SELECT value FROM json_each(:tags)))
     AND direct IS NOT :skips AND (:only IS NULL OR direct = :only)"""
