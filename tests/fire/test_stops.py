@@ -104,7 +104,7 @@ def delivered_after(outbox: Outbox, destination: Destination, rows: int) -> list
         relay.until_empty()
         return states(outbox.engine) == {}
 
-    assert eventually(empty, 20)
+    assert eventually(empty, 60)
     return destination.bodies + second.bodies
 
 
@@ -239,7 +239,7 @@ def test_a_call_that_comes_back_while_its_relay_gives_up_costs_nothing(outbox, r
     faults.arm(reached)
     try:
         relay.start()
-        arrived = eventually(lambda: len(set(destination.bodies)) == COUNT and states(outbox.engine) == {}, 20)
+        arrived = eventually(lambda: len(set(destination.bodies)) == COUNT and states(outbox.engine) == {}, 60)
     finally:
         faults.arm(None)
         relay.stop()
