@@ -111,7 +111,7 @@ def place_with_checker(producer: TransactionMQProducer, customer: str) -> None:
 
 
 def place_joined(producer: TransactionMQProducer, customer: str) -> None:
-    """Make the commit of the order the verdict: it is the transaction's first statement, its last are the messages."""
+    """Make the commit of the order the verdict: that is written first, and the messages last, in its transaction."""
     with producer.begin_transaction(verdict="join") as transaction:
         transaction.send("orders", {"customer": customer}, key=customer)
         with Session(messages) as session, session.begin():
