@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -120,6 +121,15 @@ def adopt(engine: Engine) -> None:
         system, database = connection.execute(text(POSTGRESQL.identity)).one()
         update = text("UPDATE outbox_meta SET system_identifier = :system, database_oid = :database")
         connection.execute(update, {"system": system, "database": database})
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with the programs of this environment at hand."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OUTBOX_DATABASE", "sqlite:///shop.db")
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    return tmp_path
 
 
 @pytest.fixture

@@ -1,43 +1,16 @@
 """The examples run as their first lines say."""
 
 import json
-import os
-import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from outbox import Done, Message, Outbox, Reject, Relay, Retry, Unavailable, create_engine, migrate
 from outbox.cli.demo.service import path_of
-
-EXAMPLES = Path(__file__).parent.parent / "examples"
-
-
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """A folder to work in, with the programs of this environment at hand."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OUTBOX_DATABASE", "sqlite:///shop.db")
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-    return tmp_path
-
-
-def typed(example: str) -> list[str]:
-    """What an example says to type."""
-    found = re.findall(r"^    (\S.*)$", (EXAMPLES / example).read_text().split('"""')[1], re.MULTILINE)
-    return [line.replace(f"python {example}", f"python {EXAMPLES / example}") for line in found]
-
-
-def run(*lines: str) -> str:
-    """What a shell prints to standard output; every line must succeed."""
-    script = "\n".join(("set -e", *lines))
-    return subprocess.run(["/bin/sh", "-c", script], check=True, capture_output=True, text=True).stdout
+from tests.examples import EXAMPLES, run, typed
 
 
 def test_an_order_is_placed_and_its_message_sent(folder):

@@ -1,63 +1,57 @@
-"""What the README says is so: its code runs, its commands exist, its names resolve."""
+"""What the README and the pages beside it say is so: their code runs, their commands exist, their names resolve."""
 
 import re
 import shlex
 import tomllib
-from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner
 
-import outbox
-from outbox import create_engine, migrate
+from outbox import Outbox, create_engine, migrate
 from outbox.cli import main
+from outbox.rocketmq import TransactionMQProducer
+from tests.pages import TOP, blocks, broken_links, commands, names, resolve, run
 
-TOP = Path(__file__).parent.parent
-README = (TOP / "README.md").read_text()
-
-
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
-
-
-def commands() -> list[str]:
-    return [line for block in blocks("sh") for line in block.splitlines()]
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
+ALL = "\n".join(page.read_text() for page in PAGES)
+README = PAGES[0].read_text()
 
 
 def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     """One namespace, on SQLite, in a folder with nothing in it but the tables that `outbox db upgrade` makes."""
     monkeypatch.chdir(tmp_path)
     migrate.upgrade(create_engine("sqlite:///shop.db"))
-    namespace: dict[str, Any] = {"__name__": "readme"}
 
-    for number, block in enumerate(blocks("python"), 1):
-        exec(compile(block, f"README.md, block {number}", "exec"), namespace)
+    run(README, "README.md")
 
     assert capsys.readouterr().out.splitlines() == [
         """orders order-1 b'{"id":1,"status":"placed","version":1}'""",
         "mail None b'Thank you!'",
         """orders None b'{"total":1}'""",
         "orders None b'no key, no delay'",
+        """payments None b'{"customer":"ann"}'""",
+        """orders None b'{"customer":"eve"}'""",
     ]
 
 
 def test_the_ten_lines_are_those_of_the_example():
     """What is shown is what the demo runs, but for where the database is."""
-    shown = next(block for block in blocks("python") if "def place_order(session: Session" in block)
+    shown = next(block for block in blocks(README, "python") if "def place_order(session: Session" in block)
     example = (TOP / "examples" / "orders.py").read_text()
 
     assert shown[shown.index("class Base") :].strip() in example
 
 
-@pytest.mark.parametrize("line", [line for line in commands() if line.startswith("outbox ")])
+@pytest.mark.parametrize("line", [line for line in commands(ALL) if line.startswith("outbox ")])
 def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
-    """The verb exists and every option, with such a value; what comes to an end by itself is run."""
+    """The verb exists and every option, with such a value; what comes to an end by itself is run, where a producer of
+    the group `orders` has been at work.
+    """
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OUTBOX_DATABASE", "sqlite:///shop.db")
-    migrate.upgrade(create_engine("sqlite:///shop.db"))
+    migrate.upgrade(engine := create_engine("sqlite:///shop.db"))
+    TransactionMQProducer("orders", Outbox(engine)).begin_transaction().send("orders", b"1")
     arguments = shlex.split(line)[1:]
 
     assert parsed(main, list(arguments)).args == []
@@ -81,7 +75,7 @@ def parsed(command: click.Command, arguments: list[str]) -> click.Context:
 def test_every_other_command_is_one_of_make_or_an_installation():
     targets = re.findall(r"^([a-z-]+):", (TOP / "Makefile").read_text(), re.MULTILINE)
     extras = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    others = [line for line in commands() if not line.startswith(("outbox ", "export OUTBOX_DATABASE="))]
+    others = [line for line in commands(ALL) if not line.startswith(("outbox ", "export OUTBOX_DATABASE="))]
 
     for line in others:
         install = re.fullmatch(r"pip install 'outbox-log\[([a-z,]+)\]'", line)
@@ -91,21 +85,21 @@ def test_every_other_command_is_one_of_make_or_an_installation():
         assert not make or make[1] in targets
 
 
-@pytest.mark.parametrize("name", sorted(set(re.findall(r"`?\b(outbox(?:\.[a-z_]+)+)\b(?!/)", README))))
+@pytest.mark.parametrize("name", names(ALL))
 def test_a_name_resolves(name):
-    """Of the module, or of an `Outbox`, which the README calls by the same name."""
-    first, *rest = name.split(".")[1:]
-    if hasattr(outbox.Outbox, first):
-        found: Any = getattr(outbox.Outbox, first)
-    elif hasattr(outbox, first):
-        found = getattr(outbox, first)
-    else:
-        found = import_module(f"outbox.{first}")
-    for attribute in rest:
-        found = getattr(found, attribute, None) or import_module(f"{found.__name__}.{attribute}")
+    """Of the module, or of an `Outbox`, which the pages call by the same name."""
+    resolve(name)
 
 
-def test_every_link_leads_to_a_file():
-    targets = re.findall(r"\]\((?!https?:)([^)]+)\)", README)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page):
+    assert broken_links(page) == []
 
-    assert [target for target in targets if not (TOP / target).exists()] == []
+
+@pytest.mark.parametrize("link", ["docs/nothing.md", "README.md#nothing", "#nothing"])
+def test_a_broken_link_would_be_seen(tmp_path, link):
+    (tmp_path / "README.md").write_text("# Something")
+    page = tmp_path / "page.md"
+    page.write_text(f"See [there]({link}), [this](#heading) and [that](README.md#something).\n\n# Heading\n")
+
+    assert broken_links(page) == [link]

@@ -9,7 +9,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 from outbox.checks import HALF_TOPIC
-from outbox.errors import DatabaseError, MQClientError, StandbyError, VerdictStandsError
+from outbox.errors import DatabaseError, MQClientError, StandbyError, SubscriptionError, VerdictStandsError
 from outbox.message import Message
 from outbox.outbox import Outbox
 from outbox.rocketmq.connections import Connections, on_channel
@@ -48,7 +48,7 @@ class Broker:
         """Make sure that the group's transactions are found by whoever checks back.
 
         Raises:
-            SubscriptionError: the group has a longer or shorter immunity by another producer's word.
+            SubscriptionError: the group has a shorter immunity by another producer's word; a longer one counts for all.
         """
         if time.monotonic() - self._declared.get(group, float("-inf")) < _DECLARE_SECONDS:
             return
@@ -57,7 +57,12 @@ class Broker:
             Log(self.database).now(channel)
             identity.establish(self.database, channel)
             identity.verify(self.database, channel)
-            Subscriptions(self.database).declare(channel, declaration_of(group, immunity), "latest")
+            try:
+                Subscriptions(self.database).declare(channel, declaration_of(group, immunity), "latest")
+            except SubscriptionError as error:
+                raise SubscriptionError(
+                    f"the producer's transaction_timeout is longer than its group's: {error}"
+                ) from error
         self._declared[group] = time.monotonic()
 
     def prepare(self, half: Half, message: Message, headers: str) -> int:

@@ -42,6 +42,8 @@ def question_of(listener: TransactionListener | TransactionChecker | Question | 
     Raises:
         TypeError: it is none of them.
     """
+    if isinstance(listener, type):
+        raise TypeError(f"a listener is an object, and {listener.__name__} is a class: pass {listener.__name__}()")
     for verb in ("check_local_transaction", "check"):
         found = getattr(listener, verb, None)
         if callable(found):
