@@ -86,6 +86,7 @@ def looked_at(
 def service_of(
     outbox: Outbox,
     question: Callable[[Message], object] | None,
+    /,
     *,
     business: Engine | None = None,
     settings: Settings | None = None,
