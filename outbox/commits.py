@@ -115,11 +115,11 @@ def _about_to_commit(dialect: Any, link: Any, roll_back: str) -> dict[Watcher, S
 
 
 def _do_last(link: Any) -> None:
-    """Do what belongs right before the commit, once."""
+    """Do what belongs right before the commit, once; what fails has to fail again, if a commit is tried again."""
     for sent in _info_of(link).get(_SENT, {}).values():
-        last, sent.last = sent.last, []
-        for each in last:
+        for each in sent.last:
             each()
+        sent.last = []
 
 
 def _tell(everyone: dict[Watcher, Sent], since: float) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import psycopg
 from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox import commits
@@ -104,9 +105,17 @@ class Transactions:
         sent = commits.sent_by(self, link)
         sent.last.append(do)
 
-    def has_sent(self, link: Link) -> bool:
-        """Whether anything was sent in the running transaction; of a driver's own connection nobody knows."""
-        return isinstance(link, Connection) and commits.sent_so_far(self, link) is not None
+    def running(self, link: Link) -> object | None:
+        """Return what stands for the running transaction, and for no other; None: nothing was sent in it, or the
+        connection is a driver's own, of which nobody knows.
+        """
+        if not isinstance(link, Connection):
+            return None
+        try:
+            return commits.sent_so_far(self, link)
+        except InvalidRequestError:
+            # It is closed, or the server has closed it.
+            return None
 
     def expected_of(self, connection: Connection) -> int:
         """How many messages of the running transaction their writer will send."""

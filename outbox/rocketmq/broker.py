@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
@@ -53,7 +52,8 @@ class Broker:
         if time.monotonic() - self._declared.get(group, float("-inf")) < _DECLARE_SECONDS:
             return
         self._require_no_transaction()
-        with self._connected() as channel, self.database.explained():
+
+        def declare(channel: Channel) -> None:
             Log(self.database).now(channel)
             identity.establish(self.database, channel)
             identity.verify(self.database, channel)
@@ -63,10 +63,12 @@ class Broker:
                 raise SubscriptionError(
                     f"the producer's transaction_timeout is longer than its group's: {error}"
                 ) from error
+
+        self._on_channel(declare)
         self._declared[group] = time.monotonic()
 
-    def prepare(self, half: Half, message: Message, headers: str) -> int:
-        """Store a half message; return its place in the log. What is not stored for sure is tried again.
+    def prepare(self, half: Half, message: Message, slot: int, headers: str) -> int:
+        """Store a half message; return its place in the log.
 
         Raises:
             MQClientError: transactions are switched off; the server is a replica; the transaction has a verdict.
@@ -75,13 +77,7 @@ class Broker:
         if self._rejects:
             raise MQClientError(f"the broker[{self._address}] sending transaction message is forbidden", NO_PERMISSION)
         self._require_no_transaction()
-        for tries_left in reversed(range(_TRIES)):
-            try:
-                place = self._run(self._halves.append(half, message, headers))
-                break
-            except Exception as error:
-                if not tries_left or not self.database.transient(error) or isinstance(error, DatabaseError):
-                    raise
+        place = self._run(lambda: self._halves.append(half, message, slot, headers))
         if place is None:
             stands = self.standing(half.transaction)
             raise MQClientError(f"transaction {half.transaction} is over ({stands.op}); begin another one")
@@ -96,15 +92,14 @@ class Broker:
         """
         self._require_no_transaction()
         decide = self.ops.commit if op == "commit" else self.ops.roll_back
-        decision = self._run(decide(transaction, by=by, group=group))
+        decision = self._run(lambda: decide(transaction, by=by, group=group))
         if decision.restored:
             self.outbox.hints.hint()
         require(decision, transaction, op, group)
 
     def standing(self, transaction: str) -> Decision:
         """Find out which verdict stands."""
-        with self._connected() as channel, self.database.explained():
-            return run(on_channel(channel), self.ops.standing(transaction))
+        return self._on_channel(lambda channel: run(on_channel(channel), self.ops.standing(transaction)))
 
     def close(self) -> None:
         """Close the connections; a later call opens others."""
@@ -123,31 +118,51 @@ class Broker:
     def _address(self) -> str:
         return self.database.engine.url.host or "localhost"
 
-    def _run(self, steps: Steps[R]) -> R:
+    def _run(self, steps: Callable[[], Steps[R]]) -> R:
         """Take the steps in a transaction of their own."""
-        with self._connected() as channel, self.database.explained():
+
+        def take(channel: Channel) -> R:
             if self.database.dialect.chains_writes:
-                return run(on_channel(channel), steps)
+                return run(on_channel(channel), steps())
             with channel.transaction():
-                return run(on_channel(channel), steps)
+                return run(on_channel(channel), steps())
 
-    @contextmanager
-    def _connected(self) -> Iterator[Channel]:
-        with self._connections.one() as channel:
+        return self._on_channel(take)
+
+    def _on_channel(self, do: Callable[[Channel], R]) -> R:
+        """Do something on a connection; on another one, where that is lost.
+
+        A half message may be stored twice, and a verdict be written twice: each counts once.
+        """
+        for tries_left in reversed(range(_TRIES)):
+            lost = False
             try:
-                yield channel
-            except Exception:
-                self._require_primary(channel)
-                raise
+                with self._connections.one() as channel, self.database.explained():
+                    try:
+                        return do(channel)
+                    except Exception:
+                        lost = not self._answers(channel)
+                        raise
+            except Exception as error:
+                if not (lost and tries_left and self.database.transient(error)):
+                    raise
+            # Those that nobody uses were lost with it, most likely.
+            self._connections.close()
+        raise AssertionError("the last try returns or raises")
 
-    def _require_primary(self, channel: Channel) -> None:
-        """Say it in RocketMQ's words where the server is a replica."""
+    def _answers(self, channel: Channel) -> bool:
+        """Whether a connection is still there.
+
+        Raises:
+            MQClientError: in RocketMQ's words, that the server is a replica.
+        """
         try:
             Log(self.database).now(channel)
         except StandbyError as error:
             raise MQClientError("SLAVE_NOT_AVAILABLE", SLAVE_NOT_AVAILABLE) from error
         except Exception:
-            return
+            return False
+        return True
 
 
 def declaration_of(group: str, immunity: timedelta) -> Declaration:

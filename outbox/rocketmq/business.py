@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection, Engine
 
@@ -33,18 +33,13 @@ class Business:
         """Write the record as part of a business transaction.
 
         Raises:
-            VerdictStandsError: a checker has decided for a rollback; the transaction cannot be committed any more.
+            VerdictStandsError: a checker has decided for a rollback, or the business was committed before; this
+                transaction cannot be committed any more.
         """
-        with self._database.explained():
-            stands, outermost = run(on(link), self._records.insert(transaction))
-        error: Exception | None = None
-        if stands != "commit":
-            error = VerdictStandsError(transaction, stands or "rollback", "business transaction")
-        elif not outermost:
-            error = NoTransactionError("a savepoint is open on this connection; join outside of every savepoint")
-        if error is not None:
-            doom(self.transactions, None, link, error)
-            raise error
+        with or_doomed(self.transactions, None, link), self._database.explained():
+            stands = run(on(link), self._records.insert(transaction))
+            if stands is not None:
+                raise VerdictStandsError(transaction, stands, "business transaction")
         before_commit(self.transactions, link, lambda: self._require_still_there(link, transaction))
 
     def standing(self, transaction: str) -> Op | None:
@@ -74,9 +69,20 @@ def before_commit(transactions: Transactions, link: Link, do: Callable[[], None]
         transactions.before_commit(link, do)
 
 
-def doom(transactions: Transactions, ops: Ops | None, link: Link, error: Exception) -> None:
-    """Let a business transaction not be committed, also when the application swallows the error."""
+@contextmanager
+def or_doomed(transactions: Transactions, ops: Ops | None, link: Link) -> Iterator[None]:
+    """Let a business transaction in which this raises not be committed, also when the application swallows the error.
 
+    Whatever it is: of a statement that fails SQLite undoes that statement only, and goes on without the verdict.
+    """
+    try:
+        yield
+    except Exception as error:
+        _doom(transactions, ops, link, error)
+        raise
+
+
+def _doom(transactions: Transactions, ops: Ops | None, link: Link, error: Exception) -> None:
     def raise_again() -> None:
         raise error
 

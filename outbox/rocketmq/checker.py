@@ -150,7 +150,7 @@ class Checker:
         for row, answer in self._questions.ask(rows):
             transaction = row.key or ""
             if answer is None:
-                verdicts[transaction] = self._later("too many questions are open")
+                verdicts[transaction] = self._later("its last question is open still, or too many others are")
                 continue
             op = op_of(answer.state)
             if op is None:
@@ -202,24 +202,29 @@ class _Questions:
     def __init__(self, question: Question, policy: CheckPolicy) -> None:
         self._question = question
         self._policy = policy
-        self._hung: list[Call] = []
+        #: By transaction: each has one thread at most, so that one whose question hangs for ever leaves the others.
+        self._hung: dict[str | None, Call] = {}
 
     def ask(self, rows: Sequence[Message]) -> list[tuple[Message, Answer | None]]:
         """Ask about the transaction of each row; None: it was not asked, because the time of one question is over, or
-        too many others hang.
+        its own hangs, or too many others.
         """
-        answers: list[tuple[Message, Answer | None]] = []
         seconds = self._policy.question.total_seconds()
         until = clock() + seconds
-        waiting = list(rows)
+        self._forget_those_that_ended()
+        answers: list[tuple[Message, Answer | None]] = [(row, None) for row in rows if row.key in self._hung]
+        waiting = [row for row in rows if row.key not in self._hung]
         while waiting:
-            self._hung = [call for call in self._hung if not call.finished]
+            self._forget_those_that_ended()
             free = self._policy.threads - len(self._hung)
             if free <= 0 or clock() >= until:
                 return answers + [(row, None) for row in waiting]
             portion, waiting = waiting[:free], waiting[free:]
             answers += self._answers(portion, seconds)
         return answers
+
+    def _forget_those_that_ended(self) -> None:
+        self._hung = {transaction: call for transaction, call in self._hung.items() if not call.finished}
 
     def _answers(self, rows: Sequence[Message], seconds: float) -> list[tuple[Message, Answer | None]]:
         answered: dict[int | None, object] = {}
@@ -234,7 +239,7 @@ class _Questions:
         for row, call in calls:
             call.wait(max(0.0, until - clock()))
             if not call.finished:
-                self._hung.append(call)
+                self._hung[row.key] = call
                 found.append((row, Answer(None, f"no answer within {seconds:g} s")))
             elif call.error is not None:
                 logger.warning("the check of transaction %s raised %s", row.key, told(call.error))

@@ -11,8 +11,8 @@ from typing import Any, Self
 
 from sqlalchemy import Engine
 
-from outbox.errors import MQClientError, VerdictStandsError
-from outbox.message import TRANSACTION_ID, Message, slot_of
+from outbox.errors import MQClientError, OutboxError, VerdictStandsError
+from outbox.message import TRANSACTION_ID, Message
 from outbox.outbox import Outbox
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
@@ -22,13 +22,12 @@ from outbox.rocketmq.listener import Question, TransactionChecker, TransactionLi
 from outbox.rocketmq.service import CheckService
 from outbox.rocketmq.states import (
     LocalTransactionState,
-    MessageQueue,
     SendStatus,
     TransactionResolution,
     TransactionSendResult,
     op_of,
 )
-from outbox.rocketmq.transaction import Transaction
+from outbox.rocketmq.transaction import Transaction, end_by_word
 from outbox.store.half import Way
 from outbox.verdict import told
 
@@ -107,6 +106,7 @@ class TransactionMQProducer:
         Raises:
             MQClientError: there is no listener, or the message is refused; then nothing was stored. Or "send message
                 Exception": the half message could not be stored for sure, and the local transaction was not executed.
+            InvalidMessageError: a limit of the log; nothing was stored.
             VerdictStandsError: check-back decided otherwise meanwhile.
         """
         execute = getattr(self._listener, "execute_local_transaction", None)
@@ -115,8 +115,8 @@ class TransactionMQProducer:
         check_message(message)
         transaction = self._begin("listener", id=str(message.message_id))
         try:
-            place = transaction.send_message(message)
-        except MQClientError:
+            place, queue = transaction.store(message)
+        except OutboxError:
             raise
         except Exception as error:
             raise MQClientError(f"send message Exception: {told(error)}") from error
@@ -131,7 +131,6 @@ class TransactionMQProducer:
         state, unrecorded = self._recorded(transaction, state)
         if raised is not None and not swallow:
             raise raised
-        queue = MessageQueue(message.topic, slot_of(message.key, self._outbox.database.slots))
         return TransactionSendResult(
             send_status=SendStatus.SEND_OK,
             message_queue=queue,
@@ -183,10 +182,10 @@ class TransactionMQProducer:
 
     def send(self, message: Message, transaction: Transaction) -> TransactionSendResult:
         """Store a half message in a transaction, as RocketMQ's 5.x clients write it."""
-        place = transaction.send_message(message)
+        place, queue = transaction.store(message)
         return TransactionSendResult(
             send_status=SendStatus.SEND_OK,
-            message_queue=MessageQueue(message.topic, slot_of(message.key, self._outbox.database.slots)),
+            message_queue=queue,
             msg_id=str(message.message_id),
             queue_offset=place,
             transaction_id=transaction.id,
@@ -202,18 +201,21 @@ class TransactionMQProducer:
 
         Raises:
             VerdictStandsError: the opposite stands.
-            MQClientError: the transaction is unknown, or of another group.
+            MQClientError: the transaction is unknown, or of another group; or it is to be committed, and is decided by
+                a business transaction that has not been.
         """
         if not transaction_id:
             raise MQClientError("transaction id cannot be empty")
         if not isinstance(state, LocalTransactionState | TransactionResolution):
             raise TypeError(f"a transaction ends with a state or a resolution, not with {type(state).__name__}")
         op = op_of(state)
-        if op is not None:
-            self._broker.end(transaction_id, op, by=f"producer {self.group}", group=self.group)
-            return TransactionResolution(op)
-        stands = self._broker.standing(transaction_id).op
-        return TransactionResolution.UNKNOWN if stands is None else TransactionResolution(stands)
+        decision = self._broker.standing(transaction_id)
+        if op is None:
+            return TransactionResolution.UNKNOWN if decision.op is None else TransactionResolution(decision.op)
+        # Of another group's, or of one that has its verdict, the broker says so.
+        way = decision.way if decision.op is None and decision.group == self.group else None
+        end_by_word(self._broker, self._business, transaction_id, op, group=self.group, way=way)
+        return TransactionResolution(op)
 
     # Checking back
 

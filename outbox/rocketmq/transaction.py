@@ -8,17 +8,19 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
 from uuid import UUID
 
+import psycopg
+from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
 
 from outbox.checks import checked_headers, stored_headers
 from outbox.errors import MQClientError, NoTransactionError, VerdictStandsError
-from outbox.message import TRANSACTION_ID, Message, MessageFields, traced, uuid7
+from outbox.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced, uuid7
 from outbox.rocketmq.broker import Broker, require
-from outbox.rocketmq.business import before_commit, doom
+from outbox.rocketmq.business import before_commit, or_doomed
 from outbox.rocketmq.limits import check_message, immunity_of
-from outbox.rocketmq.states import TransactionResolution
+from outbox.rocketmq.states import MessageQueue, TransactionResolution
 from outbox.store.half import Half, Way
-from outbox.store.idempotency.op import Decision
+from outbox.store.idempotency.op import Decision, Op
 from outbox.store.steps import on, run
 from outbox.tracing import trace_headers
 from outbox.transactions import Transactions
@@ -53,7 +55,7 @@ class Transaction:
         self._half = Half(transaction=str(uuid7()) if id is None else id, group=group, way=way, fence_after=fence_after)
         #: `_ended`: by a verdict of its own; `_joined`: a business transaction was told to decide, perhaps on this one.
         self._ended = self._joined = False
-        self._decided_on: Link | None = None
+        self._decided: _Decided | None = None
 
     @property
     def id(self) -> str:
@@ -83,9 +85,19 @@ class Transaction:
 
     def send_message(self, message: Message) -> int:
         """Store a half message for a message that was made before; return its place in the log."""
+        place, _ = self.store(message)
+        return place
+
+    def store(self, message: Message) -> tuple[int, MessageQueue]:
+        """Do the same; return also where the message will go."""
         check_message(message)
         if self._ended:
             raise MQClientError(f"transaction {self.id} is over; begin another one")
+        if self._decided is not None and self._decided.leaves_behind():
+            raise MQClientError(
+                f"transaction {self.id} was committed in its business transaction, which would leave this message"
+                " behind; send before commit(session)"
+            )
         immunity = immunity_of(message)
         half = Half(
             transaction=self.id,
@@ -97,10 +109,11 @@ class Transaction:
         own = {**message.headers, TRANSACTION_ID: self.id}
         checked_headers(own)
         headers = stored_headers(traced(own, trace_headers()))
+        slot = slot_of(message.key, self._broker.database.slots)
         self._declare()
-        place = self._broker.prepare(half, message, headers)
+        place = self._broker.prepare(half, message, slot, headers)
         self._sent.add(message.message_id)
-        return place
+        return place, MessageQueue(message.topic, slot)
 
     # Verdicts
 
@@ -114,20 +127,26 @@ class Transaction:
             handle: a `Session`, a `scoped_session` or a `Connection`, in no savepoint.
 
         Raises:
-            VerdictStandsError: a checker has decided for a rollback, because nothing was heard for too long. The
-                business transaction cannot be committed any more.
+            VerdictStandsError: a checker has decided for a rollback, because nothing was heard for too long; or another
+                business transaction has committed it. This one cannot be committed any more.
         """
         self._require_sent()
         if self.verdict == "record":
             assert self._business is not None
-            link = self._outermost(self._business.transactions, handle, "join")
-            self._business.join(link, self.id)
+            transactions = self._business.transactions
+            link = self._outermost(transactions, handle, "join")
+            if not self._decides(transactions, link):
+                self._business.join(link, self.id)
+                self._decided = _Decided(transactions, link)
         elif self.verdict == "join":
-            link = self._outermost(self._broker.outbox.transactions, handle, "join")
-            self._decide_in(link, run(on(link), self._broker.ops.join(self.id, by=self._by)))
-            self._decided_on = link
-            self._broker.outbox.transactions.sent(link)
-            before_commit(self._broker.outbox.transactions, link, lambda: self._restore_on(link))
+            transactions = self._broker.outbox.transactions
+            link = self._outermost(transactions, handle, "join")
+            if not self._decides(transactions, link):
+                with or_doomed(transactions, self._broker.ops, link):
+                    self._require_first(link, run(on(link), self._broker.ops.join(self.id, by=self._by)))
+                transactions.sent(link)
+                before_commit(transactions, link, lambda: self._restore_on(link))
+                self._decided = _Decided(transactions, link)
         else:
             raise MQClientError(f'this transaction was begun with verdict="{self.verdict}"; begin it with "join"')
         self._joined = True
@@ -148,8 +167,7 @@ class Transaction:
             self._commit_in(handle)
             self._joined = True
         else:
-            self._require_business_committed()
-            self._broker.end(self.id, "commit", by=self._by, group=self._half.group)
+            end_by_word(self._broker, self._business, self.id, "commit", group=self._half.group, way=self.verdict)
             self._ended = True
 
     def rollback(self) -> None:
@@ -160,14 +178,9 @@ class Transaction:
             MQClientError: nothing was sent; or RocketMQ would refuse it.
         """
         self._require_sent()
-        if self._decided_on is not None and self._broker.outbox.transactions.has_sent(self._decided_on):
+        if self._decided is not None and self._decided.is_running():
             raise MQClientError(f"transaction {self.id} is decided by its business transaction: roll that one back")
-        if self._business is not None and self.verdict == "record":
-            # First there, where the business might commit after all.
-            stands = self._business.fence(self.id)
-            if stands != "rollback":
-                raise VerdictStandsError(self.id, stands or "commit", "rollback")
-        self._broker.end(self.id, "rollback", by=self._by, group=self._half.group)
+        end_by_word(self._broker, self._business, self.id, "rollback", group=self._half.group, way=self.verdict)
         self._ended = True
 
     @property
@@ -200,41 +213,38 @@ class Transaction:
 
     @property
     def _by(self) -> str:
-        return f"producer {self._half.group}"
+        return _by(self._half.group)
 
     def _require_sent(self) -> None:
         if not self._sent:
             raise MQClientError("Transactional message has not been sent yet")
 
-    def _require_business_committed(self) -> None:
-        """Without a handle only a listener's transaction is committed by word alone."""
-        if self.verdict == "record":
-            assert self._business is not None
-            if self._business.standing(self.id) != "commit":
-                raise MQClientError(
-                    f"transaction {self.id} has no record of a commit in the business database; join(session) in the"
-                    " business transaction, and commit() after its commit"
-                )
-        elif self.verdict != "listener" and self._broker.standing(self.id).op is None:
-            verb = "join(session) first" if self.verdict == "join" else "commit(session) last"
-            raise MQClientError(
-                f"transaction {self.id} is decided by its business transaction, which has not been committed: call"
-                f" {verb} in it"
-            )
-
     def _commit_in(self, handle: Handle) -> None:
+        if self.verdict == "record":
+            raise MQClientError(
+                f"transaction {self.id} is decided by its record in the business database: join(session) there, and"
+                " commit() after its commit"
+            )
         transactions = self._broker.outbox.transactions
         link = self._outermost(transactions, handle, "commit", flush=True)
-        if self._decided_on is link and self._broker.outbox.transactions.has_sent(link):
+        if self._decides(transactions, link):
             # Once more in the same transaction; or by its first statement, and the messages follow before its end.
             return
-        decision = run(on(link), self._broker.ops.commit(self.id, by=self._by, group=self._half.group))
-        self._decide_in(link, decision)
-        self._require_all(decision.restored)
-        self._decided_on = link
+        with or_doomed(transactions, self._broker.ops, link):
+            decision = run(on(link), self._broker.ops.commit(self.id, by=self._by, group=self._half.group))
+            if decision.op is None:
+                self._require_all(0)
+            self._require_first(link, decision)
+            self._require_all(decision.restored)
         transactions.sent(link)
-        if not self._broker.database.dialect.chains_writes:
+        if not (self._broker.database.dialect.chains_writes and decision.outermost):
             before_commit(transactions, link, lambda: self._require_still_there(link))
+        self._decided = _Decided(transactions, link, restored=True)
+
+    def _decides(self, transactions: Transactions, link: Link) -> bool:
+        """Whether the transaction that runs on this connection decides already."""
+        running = transactions.running(link)
+        return running is not None and self._decided is not None and running is self._decided.transaction
 
     def _outermost(self, transactions: Transactions, handle: Handle, verb: str, *, flush: bool = False) -> Link:
         link = transactions.link_of(handle, verb, flush=flush)
@@ -251,17 +261,15 @@ class Transaction:
             )
         return link
 
-    def _decide_in(self, link: Link, decision: Decision) -> None:
-        """Make sure that the verdict is that of this business transaction, which cannot be committed otherwise."""
-        try:
-            if not decision.first:
-                require(decision, self.id, "commit", self._half.group)
-                raise VerdictStandsError(self.id, "commit", "business transaction")
-            if not decision.outermost:
-                raise NoTransactionError("a savepoint is open on this connection; decide outside of every savepoint")
-        except Exception as error:
-            doom(self._broker.outbox.transactions, self._broker.ops, link, error)
-            raise
+    def _require_first(self, link: Link, decision: Decision) -> None:
+        """Make sure that the verdict is that of this business transaction."""
+        if not decision.first:
+            require(decision, self.id, "commit", self._half.group)
+            raise VerdictStandsError(self.id, "commit", "business transaction")
+        # Of SQLAlchemy's connections it is asked before the commit whether the verdict is still there: a savepoint that
+        # was rolled back stays open on PostgreSQL, and most are never rolled back to again.
+        if not decision.outermost and not isinstance(link, Connection):
+            raise NoTransactionError("a savepoint is open on this connection; decide outside of every savepoint")
 
     def _restore_on(self, link: Link) -> None:
         self._require_all(run(on(link), self._broker.ops.restore(self.id)))
@@ -277,3 +285,65 @@ class Transaction:
     def _require_still_there(self, link: Link) -> None:
         if run(on(link), self._broker.ops.standing(self.id)).op != "commit":
             self._require_all(0)
+
+
+class _Decided:
+    """The business transaction that decides; `restored`: with the messages that there were."""
+
+    def __init__(self, transactions: Transactions, link: Link, *, restored: bool = False) -> None:
+        self._transactions = transactions
+        self._link = link
+        self._restored = restored
+        #: What stands for it; None on a driver's own connection.
+        self.transaction = transactions.running(link)
+
+    def leaves_behind(self) -> bool:
+        """Whether a message that is sent now would not be delivered by it."""
+        return self._restored and self.is_running()
+
+    def is_running(self) -> bool:
+        """Whether it has not ended yet; of a driver's own connection: whether one runs, perhaps its next."""
+        if isinstance(self._link, psycopg.Connection):
+            return self._link.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+        return self._transactions.running(self._link) is self.transaction
+
+
+def end_by_word(
+    broker: Broker, business: Business | None, transaction: str, op: Op, *, group: str, way: Way | None
+) -> None:
+    """End a transaction without being part of its business transaction, where it has one.
+
+    Raises:
+        VerdictStandsError: the opposite stands, perhaps in the business database only.
+        MQClientError: its business transaction has not been committed; or it is unknown, or of another group.
+    """
+    if way == "record":
+        _require_record(business, transaction, op)
+    elif way in ("join", "commit") and op == "commit" and broker.standing(transaction).op is None:
+        verb = "join(session) first" if way == "join" else "commit(session) last"
+        raise MQClientError(
+            f"transaction {transaction} is decided by its business transaction, which has not been committed: call"
+            f" {verb} in it"
+        )
+    broker.end(transaction, op, by=_by(group), group=group)
+
+
+def _require_record(business: Business | None, transaction: str, op: Op) -> None:
+    """Make sure that the business database agrees; a rollback comes first there, where it might be committed yet."""
+    if business is None:
+        raise MQClientError(
+            f"transaction {transaction} is decided by its record in the business database, whose engine this producer"
+            " does not have: business=…"
+        )
+    stands = business.standing(transaction) if op == "commit" else business.fence(transaction)
+    if stands is None:
+        raise MQClientError(
+            f"transaction {transaction} has no record of a commit in the business database; join(session) in the"
+            " business transaction, and commit() after its commit"
+        )
+    if stands != op:
+        raise VerdictStandsError(transaction, stands, op)
+
+
+def _by(group: str) -> str:
+    return f"producer {group}"

@@ -28,7 +28,7 @@ _DELIVER_AT, _DELAY = "TIMER_DELIVER_MS", "TIMER_DELAY_MS"
 _EXPIRES_AT = "outbox-expires-ms"
 #: What the restored message will have for headers, as it will be stored.
 _HEADERS = "outbox-headers"
-_WAY, _FENCE_AFTER = "outbox-verdict", "outbox-fence-after-ms"
+WAY, _FENCE_AFTER = "outbox-verdict", "outbox-fence-after-ms"
 
 #: Not after the verdict: nobody would restore it.
 _INSERT = f"""
@@ -70,7 +70,7 @@ class Half:
     immunity: timedelta | None = None
     fence_after: timedelta = timedelta(0)
 
-    def headers_of(self, message: Message, slots: int, restored: str) -> str:
+    def headers_of(self, message: Message, slot: int, restored: str) -> str:
         """Return the headers of the half row for a message; `restored`: those of the message itself, as JSON."""
         headers = {
             _MARK: "true",
@@ -78,8 +78,8 @@ class Half:
             TRANSACTION_ID: self.transaction,
             _MESSAGE_ID: str(message.message_id),
             REAL_TOPIC: message.topic,
-            REAL_QUEUE: str(slot_of(message.key, slots)),
-            _WAY: self.way,
+            REAL_QUEUE: str(slot),
+            WAY: self.way,
             _FENCE_AFTER: str(_milliseconds(self.fence_after)),
             _HEADERS: restored,
         }
@@ -105,15 +105,16 @@ class Halves:
         self._database = database
         self._insert = database.sql(_INSERT)
 
-    def append(self, half: Half, message: Message, headers: str) -> Steps[int | None]:
-        """Append one, which becomes a message with these `headers`; None: its transaction has a verdict already."""
-        slots = self._database.slots
+    def append(self, half: Half, message: Message, slot: int, headers: str) -> Steps[int | None]:
+        """Append one, which becomes a message of this `slot` with these `headers`; None: its transaction has a verdict
+        already.
+        """
         bound = {
             "message_id": self._database.dialect.bind_uuid(message.message_id),
             "transaction": half.transaction,
-            "slot": slot_of(half.transaction, slots),
+            "slot": slot_of(half.transaction, self._database.slots),
             "producer_group": half.group,
-            "headers": half.headers_of(message, slots, headers),
+            "headers": half.headers_of(message, slot, headers),
             "body": message.body,
             "content_type": message.content_type,
         }
@@ -125,7 +126,7 @@ def half_of(row: Message) -> Half:
     """Return what a half row says of its transaction."""
     headers = row.headers
     immunity = headers.get(IMMUNITY)
-    way: Way = headers[_WAY]  # type: ignore[assignment]  # written by us
+    way: Way = headers[WAY]  # type: ignore[assignment]  # written by us
     return Half(
         transaction=headers[TRANSACTION_ID],
         group=headers[PRODUCER_GROUP],

@@ -12,7 +12,7 @@ from outbox.message import Message
 from outbox.position import Position
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
-from outbox.store.half import IMMUNITY, RESTORED
+from outbox.store.half import IMMUNITY, RESTORED, WAY, Way
 from outbox.store.lease import Lease
 from outbox.store.steps import Statement, Steps
 
@@ -44,7 +44,8 @@ _IS_COMMIT = "EXISTS (SELECT 1 FROM {op} WHERE transaction_id = :transaction AND
 #: A statement of its own: the snapshot of the one before may be older than the row that it met.
 _STANDING = f"""
     SELECT (SELECT op FROM {{op}} WHERE transaction_id = :transaction),
-           (SELECT min(tags) FROM {{message}} WHERE {_HALVES})
+           (SELECT min(tags) FROM {{message}} WHERE {_HALVES}),
+           (SELECT min({{way}}) FROM {{message}} WHERE {_HALVES})
 """
 _AMONG = "SELECT transaction_id FROM {op} WHERE {chosen}"
 _DEAD = """
@@ -62,13 +63,15 @@ class Decision:
     """What came of a verdict on a transaction.
 
     `op`: the one that stands; None: the transaction is not known. `first`: this call brought it, and `restored` so many
-    messages. `group`: of its half messages. `outermost`: it was written in no savepoint.
+    messages. `group` and `way`: of its half messages, where they were asked for. `outermost`: it was written in no
+    savepoint.
     """
 
     op: Op | None
     first: bool
     restored: int = 0
     group: str | None = None
+    way: Way | None = None
     outermost: bool = True
 
 
@@ -107,7 +110,7 @@ class Ops:
         self._restore = database.sql(_RESTORE, decided=database.sql(_IS_COMMIT), **columns)
         after = database.sql(_RESTORE, decided="EXISTS (SELECT 1 FROM decided)", **columns)
         self._commit = f"WITH decided AS ({self._decide}) {after}, (SELECT outermost FROM decided)"
-        self._standing = database.sql(_STANDING)
+        self._standing = database.sql(_STANDING, way=dialect.header.format(headers="headers", name=WAY))
         among = database.among("transaction_id", texts="transactions")
         self._among = database.sql(_AMONG, chosen=among)
         self._dead = database.sql(_DEAD)
@@ -154,8 +157,8 @@ class Ops:
 
     def standing(self, transaction: str) -> Steps[Decision]:
         """Find out which verdict stands."""
-        op, group = (yield Statement(self._standing, {"transaction": transaction}, returns=True))[0]
-        return Decision(op=op, first=False, group=group)
+        op, group, way = (yield Statement(self._standing, {"transaction": transaction}, returns=True))[0]
+        return Decision(op=op, first=False, group=group, way=way)
 
     def abort(self) -> Steps[None]:
         """Have a statement fail: PostgreSQL answers the COMMIT of such a transaction with a rollback."""

@@ -10,7 +10,7 @@ from outbox.store.steps import Statement, Steps
 _INSERT = """
     INSERT INTO {record} (transaction_id, verdict, decided_at)
     SELECT CAST(:transaction AS text), CAST(:verdict AS text), {now} WHERE TRUE
-    ON CONFLICT (transaction_id) DO NOTHING RETURNING {outermost}
+    ON CONFLICT (transaction_id) DO NOTHING RETURNING transaction_id
 """
 _FIND = "SELECT verdict FROM {record} WHERE transaction_id = :transaction"
 
@@ -19,17 +19,17 @@ class Records:
     """The records of one business database."""
 
     def __init__(self, database: Database) -> None:
-        self._insert = database.sql(_INSERT, outermost=database.dialect.outermost)
+        self._insert = database.sql(_INSERT)
         self._find = database.sql(_FIND)
 
-    def insert(self, transaction: str) -> Steps[tuple[Op | None, bool]]:
-        """Write the commit as part of the business transaction; return the verdict that stands, and whether this row
-        is in no savepoint.
+    def insert(self, transaction: str) -> Steps[Op | None]:
+        """Write the commit as part of the business transaction; None: it is written. Else return which verdict stands
+        already: also the same one would be of another business transaction.
         """
         rows = yield Statement(self._insert, {"transaction": transaction, "verdict": "commit"}, returns=True)
         if rows:
-            return "commit", bool(rows[0][0])
-        return (yield from self.standing(transaction)), True
+            return None
+        return (yield from self.standing(transaction)) or "rollback"
 
     def standing(self, transaction: str) -> Steps[Op | None]:
         """Find out which verdict stands, as far as it is committed."""

@@ -1,0 +1,140 @@
+"""What tests of RocketMQ's transactions share: listeners, a look of the check service, and what the tables say."""
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from outbox import Message, Outbox
+from outbox.rocketmq import LocalTransactionState, TransactionMQProducer
+from outbox.rocketmq.broker import Broker
+from outbox.rocketmq.business import Business
+from outbox.rocketmq.checker import Checker, CheckPolicy
+from outbox.rocketmq.service import CheckService
+from outbox.verdict import Verdict
+from outbox.worker import Settings
+from tests.readers import delivered
+
+GROUP = "orders-group"
+CHECK = f"check:{GROUP}"
+COMMIT, ROLLBACK, UNKNOW = (
+    LocalTransactionState.COMMIT_MESSAGE,
+    LocalTransactionState.ROLLBACK_MESSAGE,
+    LocalTransactionState.UNKNOW,
+)
+#: So young that it is over before anybody looks.
+IMMUNITY = timedelta(milliseconds=1)
+AT_ONCE, HOUR = timedelta(0), timedelta(hours=1)
+
+
+class Listener:
+    """Answers what it was told to: a value; an exception, which it raises; or what a function says to the message."""
+
+    def __init__(self, outcome: Any = COMMIT, answer: Any = UNKNOW) -> None:
+        self.outcome, self.answer = outcome, answer
+        self.executed: list[tuple[Message, Any]] = []
+        self.asked: list[Message] = []
+
+    def execute_local_transaction(self, message: Message, arg: Any) -> Any:
+        """The business."""
+        self.executed.append((message, arg))
+        return given(self.outcome, message)
+
+    def check_local_transaction(self, message: Message) -> Any:
+        """The question."""
+        self.asked.append(message)
+        return given(self.answer, message)
+
+
+def given(what: Any, message: Message) -> Any:
+    """Raise an exception, call a function, return anything else."""
+    if isinstance(what, BaseException):
+        raise what
+    return what(message) if callable(what) else what
+
+
+def producer_of(outbox: Outbox, listener: Any = None, group: str = GROUP, **options: Any) -> TransactionMQProducer:
+    """A producer whose transactions may be asked about at once."""
+    return TransactionMQProducer(group, outbox, listener, **{"transaction_timeout": IMMUNITY, **options})
+
+
+def half_rows(outbox: Outbox) -> list[Message]:
+    """The half messages of the group without a verdict, as the check service reads them."""
+    return delivered(outbox.database, name="rows", kind="check", topics=("RMQ_SYS_TRANS_HALF_TOPIC",), tags=(GROUP,))
+
+
+def looked_at(
+    outbox: Outbox, rows: list[Message], answer: Any = None, *, business: Engine | None = None
+) -> list[Verdict]:
+    """What a checker makes of half messages; only verdicts are written: others may be at work."""
+    time.sleep(0.02)
+    checker = Checker(
+        Broker(outbox, connections=1, reject_transactions=False),
+        GROUP,
+        CheckPolicy(transaction_timeout=IMMUNITY, interval=HOUR),
+        None if answer is None else Listener(answer=answer).check_local_transaction,
+        None if business is None else Business(business, connections=1),
+    )
+    try:
+        return checker.check(rows)
+    finally:
+        checker.close()
+
+
+def service_of(
+    outbox: Outbox,
+    question: Callable[[Message], object] | None,
+    /,
+    *,
+    business: Engine | None = None,
+    settings: Settings | None = None,
+    **policy: Any,
+) -> CheckService:
+    """Somebody of the group who checks back; in an hour again, unless told otherwise."""
+    return CheckService(
+        Broker(outbox, connections=1, reject_transactions=False),
+        GROUP,
+        CheckPolicy(**{"transaction_timeout": IMMUNITY, "interval": HOUR, **policy}),
+        question,
+        None if business is None else Business(business, connections=1),
+        settings,
+    )
+
+
+def check_back(outbox: Outbox, answer: Any = None, **options: Any) -> list[Message]:
+    """Ask about every transaction that is due, and return what was asked; without an answer there is no listener."""
+    listener = Listener(answer=answer)
+    # By the clock of the database, which may know milliseconds only, an age must be more than the immunity.
+    time.sleep(0.02)
+    service_of(outbox, None if answer is None else listener.check_local_transaction, **options).once()
+    return listener.asked
+
+
+def arrived(outbox: Outbox) -> list[str]:
+    """What a consumer gets now that it has not got before."""
+    return [message.body.decode() for message in delivered(outbox.database)]
+
+
+def verdicts(engine: Engine) -> dict[str, str]:
+    """Which verdicts stand."""
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT transaction_id, op FROM outbox_op"))
+        return {row[0]: row[1] for row in rows}
+
+
+def parked(engine: Engine) -> list[tuple[str, int]]:
+    """The transactions that the check service has set aside: state, and how often they were asked about."""
+    statement = text("SELECT state, attempts FROM outbox_parked WHERE subscription = :name ORDER BY id")
+    with engine.connect() as connection:
+        return [(row[0], row[1]) for row in connection.execute(statement, {"name": CHECK})]
+
+
+def halves(engine: Engine) -> int:
+    """How many half messages there are."""
+    with engine.connect() as connection:
+        counted = connection.execute(
+            text("SELECT count(*) FROM outbox_message WHERE topic = 'RMQ_SYS_TRANS_HALF_TOPIC'")
+        )
+        return int(counted.scalar_one())

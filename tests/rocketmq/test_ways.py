@@ -1,0 +1,357 @@
+"""The ways to a verdict: a business transaction that decides, by whichever handle the application holds it."""
+
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+import pytest
+import sqlalchemy
+from sqlalchemy import text
+from sqlalchemy.orm import Session
+
+from outbox import Outbox, create_engine
+from outbox.errors import MQClientError, NoTransactionError
+from outbox.rocketmq import TransactionResolution
+from outbox.schema import record_metadata
+from outbox.verdict import DONE
+from tests.handles import HANDLES, a_psycopg_connection
+from tests.orders import Base, Order, customers
+from tests.rocketmq.parts import (
+    AT_ONCE,
+    COMMIT,
+    HOUR,
+    Listener,
+    arrived,
+    check_back,
+    half_rows,
+    halves,
+    looked_at,
+    parked,
+    producer_of,
+    verdicts,
+)
+
+INSERT = text("INSERT INTO orders (customer) VALUES ('ann')")
+WAYS = ["join", "commit", "record"]
+
+
+@pytest.fixture
+def outbox(engine):
+    made = Outbox(engine)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def business(engine, tmp_path, request):
+    """A business database of the same kind, with records and without an outbox."""
+    if engine.dialect.name == "sqlite":
+        made = create_engine(f"sqlite:///{tmp_path / 'business.sqlite3'}")
+    else:
+        server = request.getfixturevalue("postgres")
+        made = create_engine(server.create_database(f"business_{tmp_path.name}"[:60].lower().replace("-", "_")))
+    record_metadata().create_all(made)
+    Base.metadata.create_all(made)
+    yield made
+    made.dispose()
+
+
+@pytest.fixture
+def where(engine, business):
+    """In which database the business of a way is."""
+    Base.metadata.create_all(engine)
+    return {"join": engine, "commit": engine, "listener": engine, "record": business}
+
+
+@pytest.fixture
+def producer(outbox, business):
+    made = producer_of(outbox, Listener(), business=business, fence_after=AT_ONCE)
+    yield made
+    made.shutdown()
+
+
+def begun(producer, way, *bodies):
+    """A transaction with messages."""
+    transaction = producer.begin_transaction(verdict=way)
+    for body in bodies or ("1",):
+        transaction.send("orders", body)
+    return transaction
+
+
+@contextmanager
+def deciding(transaction, handle):
+    """The business, with the verdict where its way wants it."""
+    if transaction.verdict != "commit":
+        transaction.join(handle)
+    yield
+    if transaction.verdict == "commit":
+        transaction.commit(handle)
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_business_that_commits_delivers(outbox, producer, business, where, way, handle):
+    """On its own; of a record the outbox hears by check-back, or by a word of the producer."""
+    transaction = begun(producer, way, "1", "2")
+    with HANDLES[handle](where[way]) as held:
+        with deciding(transaction, held):
+            held.execute(INSERT)
+        held.commit()
+    at_once = arrived(outbox)
+    asked = check_back(outbox, COMMIT, business=business)
+
+    expected = ([], ["1", "2"]) if way == "record" else (["1", "2"], [])
+    assert (at_once, arrived(outbox)) == expected
+    assert (customers(where[way]), asked, transaction.resolution) == (["ann"], [], TransactionResolution.COMMIT)
+
+
+@pytest.mark.parametrize("handle", HANDLES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_business_that_rolls_back_delivers_nothing(engine, outbox, producer, business, where, way, handle):
+    transaction = begun(producer, way)
+    with HANDLES[handle](where[way]) as held:
+        with deciding(transaction, held):
+            held.execute(INSERT)
+        held.rollback()
+    before = verdicts(engine)
+    check_back(outbox, None, business=business)
+
+    assert (before, verdicts(engine)) == ({}, {transaction.id: "rollback"})
+    assert (customers(where[way]), arrived(outbox)) == ([], [])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_context_manager_reads_as_in_the_readme(outbox, producer, business, where, way):
+    with producer.begin_transaction(verdict=way) as transaction:
+        transaction.send("orders", "1")
+        with Session(where[way]) as session, session.begin(), deciding(transaction, session):
+            session.add(Order(customer="ann"))
+
+    assert (customers(where[way]), arrived(outbox)) == (["ann"], ["1"])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_business_that_raises_within_the_context_manager_delivers_nothing(outbox, producer, business, where, way):
+    with pytest.raises(ZeroDivisionError), producer.begin_transaction(verdict=way) as transaction:
+        transaction.send("orders", "1")
+        with Session(where[way]) as session, session.begin(), deciding(transaction, session):
+            session.add(Order(customer="ann"))
+            raise ZeroDivisionError
+    check_back(outbox, None, business=business)
+
+    assert (customers(where[way]), arrived(outbox)) == ([], [])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_retried_business_decides_with_the_same_transaction(outbox, producer, business, where, way):
+    """As often as it takes, by sessions of its own."""
+    transaction = begun(producer, way)
+    for attempt in range(3):
+        with suppress(ZeroDivisionError), Session(where[way]) as session, session.begin():
+            with deciding(transaction, session):
+                session.add(Order(customer=str(attempt)))
+            if attempt < 2:
+                raise ZeroDivisionError
+    check_back(outbox, None, business=business)
+
+    assert (customers(where[way]), arrived(outbox)) == (["2"], ["1"])
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"])
+@pytest.mark.parametrize("way", WAYS)
+def test_every_isolation_will_do(pg_engine, way, level):
+    Base.metadata.create_all(pg_engine)
+    record_metadata().create_all(pg_engine)
+    outbox = Outbox(pg_engine)
+    producer = producer_of(outbox, business=pg_engine, fence_after=AT_ONCE)
+    transaction = begun(producer, way)
+    with pg_engine.connect().execution_options(isolation_level=level) as connection:
+        with deciding(transaction, connection):
+            connection.execute(INSERT)
+        connection.commit()
+    transaction.commit()
+    producer.shutdown()
+
+    assert (customers(pg_engine), arrived(outbox)) == (["ann"], ["1"])
+
+
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_connection_of_psycopgs_own_commits(pg_engine, commits):
+    Base.metadata.create_all(pg_engine)
+    outbox = Outbox(pg_engine)
+    producer = producer_of(outbox, fence_after=AT_ONCE)
+    transaction = begun(producer, "commit", "1", "2")
+    with a_psycopg_connection(pg_engine) as connection:
+        connection.execute("INSERT INTO orders (customer) VALUES ('ann')")
+        transaction.commit(connection)
+        (connection.commit if commits else connection.rollback)()
+    check_back(outbox)
+    producer.shutdown()
+
+    assert (customers(pg_engine), arrived(outbox)) == ((["ann"], ["1", "2"]) if commits else ([], []))
+
+
+def test_a_connection_of_psycopgs_own_cannot_join(pg_engine):
+    """Nobody is told of its commit, before which the messages would have to be restored."""
+    producer = producer_of(Outbox(pg_engine))
+    transaction = begun(producer, "join")
+    with a_psycopg_connection(pg_engine) as connection, pytest.raises(TypeError, match='verdict="commit"'):
+        transaction.join(connection)
+    producer.shutdown()
+
+    assert verdicts(pg_engine) == {}
+
+
+@pytest.mark.parametrize("way", ["join", "commit", "record"])
+@pytest.mark.parametrize("commits", [True, False])
+def test_two_phases_are_one_transaction(pg_engine, way, commits):
+    """Between them check-back waits."""
+    Base.metadata.create_all(pg_engine)
+    record_metadata().create_all(pg_engine)
+    outbox = Outbox(pg_engine)
+    producer = producer_of(outbox, business=pg_engine, fence_after=AT_ONCE)
+    transaction = begun(producer, way)
+    rows = half_rows(outbox)
+    with pg_engine.connect() as connection:
+        both = connection.begin_twophase()
+        with deciding(transaction, connection):
+            connection.execute(INSERT)
+        both.prepare()
+        (between,) = looked_at(outbox, rows, business=pg_engine)
+        stood = verdicts(pg_engine)
+        (both.commit if commits else both.rollback)()
+    after = looked_at(outbox, rows, business=pg_engine)
+    producer.shutdown()
+
+    assert (between is DONE, stood, after) == (False, {}, [DONE])
+    assert (customers(pg_engine), arrived(outbox)) == ((["ann"], ["1"]) if commits else ([], []))
+
+
+def test_a_session_of_two_phases_commits(pg_engine):
+    Base.metadata.create_all(pg_engine)
+    outbox = Outbox(pg_engine)
+    producer = producer_of(outbox, fence_after=AT_ONCE)
+    transaction = begun(producer, "join")
+    with Session(pg_engine, twophase=True) as session, session.begin():
+        transaction.join(session)
+        session.add(Order(customer="ann"))
+    producer.shutdown()
+
+    assert (customers(pg_engine), arrived(outbox)) == (["ann"], ["1"])
+
+
+def test_the_ids_of_a_joined_transaction_follow_its_business(engine, outbox, producer, where):
+    """The messages take their places before the commit, not at the join: who waited for its locks comes after it."""
+    transaction = begun(producer, "join", "joined")
+    with Session(engine) as session, session.begin():
+        transaction.join(session)
+        session.add(Order(customer="ann"))
+        outbox.send(session, "orders", "sent meanwhile")
+
+    assert arrived(outbox) == ["sent meanwhile", "joined"]
+
+
+def test_one_business_transaction_decides_on_many(engine, outbox, producer, where):
+    first, second, third = (begun(producer, way, way) for way in ("join", "commit", "join"))
+    with Session(engine) as session, session.begin():
+        first.join(session)
+        third.join(session)
+        session.add(Order(customer="ann"))
+        second.commit(session)
+
+    assert sorted(arrived(outbox)) == ["commit", "join", "join"]
+    assert sorted(verdicts(engine).values()) == ["commit"] * 3
+
+
+def test_a_listeners_transaction_may_be_committed_with_the_business(engine, outbox, producer, where):
+    transaction = begun(producer, "listener")
+    with Session(engine) as session, session.begin():
+        session.add(Order(customer="ann"))
+        transaction.commit(session)
+
+    assert (customers(engine), arrived(outbox)) == (["ann"], ["1"])
+
+
+def test_messages_may_be_sent_after_the_join(engine, outbox, producer, where):
+    """On PostgreSQL; SQLite's one writer is the business."""
+    transaction = begun(producer, "join", "1")
+    with engine.connect() as connection:
+        transaction.join(connection)
+        if engine.dialect.name == "postgresql":
+            transaction.send("orders", "2")
+        connection.execute(INSERT)
+        connection.commit()
+
+    assert arrived(outbox) == (["1", "2"] if engine.dialect.name == "postgresql" else ["1"])
+
+
+@pytest.mark.parametrize("way", ["join", "commit"])
+def test_the_verdict_of_a_business_transaction_is_asked_of_nobody(engine, outbox, producer, where, way):
+    """Not before `fence_after` for one that commits last; then it was rolled back."""
+    waits = producer_of(outbox, Listener(), fence_after=HOUR)
+    late = begun(waits, way)
+    soon = begun(producer, way)
+
+    asked = check_back(outbox, COMMIT)
+    waits.shutdown()
+
+    expected = {soon.id: "rollback"} | ({late.id: "rollback"} if way == "join" else {})
+    assert (asked, verdicts(engine)) == ([], expected)
+    assert parked(engine) == ([] if way == "join" else [("retry", 0)])
+
+
+def test_a_business_database_that_is_not_known_here_says_nothing(engine, outbox, producer):
+    """Whoever knows it decides; nothing is counted meanwhile."""
+    transaction = begun(producer, "record")
+
+    check_back(outbox, COMMIT, interval=timedelta(milliseconds=1), most=1)
+
+    assert (verdicts(engine), parked(engine)) == ({}, [("retry", 0)])
+    assert transaction.resolution is TransactionResolution.UNKNOWN
+
+
+def test_a_business_database_that_is_away_says_nothing(engine, outbox, producer, business):
+    """Nor one without the table of records."""
+    transaction = begun(producer, "record")
+    with business.begin() as connection:
+        connection.execute(text("DROP TABLE outbox_record"))
+
+    check_back(outbox, None, business=business, interval=timedelta(milliseconds=1), most=1)
+
+    assert (verdicts(engine), parked(engine), transaction.resolution) == (
+        {},
+        [("retry", 0)],
+        TransactionResolution.UNKNOWN,
+    )
+
+
+@pytest.mark.parametrize(("way", "verb"), [("commit", "join"), ("listener", "join")])
+def test_a_transaction_is_joined_only_if_it_was_begun_so(engine, outbox, producer, where, way, verb):
+    transaction = begun(producer, way)
+    with engine.connect() as connection, pytest.raises(MQClientError, match='begin it with "join"'):
+        transaction.join(connection)
+
+    assert verdicts(engine) == {}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_transaction_without_messages_decides_on_nothing(engine, outbox, producer, where, way):
+    transaction = producer.begin_transaction(verdict=way)
+    with (
+        where[way].connect() as connection,
+        pytest.raises(MQClientError, match="has not been sent yet"),
+        deciding(transaction, connection),
+    ):
+        pass
+
+    assert (halves(engine), verdicts(engine)) == (0, {})
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_connection_that_commits_every_statement_cannot_decide(outbox, producer, where, way):
+    transaction = begun(producer, way)
+    engine = sqlalchemy.create_engine(where[way].url, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection, pytest.raises(NoTransactionError), deciding(transaction, connection):
+        pass
+    engine.dispose()
+
+    assert transaction.resolution is TransactionResolution.UNKNOWN
