@@ -37,7 +37,7 @@ class Watcher(Protocol):
 
 def sent_so_far(watcher: Watcher, connection: Connection) -> Sent | None:
     """What this watcher has sent in the running transaction, if anything."""
-    everyone: dict[Watcher, Sent] = connection.info.get(_SENT, {})
+    everyone: dict[Watcher, Sent] = _info_of(connection).get(_SENT, {})
     return everyone.get(watcher)
 
 

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from outbox.checks import HALF_TOPIC
 from outbox.errors import DatabaseError, MQClientError, StandbyError, SubscriptionError, VerdictStandsError
+from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.outbox import Outbox
 from outbox.rocketmq.connections import Connections, on_channel
@@ -81,6 +82,7 @@ class Broker:
         if place is None:
             stands = self.standing(half.transaction)
             raise MQClientError(f"transaction {half.transaction} is over ({stands.op}); begin another one")
+        crash_point("half.after_prepare")
         return place
 
     def end(self, transaction: str, op: Op, *, by: str, group: str | None = None) -> None:
@@ -92,7 +94,9 @@ class Broker:
         """
         self._require_no_transaction()
         decide = self.ops.commit if op == "commit" else self.ops.roll_back
+        crash_point("half.before_end")
         decision = self._run(lambda: decide(transaction, by=by, group=group))
+        crash_point("half.after_end")
         if decision.restored:
             self.outbox.hints.hint()
         require(decision, transaction, op, group)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from outbox.clock import clock
+from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import PATIENCE_SECONDS, Business
@@ -162,6 +163,7 @@ class Checker:
     def _decided(self, channel: Channel, transaction: str, op: Op) -> Verdict:
         """Write the verdict, unless somebody else is about to write one: that is waited for, but not for long."""
         decide = self._broker.ops.commit if op == "commit" else self._broker.ops.roll_back
+        crash_point("check.before_end")
         try:
             with channel.transaction(patience=PATIENCE_SECONDS):
                 decision = run(on_channel(channel), decide(transaction, by=self._by))
@@ -169,6 +171,7 @@ class Checker:
             if not self._broker.database.transient(error):
                 raise
             return self._later("its business transaction is under way")
+        crash_point("check.after_end")
         if decision.restored:
             self._broker.outbox.hints.hint()
         if decision.op not in (op, None):

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Literal
 
 from outbox.checks import HALF_TOPIC
+from outbox.faults import crash_point
 from outbox.message import Message
 from outbox.position import Position
 from outbox.store.database import Database
@@ -133,6 +134,7 @@ class Ops:
         else:
             decided = yield Statement(self._decide, bound, returns=True)
             if decided:
+                crash_point("half.before_restore")
                 rows = yield Statement(self._restore, bound, returns=True)
                 return Decision(op="commit", first=True, restored=len(rows), outermost=bool(decided[0][0]))
         return (yield from self.standing(transaction))
@@ -153,6 +155,7 @@ class Ops:
 
     def restore(self, transaction: str) -> Steps[int]:
         """Append what the half messages hold, where the op says commit; return how many messages that were."""
+        crash_point("half.before_restore")
         return len((yield Statement(self._restore, {"transaction": transaction}, returns=True)))
 
     def standing(self, transaction: str) -> Steps[Decision]:
