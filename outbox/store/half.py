@@ -23,12 +23,14 @@ PRODUCER_GROUP = "PGROUP"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _MARK, _MESSAGE_ID = "TRAN_MSG", "UNIQ_KEY"
+#: The topic by which RocketMQ shows what it has given up. Here nothing is appended to it.
+GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 _TAGS, _KEY = "TAGS", "__SHARDINGKEY"
 _DELIVER_AT, _DELAY = "TIMER_DELIVER_MS", "TIMER_DELAY_MS"
 _EXPIRES_AT = "outbox-expires-ms"
 #: What the restored message will have for headers, as it will be stored.
 _HEADERS = "outbox-headers"
-_WAY, _FENCE_AFTER = "outbox-verdict", "outbox-fence-after-ms"
+WAY, _FENCE_AFTER = "outbox-verdict", "outbox-fence-after-ms"
 
 #: Not after the verdict: nobody would restore it.
 _INSERT = f"""
@@ -79,7 +81,7 @@ class Half:
             _MESSAGE_ID: str(message.message_id),
             REAL_TOPIC: message.topic,
             REAL_QUEUE: str(slot_of(message.key, slots)),
-            _WAY: self.way,
+            WAY: self.way,
             _FENCE_AFTER: str(_milliseconds(self.fence_after)),
             _HEADERS: restored,
         }
@@ -125,7 +127,7 @@ def half_of(row: Message) -> Half:
     """Return what a half row says of its transaction."""
     headers = row.headers
     immunity = headers.get(IMMUNITY)
-    way: Way = headers[_WAY]  # type: ignore[assignment]  # written by us
+    way: Way = headers[WAY]  # type: ignore[assignment]  # written by us
     return Half(
         transaction=headers[TRANSACTION_ID],
         group=headers[PRODUCER_GROUP],
@@ -153,6 +155,12 @@ def real_message(row: Message) -> Message:
         _moment(headers.get(_EXPIRES_AT)),
         attempt=row.attempt,
     )
+
+
+def delay_of(row: Message) -> timedelta | None:
+    """Return what the message that a half row holds will wait from its commit on."""
+    milliseconds = row.headers.get(_DELAY)
+    return None if milliseconds is None else int(milliseconds) * _MILLISECOND
 
 
 def _moment(milliseconds: str | None) -> datetime | None:
