@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,7 +13,6 @@ from outbox.cli.options import DURATION, Target, a_business_database, about_a_da
 from outbox.cli.output import age, say
 
 if TYPE_CHECKING:
-    from outbox.outbox import Outbox
     from outbox.rocketmq.business import Business
     from outbox.rocketmq.checker import CheckPolicy
     from outbox.rocketmq.listener import Question
@@ -30,7 +28,7 @@ _DEFAULT_TIMEOUT = timedelta(seconds=6)
 @option(
     "--listener",
     metavar="MODULE:OBJECT",
-    help="Whom to ask: an object with check_local_transaction(message) or check(message), or a function of one message.",
+    help="Whom to ask: an object with check_local_transaction(message) or check(message), or a function of a message.",
 )
 @option("--group", help="The producer group; may be left out where there is one.")
 @a_business_database
@@ -75,9 +73,13 @@ def check(
         if policy[name] <= timedelta(0):
             raise click.UsageError(f"--{name.replace('_', '-')} must be greater than 0")
     question = None if listener is None else _question_of(listener)
+    from outbox.rocketmq.broker import declaration_of
+    from outbox.store.subscription import Subscriptions
+
     with target.opened() as (database, channel):
-        group = _group_of(database, channel, group)
+        group = _group_of(database, channel, group, once=once)
         timeout = _timeout_of(database, channel, group, transaction_timeout)
+        Subscriptions(database).check(channel, declaration_of(group, timeout))
         if once:
             _require_nobody(database, channel, group)
     with _service(target, group, _policy_of(timeout, **policy), question, business) as service:
@@ -111,15 +113,11 @@ def _service(
 @contextmanager
 def _business(url: str) -> Iterator[Business]:
     """The business database, which has been asked for a record already: a mistake shows at once."""
-    from outbox.cli.connection import engine_of
+    from outbox.cli.connection import business_engine_of
     from outbox.cli.failures import told
     from outbox.rocketmq.business import Business
 
-    try:
-        engine = engine_of(Target(url), make="outbox db upgrade --record-only")
-    except click.ClickException as error:
-        error.message = f"--business: {error.message}"
-        raise
+    engine = business_engine_of(Target(url))
     business = Business(engine, connections=1)
     try:
         try:
@@ -155,8 +153,9 @@ def _question_of(listener: str) -> Question:
     return question
 
 
-def _group_of(database: Database, channel: Channel, group: str | None) -> str:
+def _group_of(database: Database, channel: Channel, group: str | None, *, once: bool) -> str:
     """The group that is meant."""
+    from outbox.errors import MQClientError
     from outbox.rocketmq.limits import checked_group
     from outbox.store.subscription import Subscriptions
 
@@ -166,9 +165,16 @@ def _group_of(database: Database, channel: Channel, group: str | None) -> str:
             return known[0]
         there = f"there are {', '.join(known)}" if known else "no producer has begun a transaction here yet"
         raise click.UsageError(f"say which producer group by --group; {there}")
-    if checked_group(group) not in known:
+    try:
+        checked_group(group)
+    except MQClientError as error:
+        raise click.UsageError(f"--group: {error}") from None
+    if group not in known:
         there = f"; there are {', '.join(known)}" if known else ""
-        say(f"warning: no producer of group {group} has begun a transaction here yet{there}")
+        new = f"no producer of group {group} has begun a transaction here yet{there}"
+        if once:
+            raise click.ClickException(new)
+        say(f"warning: {new}")
     return group
 
 
@@ -187,7 +193,11 @@ def _policy_of(
     from outbox.rocketmq.checker import CheckPolicy
 
     return CheckPolicy(
-        transaction_timeout=timeout, interval=check_interval, most=check_max, age_limit=age_limit, question=check_timeout
+        transaction_timeout=timeout,
+        interval=check_interval,
+        most=check_max,
+        age_limit=age_limit,
+        question=check_timeout,
     )
 
 

@@ -80,6 +80,14 @@ def engine_of(target: Target, *, create: bool = False, make: str = "outbox db up
     return _made(url)
 
 
+def business_engine_of(target: Target) -> Engine:
+    """An engine for a business database that has no outbox; its errors name the option."""
+    try:
+        return engine_of(target, make="outbox db upgrade --record-only")
+    except click.ClickException as error:
+        raise _Failure(f"--business: {error.message}", error.exit_code) from None
+
+
 def _supported(target: Target) -> URL:
     url = _parsed(target.url)
     keep_secret(url.password)

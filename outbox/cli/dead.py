@@ -122,6 +122,8 @@ def _decide(
         raise click.UsageError("give ids, or --all (with --topic or --key for a part); not both")
     with target.opened() as (database, channel):
         names = _names(database, channel, name)
+        if verb == "discard":
+            names = _without_checks(database, channel, names, asked=name is not None)
         chosen = Chosen(ids=ids or None, topic=topic, key=key)
         letters = {each: DeadLetters(database, each) for each in names}
         counts = {each: count for each in names if (count := letters[each].count(channel, chosen))}
@@ -182,6 +184,19 @@ def _names(database: Database, channel: Channel, name: str | None) -> list[str]:
     return (
         [each.name for each in subscriptions.all(channel)] if name is None else [subscriptions.get(channel, name).name]
     )
+
+
+def _without_checks(database: Database, channel: Channel, names: list[str], *, asked: bool) -> list[str]:
+    """Leave out those that check back: what they have given up is decided by a verdict, and never forgotten."""
+    from outbox.store.subscription import Subscriptions
+
+    checks = {each.name for each in Subscriptions(database).all(channel) if each.kind == "check"}
+    if asked and checks.intersection(names):
+        raise click.UsageError(
+            f"{names[0]} holds transactions, which wait for a verdict: outbox half list, then outbox half commit or"
+            " rollback"
+        )
+    return [name for name in names if name not in checks]
 
 
 def _require_each(found: list[DeadLetter], ids: tuple[int, ...], names: list[str]) -> None:

@@ -181,14 +181,14 @@ def _end(target: Target, id: str, op: Op, by: str | None) -> None:
     say(f"transaction {id}: {done[op]}" if is_new else f"transaction {id} {_was(decided)}; nothing changed")
 
 
-def _found(
-    database: Database, channel: Channel, id: str
-) -> tuple[HalfTransaction | None, Decided | None]:
+def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided | None]:
     from outbox.store.pending import HalfTransactions
 
     found, decided = HalfTransactions(database).find(channel, id)
     if found is None and decided is None:
-        raise click.ClickException(f"there is no transaction {id}; to see those that are pending, run: outbox half list")
+        raise click.ClickException(
+            f"there is no transaction {id}; to see those that are pending, run: outbox half list"
+        )
     return found, decided
 
 

@@ -38,7 +38,9 @@ def _imported(module: str, about: str, folder: str) -> object:
     except ModuleNotFoundError as error:
         # What the module itself imports may be missing as well.
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
-            raise click.UsageError(f"{about}: there is no module {error.name}, neither in {folder} nor installed") from None
+            raise click.UsageError(
+                f"{about}: there is no module {error.name}, neither in {folder} nor installed"
+            ) from None
         raise click.UsageError(f"{about}: {module} cannot be imported: {_line(error)}") from error
     except (Exception, SystemExit) as error:
         raise click.UsageError(f"{about}: {module} cannot be imported: {_line(error)}") from error
