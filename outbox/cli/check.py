@@ -217,7 +217,7 @@ def _require_nobody(database: Database, channel: Channel, group: str) -> None:
 def _asked(listener: str | None, business: str | None) -> str:
     """Whom the service asks, in words."""
     asked = [
-        "only the outbox's own database" if listener is None and business is None else "",
+        "asks nobody but the outbox's own database" if listener is None and business is None else "",
         "" if listener is None else f"asks {listener}",
         "" if business is None else "asks the business database for records",
     ]
