@@ -66,8 +66,9 @@ def check(
     may run for one group, producers among them: one checks back, the others stand by.
 
     Without --listener only transactions that were begun with verdict="join" or "commit" are decided, and with
-    --business those with "record": their databases know what became of them. All others wait for a producer of the
-    group, or a process with --listener; nothing is counted against them meanwhile.
+    --business those with "record": their databases know what became of them. All others wait, with nothing counted
+    against them, until this process is stopped and one that has a listener checks back: leave --listener out only where
+    the group has no others.
     """
     for name in ("check_interval", "check_timeout", "age_limit"):
         if policy[name] <= timedelta(0):
