@@ -3,10 +3,10 @@
 from typing import Any
 
 from alembic import context
-from sqlalchemy import Connection, inspect, text
+from sqlalchemy import Connection, inspect
 from sqlalchemy.schema import CreateSchema
 
-from outbox.migrate import take_over
+from outbox.migrate import take_over, wait_for_others
 from outbox.schema import VERSION_TABLE, metadata
 
 attributes = context.config.attributes
@@ -28,7 +28,7 @@ def configure(dialect: str, **where: Any) -> None:
 
 def run_on(connection: Connection) -> None:
     """Change the database that `connection` is connected to."""
-    wait_for_others(connection)
+    wait_for_others(connection, schema, VERSION_TABLE)
     if schema is not None and not inspect(connection).has_schema(schema):
         connection.execute(CreateSchema(schema))
     take_over(connection, schema)
@@ -44,15 +44,6 @@ def write_script(dialect: str) -> None:
         if schema is not None:
             context.execute(CreateSchema(schema, if_not_exists=True))
         context.run_migrations()
-
-
-def wait_for_others(connection: Connection) -> None:
-    """Processes that start together upgrade one after the other; the later ones find nothing to do."""
-    if connection.dialect.name == "postgresql":
-        lock = text("SELECT pg_advisory_xact_lock(hashtext(:name))")
-        connection.execute(lock, {"name": f"{schema or ''}.{VERSION_TABLE}"})
-    elif not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 if context.is_offline_mode():

@@ -13,12 +13,13 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import URL, Connection, Engine, MetaData, literal_column, make_url, select, text
+from sqlalchemy import URL, Connection, Engine, MetaData, inspect, literal_column, make_url, select, text
 from sqlalchemy.engine.mock import MockConnection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.schema import CreateSchema
 
 from outbox.errors import DatabaseError, SchemaError
-from outbox.schema import SLOTS, VERSION, VERSION_TABLE, revision_table, tables
+from outbox.schema import SLOTS, VERSION, VERSION_TABLE, record_metadata, revision_table, tables
 from outbox.store import seed as seeds
 from outbox.store.database import Database
 from outbox.store.inspection import NEWER, of_tables, tables_there
@@ -57,6 +58,42 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
             command.upgrade(_config(connection=connection, schema=schema, slots=slots), "head")
         if _version(connection, schema) != VERSION:
             _write_rows(connection, schema, slots, VERSION)
+
+
+def upgrade_record(bind: Engine | Connection, schema: str | None = None) -> bool:
+    """Create the one table of a business database that has no outbox, for transactions with verdict="record".
+
+    Harmless when it is there, and when several processes do it at once; returns whether it was made. All of it is one
+    transaction. A connection that is in one already is joined, and its owner commits.
+
+    Args:
+        bind: the business database.
+        schema: PostgreSQL's schema for the table, created when missing; None is the first of the search path.
+
+    Raises:
+        DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
+    """
+    if not isinstance(bind, Engine | Connection):
+        raise TypeError(f"upgrade_record takes an Engine or a Connection that blocks, not {type(bind).__name__}")
+    _require_support(bind.dialect.name, schema)
+    (table,) = record_metadata(schema).tables.values()
+    with _transaction(bind) as connection:
+        wait_for_others(connection, schema, table.name)
+        if inspect(connection).has_table(table.name, schema=schema):
+            return False
+        if schema is not None and not inspect(connection).has_schema(schema):
+            connection.execute(CreateSchema(schema))
+        table.create(connection)
+    return True
+
+
+def wait_for_others(connection: Connection, schema: str | None, name: str) -> None:
+    """Let processes that start together upgrade one after the other; the later ones find nothing to do."""
+    if connection.dialect.name == "postgresql":
+        lock = text("SELECT pg_advisory_xact_lock(hashtext(:name))")
+        connection.execute(lock, {"name": f"{schema or ''}.{name}"})
+    elif not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
 
 
 def seed(bind: Connection | MockConnection, schema: str | None = None, slots: int = SLOTS) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psycopg
 import pytest
 import sqlalchemy
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import Connection, Engine, inspect, text
@@ -145,6 +146,38 @@ def test_an_upgrade_and_the_metadata_make_the_same_in_the_words_of_the_database(
     migrate.upgrade(empty)
 
     assert definitions(empty) == wanted != []
+
+
+def test_an_upgrade_tells_compensations_from_relays(empty):
+    """Until version 3 the end of a name was all that told them apart."""
+    with empty.begin() as connection:
+        command.upgrade(migrate._config(connection=connection, schema=None, slots=256), "0003")
+    row = "INSERT INTO outbox_subscription (name, created_at) VALUES ('{}', '2026-01-31 12:00:00')"
+    for name in ("relay:compensation", "mail", "compensation"):
+        do(empty, row.format(name))
+
+    migrate.upgrade(empty)
+
+    with empty.connect() as connection:
+        found = connection.execute(text("SELECT name, kind, tags FROM outbox_subscription ORDER BY name")).all()
+    assert [tuple(each) for each in found] == [
+        ("compensation", "relay", None),
+        ("mail", "relay", None),
+        ("relay", "relay", None),
+        ("relay:compensation", "compensation", None),
+    ]
+    assert (differences(empty), meta(empty)) == ([], (schema.VERSION, 256))
+
+
+def test_processes_that_start_together_may_all_make_the_table_of_records(empty):
+    where = "app" if empty.dialect.name == "postgresql" else None
+    engines = [sqlalchemy.create_engine(empty.url) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda each: migrate.upgrade_record(each, where), engines))
+    for engine in engines:
+        engine.dispose()
+
+    assert (sorted(made), inspect(empty).get_table_names(where)) == ([False, False, False, True], ["outbox_record"])
 
 
 def test_a_second_upgrade_is_harmless(empty):

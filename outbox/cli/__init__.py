@@ -17,6 +17,8 @@ from outbox.cli.output import scrubbed
 _VERBS = {
     "relay": ("outbox.cli.relay:relay", "Send the messages of the log to a destination."),
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
+    "check": ("outbox.cli.check:check", "Ask what became of transactions that nobody has ended."),
+    "half": ("outbox.cli.half:half", "Look at pending transactions, and decide on them."),
     "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
     "subscriptions": ("outbox.cli.subscriptions:subscriptions", "List, alter and drop the readers of the log."),
     "purge": ("outbox.cli.purge:purge", "Delete old messages that every subscription is past."),

@@ -72,12 +72,20 @@ def named(target: Target) -> str:
     return place_of(url, target.schema)
 
 
-def engine_of(target: Target, *, create: bool = False) -> Engine:
-    """An engine for the URL of the options."""
+def engine_of(target: Target, *, create: bool = False, make: str = "outbox db upgrade") -> Engine:
+    """An engine for the URL of the options. `make`: the command that creates a missing file, for the error."""
     url = _supported(target)
     if url.get_backend_name() == "sqlite":
-        _require_file(url, create=create)
+        _require_file(url, create=create, make=make)
     return _made(url)
+
+
+def business_engine_of(target: Target) -> Engine:
+    """An engine for a business database that has no outbox; its errors name the option."""
+    try:
+        return engine_of(target, make="outbox db upgrade --record-only")
+    except click.ClickException as error:
+        raise _Failure(f"--business: {error.message}", error.exit_code) from None
 
 
 def _supported(target: Target) -> URL:
@@ -120,7 +128,7 @@ def _blocking(url: URL) -> URL:
     return url
 
 
-def _require_file(url: URL, *, create: bool) -> None:
+def _require_file(url: URL, *, create: bool, make: str) -> None:
     """SQLite would make a file for every mistyped name."""
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         return
@@ -128,7 +136,7 @@ def _require_file(url: URL, *, create: bool) -> None:
     if not folder.is_dir():
         raise _Failure(f"there is no file {url.database}, and no folder {folder} to make it in", UNREACHABLE)
     if not create and not Path(url.database).exists():
-        raise _Failure(f"there is no file {url.database}; to make it, run: outbox db upgrade", UNREACHABLE)
+        raise _Failure(f"there is no file {url.database}; to make it, run: {make}", UNREACHABLE)
 
 
 def _postgresql_options(url: URL) -> dict[str, object]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from outbox.cli.options import Target, about_a_database, as_json, option
 from outbox.cli.output import printable, say, show_json
+
+if TYPE_CHECKING:
+    from outbox.store.inspection import Finding
 
 
 @click.group(no_args_is_help=True)
@@ -18,11 +23,44 @@ _slots = option(
 )
 
 
+_record_only = option(
+    "--record-only",
+    is_flag=True,
+    help='A business database without an outbox: only the table for transactions with verdict="record".',
+)
+
+
 @db.command()
 @about_a_database
 @_slots
-def upgrade(*, target: Target, slots: int | None) -> None:
+@_record_only
+def upgrade(*, target: Target, slots: int | None, record_only: bool) -> None:
     """Create the tables, or bring them up to date; does no harm when they are."""
+    if record_only:
+        _require_no_slots(slots)
+        _upgrade_record(target)
+    else:
+        _upgrade(target, slots)
+
+
+def _require_no_slots(slots: int | None) -> None:
+    if slots is not None:
+        raise click.UsageError("--record-only and --slots exclude each other: records have no keys")
+
+
+def _upgrade_record(target: Target) -> None:
+    from outbox import migrate
+    from outbox.cli.connection import engine_of
+
+    engine = engine_of(target, create=True)
+    try:
+        is_new = migrate.upgrade_record(engine, target.schema)
+    finally:
+        engine.dispose()
+    say("made the table outbox_record" if is_new else "the table outbox_record is there already")
+
+
+def _upgrade(target: Target, slots: int | None) -> None:
     from sqlalchemy import inspect
 
     from outbox import migrate
@@ -48,9 +86,39 @@ def upgrade(*, target: Target, slots: int | None) -> None:
 @db.command()
 @about_a_database
 @option("--slots", type=int, help="What the application says, to be compared.")
+@_record_only
 @as_json
-def check(*, target: Target, slots: int | None, json: bool) -> None:
+def check(*, target: Target, slots: int | None, record_only: bool, json: bool) -> None:
     """Compare the database with what this version needs; exit code 1 when something differs."""
+    if record_only:
+        _require_no_slots(slots)
+    found = _record_findings(target) if record_only else _findings(target, slots)
+    if json:
+        show_json([{"where": each.where, "problem": each.problem, "fix": each.fix} for each in found])
+    else:
+        for each in found:
+            click.echo(printable(each))
+        say(f"findings: {len(found)}" if found else "everything is as it should be")
+    click.get_current_context().exit(1 if found else 0)
+
+
+def _record_findings(target: Target) -> list[Finding]:
+    from contextlib import closing
+
+    from outbox.cli.connection import engine_of
+    from outbox.store.idempotency.record import RecordDatabase
+    from outbox.store.inspection import record_findings
+
+    engine = engine_of(target, make="outbox db upgrade --record-only")
+    try:
+        database = RecordDatabase(engine, target.schema)
+        with closing(database.open()) as channel:
+            return record_findings(database, channel)
+    finally:
+        engine.dispose()
+
+
+def _findings(target: Target, slots: int | None) -> list[Finding]:
     from outbox import migrate
     from outbox.cli.connection import connected
     from outbox.store.inspection import NEWER, Finding, findings
@@ -62,13 +130,7 @@ def check(*, target: Target, slots: int | None, json: bool) -> None:
     if revision not in (None, head):
         fix = f"run: {database.upgrade_command}" if behind else NEWER
         found.insert(0, Finding("tables", f"are of revision {revision}, not {head}", fix))
-    if json:
-        show_json([{"where": each.where, "problem": each.problem, "fix": each.fix} for each in found])
-    else:
-        for each in found:
-            click.echo(printable(each))
-        say(f"findings: {len(found)}" if found else "everything is as it should be")
-    click.get_current_context().exit(1 if found else 0)
+    return found
 
 
 @db.command()

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import getpass
-import socket
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from outbox.cli.options import Target, about_a_database, as_json, confirmed, option
-from outbox.cli.output import printable, say, show_json, show_table
-from outbox.errors import InvalidMessageError
+from outbox.cli.contents import contents, show_contents, show_fields
+from outbox.cli.options import Target, about_a_database, as_json, by_whom, confirmed, me, option
+from outbox.cli.output import say, show_json, show_table
 
 if TYPE_CHECKING:
     from outbox.message import Message
@@ -22,14 +19,12 @@ if TYPE_CHECKING:
 
 _HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE", "WISH", "ERROR")
 _SHOWN_ERROR = 80
-_SHOWN_BODY = 2_000
 
 _name = option("--name", help="The subscription; otherwise all.")
 _topic = option("--topic", help="Only of this topic.")
 _key = option("--key", help="Only with this key.")
 _all = option("--all", is_flag=True, help="All dead letters, of --name, --topic and --key if given.")
 _yes = option("--yes", is_flag=True, help="Do not ask.")
-_by = option("--by", help="Who decides; otherwise the user of this process.")
 _ids = click.argument("ids", nargs=-1, type=click.IntRange(1), metavar="[ID]…")
 
 
@@ -72,7 +67,7 @@ def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
     with target.opened() as (database, channel):
         letter, message = _found(database, channel, name, id)
     if json:
-        show_json({**asdict(letter), **_contents(message)})
+        show_json({**asdict(letter), **contents(message)})
     else:
         _show_letter(letter, message)
 
@@ -84,7 +79,7 @@ def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
 @_all
 @_topic
 @_key
-@_by
+@by_whom
 @option("--reason", help="Why, for the log.")
 @_yes
 def replay(*, target: Target, **wanted: Any) -> None:
@@ -99,7 +94,7 @@ def replay(*, target: Target, **wanted: Any) -> None:
 @_all
 @_topic
 @_key
-@_by
+@by_whom
 @option("--reason", required=True, help="Why, for the log.")
 @_yes
 def discard(*, target: Target, **wanted: Any) -> None:
@@ -127,6 +122,8 @@ def _decide(
         raise click.UsageError("give ids, or --all (with --topic or --key for a part); not both")
     with target.opened() as (database, channel):
         names = _names(database, channel, name)
+        if verb == "discard":
+            names = _without_checks(database, channel, names, asked=name is not None)
         chosen = Chosen(ids=ids or None, topic=topic, key=key)
         letters = {each: DeadLetters(database, each) for each in names}
         counts = {each: count for each in names if (count := letters[each].count(channel, chosen))}
@@ -140,7 +137,7 @@ def _decide(
             shown = " and ".join(f"{count} dead letters of {each}" for each, count in counts.items())
             confirmed(f"{verb} {shown}?", yes=yes)
         for each in counts:
-            wished = letters[each].wish(channel, chosen, verb, by or _me(), reason)
+            wished = letters[each].wish(channel, chosen, verb, by or me(), reason)
             say(_carried_out(database, channel, each, verb, wished))
 
 
@@ -189,6 +186,19 @@ def _names(database: Database, channel: Channel, name: str | None) -> list[str]:
     )
 
 
+def _without_checks(database: Database, channel: Channel, names: list[str], *, asked: bool) -> list[str]:
+    """Leave out those that check back: what they have given up is decided by a verdict, and never forgotten."""
+    from outbox.store.subscription import Subscriptions
+
+    checks = {each.name for each in Subscriptions(database).all(channel) if each.kind == "check"}
+    if asked and checks.intersection(names):
+        raise click.UsageError(
+            f"{names[0]} holds transactions, which wait for a verdict: outbox half list, then outbox half commit or"
+            " rollback"
+        )
+    return [name for name in names if name not in checks]
+
+
 def _require_each(found: list[DeadLetter], ids: tuple[int, ...], names: list[str]) -> None:
     """Refuse a decision on what is not there, or on one of two: a message may be dead for several."""
     missing = set(ids) - {letter.id for letter in found}
@@ -198,14 +208,6 @@ def _require_each(found: list[DeadLetter], ids: tuple[int, ...], names: list[str
     if len(found) > len(set(ids)):
         holders = ", ".join(sorted({letter.subscription for letter in found}))
         raise click.UsageError(f"say whose dead letters by --name; there are: {holders}")
-
-
-def _me() -> str:
-    try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
-        user = "somebody"
-    return f"{user}@{socket.gethostname()}"
 
 
 def _row(letter: DeadLetter) -> tuple[object, ...]:
@@ -222,41 +224,6 @@ def _row(letter: DeadLetter) -> tuple[object, ...]:
     )
 
 
-def _contents(message: Message) -> dict[str, object]:
-    contents: dict[str, object] = {
-        "tags": message.tags,
-        "headers": _headers(message),
-        "content_type": message.content_type,
-        "deliver_at": message.deliver_at,
-        "expires_at": message.expires_at,
-    }
-    try:
-        return {**contents, "body": message.body.decode()}
-    except UnicodeDecodeError:
-        return {**contents, "body_base64": base64.b64encode(message.body).decode()}
-
-
-def _headers(message: Message) -> dict[str, str] | str | None:
-    """By name; or the text as it is stored, where a row holds something else than headers."""
-    from outbox.senders.headers import own_headers
-
-    try:
-        return own_headers(message)
-    except InvalidMessageError:
-        return message.headers_json
-
-
 def _show_letter(letter: DeadLetter, message: Message) -> None:
-    contents = _contents(message)
-    body = str(contents.pop("body", None) or contents.pop("body_base64", ""))
-    headers = _headers(message)
-    if isinstance(headers, dict):
-        del contents["headers"]
-    for name, value in {**asdict(letter), **contents}.items():
-        if value is not None:
-            click.echo(f"{name.replace('_', ' '):12} {printable(value)}")
-    for name, value in headers.items() if isinstance(headers, dict) else ():
-        click.echo(f"{'header':12} {printable(name)}: {printable(value)}")
-    cut = "" if len(body) <= _SHOWN_BODY else f" (the first {_SHOWN_BODY} characters; --json shows all)"
-    click.echo(f"{'body':12} {len(message.body)} bytes{cut}")
-    click.echo("\n".join(map(printable, body[:_SHOWN_BODY].split("\n"))))
+    show_fields(asdict(letter))
+    show_contents(message)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import getpass
 import re
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -170,9 +172,35 @@ def to_a_destination(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
+def a_business_database(function: F) -> F:
+    """Give a command `--business` and `--business-file`, and hand the URL over as `business`."""
+
+    @functools.wraps(function)
+    def command(*args: Any, business: str | None, business_file: Path | None, **rest: Any) -> Any:
+        return function(*args, business=_one_of("business", business, business_file), **rest)
+
+    for decorate in reversed(_A_BUSINESS_DATABASE):
+        command = decorate(command)
+    return command  # type: ignore[return-value]
+
+
 def as_json(function: F) -> F:
     """Give a command that reads `--json`."""
     return option("--json", "json", is_flag=True, help="Machine-readable output.")(function)
+
+
+def by_whom(function: F) -> F:
+    """Give a command that decides something `--by`."""
+    return option("--by", help="Who decides; otherwise the user of this process.")(function)
+
+
+def me() -> str:
+    """Return who runs this process, and where."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
 
 
 def confirmed(question: str, *, yes: bool) -> None:
@@ -319,5 +347,21 @@ _TO_A_DESTINATION = [
         type=click.Path(path_type=Path),
         metavar="PATH",
         help="A file that holds the destination's URL, with its password.",
+    ),
+]
+_A_BUSINESS_DATABASE = [
+    option(
+        "--business",
+        metavar="URL",
+        envvar="OUTBOX_BUSINESS",
+        callback=_no_password,
+        help='The business database, for transactions that were begun with verdict="record".',
+    ),
+    option(
+        "--business-file",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        envvar="OUTBOX_BUSINESS_FILE",
+        help="A file that holds that URL, with its password.",
     ),
 ]

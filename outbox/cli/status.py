@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
@@ -14,10 +16,14 @@ from outbox.cli.options import DURATION, Target, about_a_database, as_json, opti
 from outbox.cli.output import age, say, show_json, show_table
 
 if TYPE_CHECKING:
+    from outbox.store.database import Database
+    from outbox.store.dialect import Channel
+    from outbox.store.half_status import HalfStanding
     from outbox.store.status import Standing
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _NUMBERS = _HEADERS[1:-1]
+_HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
 #: So much of a worker's random name tells it from the others.
 _OWNER = 8
 #: A shorter pause is a restart.
@@ -34,32 +40,51 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta) -> N
 
     BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. LAG is the age of
     the oldest of them. DELAYED to DEAD count messages that were set aside.
+
+    Where there are transactions with half messages, a second table counts their messages by producer group and real
+    topic: HALF waits for a verdict, OLDEST is the age of the oldest of these, GIVEN UP waits for a person; COMMITTED
+    and ROLLED BACK reach back as far as the log. --json also has RocketMQ's metrics under their names, with
+    rocketmq_finish_message_latency in seconds.
     """
     show = _show_json if json else _show_table
     if watch:
         _watch(target, show, interval)
         return
     with target.opened() as (database, channel):
-        from outbox.store.status import standings
-
-        show(*standings(database, channel))
+        show(_looked(database, channel))
 
 
-def _watch(target: Target, show: Callable[[datetime, list[Standing]], None], interval: timedelta) -> None:
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one look at a database has found, at a moment of its clock."""
+
+    now: datetime
+    standings: list[Standing]
+    halves: list[HalfStanding]
+
+
+def _looked(database: Database, channel: Channel) -> _Look:
+    from outbox.store.half_status import half_standings
+    from outbox.store.status import standings
+
+    now, found = standings(database, channel)
+    return _Look(now, found, half_standings(database, channel, now, found))
+
+
+def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta) -> None:
     """Over any number of lost connections, as a worker does."""
     from outbox.cli.failures import UNREACHABLE, told
-    from outbox.store.status import standings
 
     reached = False
     while True:
         try:
             with target.opened() as (database, channel):
                 while True:
-                    found = standings(database, channel)
+                    found = _looked(database, channel)
                     reached = True
                     if show is _show_table and sys.stdout.isatty():
                         click.clear()
-                    show(*found)
+                    show(found)
                     time.sleep(interval.total_seconds())
         except KeyboardInterrupt:
             return
@@ -73,10 +98,21 @@ def _watch(target: Target, show: Callable[[datetime, list[Standing]], None], int
             time.sleep(interval.total_seconds())
 
 
-def _show_table(_now: datetime, found: list[Standing]) -> None:
+def _show_table(look: _Look) -> None:
+    found = look.standings
     show_table(_HEADERS, [_row(standing) for standing in found], numbers=_NUMBERS)
+    if look.halves:
+        click.echo()
+        show_table(_HALF_HEADERS, [_half_row(each) for each in look.halves], numbers=_HALF_HEADERS[2:])
     for warning in (text for standing in found for text in _warnings(standing, found)):
         say(f"warning: {warning}")
+
+
+def _half_row(half: HalfStanding) -> tuple[str, ...]:
+    ages = ("-" if each is None else age(each) for each in (half.oldest, half.decided))
+    oldest, decided = ages
+    counts = (str(each) for each in (half.given_up, half.committed, half.rolled_back))
+    return (half.group, half.topic, str(half.pending), oldest, *counts, decided)
 
 
 def _row(standing: Standing) -> tuple[str, ...]:
@@ -104,24 +140,77 @@ def _of_nobody(standing: Standing, all: Sequence[Standing]) -> list[str]:
     if standing.idle is not None and standing.idle < _IDLE_SECONDS:
         return []
     since = "" if standing.idle is None else f", for {age(standing.idle)}"
+    if standing.subscription.kind == "check":
+        (group,) = standing.subscription.tags or (name,)
+        advice = f"start a producer of it, or run: outbox check --group {group}"
+        return [f"nobody checks back on group {group}{since}, and messages after its position are not purged; {advice}"]
     return [f"nobody runs {name}{since}; messages after its position are not purged"]
 
 
 def _others_are_used(name: str, all: Sequence[Standing]) -> bool:
     """Whether another subscription does the work; its own direct writers' is none: it would be dropped with it."""
-    others = (each.subscription for each in all if each.subscription.name != name)
+    others = (each.subscription for each in all if each.subscription.name != name and each.subscription.kind != "check")
     return any(each.destination is not None and each.direct != name for each in others)
 
 
-def _show_json(now: datetime, found: list[Standing]) -> None:
-    show_json({"at": now, "subscriptions": [_as_json(standing, found) for standing in found]})
+def _show_json(look: _Look) -> None:
+    found = look.standings
+    shown: dict[str, object] = {"at": look.now, "subscriptions": [_as_json(standing, found) for standing in found]}
+    if look.halves:
+        shown |= {"transactions": [_half_as_json(each) for each in look.halves], **_metrics(look)}
+    show_json(shown)
+
+
+def _half_as_json(half: HalfStanding) -> dict[str, object]:
+    counts = {
+        "half": half.pending, "given_up": half.given_up, "committed": half.committed, "rolled_back": half.rolled_back,
+    }  # fmt: skip
+    return {
+        "group": half.group,
+        "topic": half.topic,
+        **{name: count.number for name, count in counts.items()},
+        "estimates": [name for name, count in counts.items() if count.about],
+        "oldest_seconds": None if half.oldest is None else round(half.oldest, 3),
+        "last_verdict_seconds": None if half.decided is None else round(half.decided, 3),
+    }
+
+
+def _metrics(look: _Look) -> dict[str, object]:
+    """RocketMQ's metrics of transactions under their names, by real topic; dead letters by subscription.
+
+    The latency is in seconds, as RocketMQ records it: how many messages, their sum, and the longest.
+    """
+    half, committed, rolled_back = Counter[str](), Counter[str](), Counter[str]()
+    latencies: dict[str, dict[str, float]] = {}
+    for each in look.halves:
+        half[each.topic] += each.pending.number
+        committed[each.topic] += each.committed.number
+        rolled_back[each.topic] += each.rolled_back.number
+        if each.latency is not None:
+            known = latencies.setdefault(each.topic, {"count": 0, "sum": 0.0, "max": 0.0})
+            known["count"] += each.latency.count
+            known["sum"] = round(known["sum"] + each.latency.sum, 3)
+            known["max"] = round(max(known["max"], each.latency.max), 3)
+    return {
+        "rocketmq_half_messages": half,
+        "rocketmq_commit_messages_total": committed,
+        "rocketmq_rollback_messages_total": rolled_back,
+        "rocketmq_finish_message_latency": {"unit": "seconds", "topics": latencies},
+        "rocketmq_send_to_dlq_messages_total": {
+            each.subscription.name: each.parked["dead"].number
+            for each in look.standings
+            if each.subscription.kind != "check"
+        },
+    }
 
 
 def _as_json(standing: Standing, all: Sequence[Standing]) -> dict[str, object]:
     holder = standing.holder
     return {
         "name": standing.subscription.name,
+        "kind": standing.subscription.kind,
         "topics": standing.subscription.topics,
+        "tags": standing.subscription.tags,
         "destination": standing.subscription.destination,
         "backlog": standing.backlog.number,
         "backlog_is_estimate": standing.backlog.about,

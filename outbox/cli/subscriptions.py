@@ -113,7 +113,10 @@ def drop(*, target: Target, name: str, yes: bool) -> None:
         counts = [each for of in found for each in parked(database, channel, of)]
         aside = [f"{count} {state}" for state, count in counts if count.number]
         lost = f", with the messages that were set aside ({', '.join(aside)})" if aside else ""
-        confirmed(f"drop {' and '.join(found)}{lost}? A worker of that name would begin anew.", yes=yes)
+        then = "A worker of that name would begin anew."
+        if stored.kind == "check":
+            then = "Nobody would be asked about its pending transactions any more; decide them before by outbox half."
+        confirmed(f"drop {' and '.join(found)}{lost}? {then}", yes=yes)
         errand.drop(database, channel, stored)
     say(f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} dropped{lost}")
 
@@ -130,6 +133,8 @@ def _row(subscription: Subscription, holder: Holder | None) -> tuple[object, ...
 
 
 def _destination(subscription: Subscription) -> str:
+    if subscription.kind == "check":
+        return "(check-back)"
     return subscription.destination or "(none yet)"
 
 
@@ -151,6 +156,7 @@ def _as_json(subscription: Subscription, holder: Holder | None) -> dict[str, obj
         "name": subscription.name,
         "kind": subscription.kind,
         "topics": subscription.topics,
+        "tags": subscription.tags,
         "destination": subscription.destination,
         "on_dead": subscription.on_dead,
         "grace_seconds": subscription.grace.total_seconds(),

@@ -85,8 +85,13 @@ class Broker:
         crash_point("half.after_prepare")
         return place
 
-    def end(self, transaction: str, op: Op, *, by: str, group: str | None = None) -> None:
-        """Write the verdict, unless it stands already.
+    def end(
+        self, transaction: str, op: Op, *, by: str, group: str | None = None, patience: float | None = None
+    ) -> bool:
+        """Write the verdict, unless it stands already; return whether it is new.
+
+        `patience`: how long a business transaction that is deciding is waited for, in seconds; None: as long as any
+        statement waits for a lock.
 
         Raises:
             VerdictStandsError: the opposite stands.
@@ -95,11 +100,12 @@ class Broker:
         self._require_no_transaction()
         decide = self.ops.commit if op == "commit" else self.ops.roll_back
         crash_point("half.before_end")
-        decision = self._run(lambda: decide(transaction, by=by, group=group))
+        decision = self._run(lambda: decide(transaction, by=by, group=group), patience)
         crash_point("half.after_end")
         if decision.restored:
             self.outbox.hints.hint()
         require(decision, transaction, op, group)
+        return decision.first
 
     def standing(self, transaction: str) -> Decision:
         """Find out which verdict stands."""
@@ -122,13 +128,13 @@ class Broker:
     def _address(self) -> str:
         return self.database.engine.url.host or "localhost"
 
-    def _run(self, steps: Callable[[], Steps[R]]) -> R:
+    def _run(self, steps: Callable[[], Steps[R]], patience: float | None = None) -> R:
         """Take the steps in a transaction of their own."""
 
         def take(channel: Channel) -> R:
-            if self.database.dialect.chains_writes:
+            if self.database.dialect.chains_writes and patience is None:
                 return run(on_channel(channel), steps())
-            with channel.transaction():
+            with channel.transaction(patience=patience):
                 return run(on_channel(channel), steps())
 
         return self._on_channel(take)

@@ -10,9 +10,8 @@ from sqlalchemy import Connection, Engine
 from outbox.errors import NoTransactionError, VerdictStandsError
 from outbox.handles import Link
 from outbox.rocketmq.connections import Connections, on_channel
-from outbox.store.database import Database
 from outbox.store.idempotency.op import Op, Ops
-from outbox.store.idempotency.record import Records
+from outbox.store.idempotency.record import RecordDatabase, Records
 from outbox.store.steps import on, run
 from outbox.transactions import Transactions
 
@@ -24,7 +23,7 @@ class Business:
     """A business database and its records; `outbox db upgrade --record-only` makes their table."""
 
     def __init__(self, engine: Engine, *, connections: int, schema: str | None = None) -> None:
-        self._database = Database(engine, schema)
+        self._database = RecordDatabase(engine, schema)
         self._records = Records(self._database)
         self._connections = Connections(self._database.open, connections)
         self.transactions = Transactions(self._database)

@@ -7,14 +7,14 @@ import re
 from outbox.checks import HALF_TOPIC
 from outbox.errors import MQClientError
 from outbox.message import TRANSACTION_ID, Message
-from outbox.store.half import CHECK_TIMES, IMMUNITY
+from outbox.store.half import CHECK_TIMES, GIVEN_UP_TOPIC, IMMUNITY
 
 MAX_TOPIC, MAX_GROUP, MAX_BODY = 127, 255, 4 * 1024 * 1024
 #: RocketMQ's code of a message that it does not take.
 MESSAGE_ILLEGAL = 13
 _NAME = r"^[%|a-zA-Z0-9_-]+$"
 _FORBIDDEN = {
-    HALF_TOPIC, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_OP_HALF_TOPIC", "TRANS_CHECK_MAX_TIME_TOPIC", "SELF_TEST_TOPIC",
+    HALF_TOPIC, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_OP_HALF_TOPIC", GIVEN_UP_TOPIC, "SELF_TEST_TOPIC",
     "OFFSET_MOVED_EVENT",
 }  # fmt: skip
 _MOST_IMMUNITY_SECONDS = 10**9

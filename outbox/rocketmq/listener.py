@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
 from outbox.message import Message
@@ -40,18 +41,27 @@ def question_of(listener: TransactionListener | TransactionChecker | Question | 
     """Return how a listener, a checker or a function is asked.
 
     Raises:
-        TypeError: it is none of them.
+        TypeError: it is none of them, or a class, or written with async.
     """
     if isinstance(listener, type):
-        raise TypeError(f"a listener is an object, and {listener.__name__} is a class: pass {listener.__name__}()")
+        raise TypeError(f"a listener is an object, not a class: pass {listener.__name__}()")
     for verb in ("check_local_transaction", "check"):
         found = getattr(listener, verb, None)
         if callable(found):
-            question: Question = found
+            question: Question = _blocking(found)
             return question
-    if listener is None or callable(listener):
-        return listener
+    if listener is None:
+        return None
+    if callable(listener):
+        return _blocking(listener)
     raise TypeError(
         "a listener has check_local_transaction(message), a checker has check(message); a function of one message is"
         f" one, too; {type(listener).__name__} is none of them"
     )
+
+
+def _blocking(question: Question) -> Question:
+    """Refuse a question whose answer would have to be awaited: it would be UNKNOWN for ever."""
+    if iscoroutinefunction(question) or iscoroutinefunction(getattr(question, "__call__", None)):  # noqa: B004
+        raise TypeError("a listener is asked by a thread that blocks: write its check without async")
+    return question

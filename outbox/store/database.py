@@ -25,6 +25,9 @@ _DIALECTS = {"postgresql": POSTGRESQL, "sqlite": SQLITE}
 class Database:
     """Where the tables are, and how their database is spoken to. Opens nothing by itself."""
 
+    #: What commands say that is missing, and how they are told to make or check it.
+    _needed, _only = "the outbox tables are", ""
+
     def __init__(
         self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS, dialect: Dialect | None = None
     ) -> None:
@@ -80,7 +83,7 @@ class Database:
             if self.dialect.missing_table(getattr(error, "orig", None) or error):
                 where = f" in schema {self.schema}" if self.schema else ""
                 # Without its cause, which shows the statement's parameters: bodies, keys.
-                raise SchemaError(f"the outbox tables are not there{where}; run: {self.upgrade_command}") from None
+                raise SchemaError(f"{self._needed} not there{where}; run: {self.upgrade_command}") from None
             raise
 
     @property
@@ -94,7 +97,8 @@ class Database:
         return self._command("check")
 
     def _command(self, verb: str) -> str:
-        return f"outbox db {verb} --schema {self.schema}" if self.schema else f"outbox db {verb}"
+        where = f" --schema {self.schema}" if self.schema else ""
+        return f"outbox db {verb}{self._only}{where}"
 
     def transient(self, error: Exception) -> bool:
         """Whether another connection, or another try, may fare better."""

@@ -23,6 +23,8 @@ PRODUCER_GROUP = "PGROUP"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _MARK, _MESSAGE_ID = "TRAN_MSG", "UNIQ_KEY"
+#: The topic by which RocketMQ shows what it has given up. Here nothing is appended to it.
+GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 _TAGS, _KEY = "TAGS", "__SHARDINGKEY"
 _DELIVER_AT, _DELAY = "TIMER_DELIVER_MS", "TIMER_DELAY_MS"
 _EXPIRES_AT = "outbox-expires-ms"
@@ -154,6 +156,12 @@ def real_message(row: Message) -> Message:
         _moment(headers.get(_EXPIRES_AT)),
         attempt=row.attempt,
     )
+
+
+def delay_of(row: Message) -> timedelta | None:
+    """Return what the message that a half row holds will wait from its commit on."""
+    milliseconds = row.headers.get(_DELAY)
+    return None if milliseconds is None else int(milliseconds) * _MILLISECOND
 
 
 def _moment(milliseconds: str | None) -> datetime | None:

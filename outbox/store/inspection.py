@@ -7,12 +7,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import ClauseElement, Column, Connection, DefaultClause, Index, Inspector, Table, inspect, text
+from sqlalchemy import (
+    ClauseElement,
+    Column,
+    Connection,
+    DefaultClause,
+    Index,
+    Inspector,
+    MetaData,
+    Table,
+    inspect,
+    text,
+)
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from outbox.errors import DatabaseError
 from outbox.message import slot_of
-from outbox.schema import VERSION, Tables
+from outbox.schema import VERSION, Tables, record_metadata
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.identity import Identity
@@ -120,6 +131,20 @@ def findings(database: Database, channel: Channel, slots: int | None = None, *, 
     return found
 
 
+def record_findings(database: Database, channel: Channel) -> list[Finding]:
+    """Return everything about the table of a business database that is not as this version needs it."""
+    metadata = record_metadata(database.schema)
+    (table,) = metadata.tables.values()
+    with database.engine.connect() as connection:
+        inspector = inspect(connection)
+        if not inspector.has_table(table.name, schema=database.schema):
+            found = [Finding(table.name, "is not there", f"run: {database.upgrade_command}")]
+        else:
+            found = list(_of_table(inspector, table, database.dialect.name))
+        found += _of_postgresql(connection, database, metadata) if database.dialect.name == "postgresql" else []
+    return [*found, *_of_server(database, channel)]
+
+
 def tables_there(connection: Connection, tables: Tables) -> set[str]:
     """The names of those of the tables that are there."""
     needed = {table.name for table in tables.metadata.tables.values()}
@@ -134,7 +159,7 @@ def of_tables(connection: Connection, database: Database) -> list[Finding]:
     found = [Finding(name, _MISSING, _table_made(needed[name], dialect)) for name in sorted(set(needed) - present)]
     for name in sorted(present):
         found += _of_table(inspector, needed[name], dialect)
-    found += _of_postgresql(connection, database) if dialect == "postgresql" else []
+    found += _of_postgresql(connection, database, database.tables.metadata) if dialect == "postgresql" else []
     found += _of_sqlite(connection) if dialect == "sqlite" and "outbox_message" in present else []
     return found
 
@@ -204,13 +229,13 @@ def _of_indexes(inspector: Inspector, table: Table, dialect: str) -> Iterator[Fi
             yield Finding(where, f"selects {selects or 'all rows'}, not {needed or 'all rows'}", f"drop it; {make}")
 
 
-def _of_postgresql(connection: Connection, database: Database) -> Iterator[Finding]:
+def _of_postgresql(connection: Connection, database: Database, metadata: MetaData) -> Iterator[Finding]:
     version = connection.dialect.server_version_info or ()
     if version < _OLDEST_POSTGRESQL:
         yield Finding("server", f"is PostgreSQL {version[0]}", "use PostgreSQL 13 or newer")
     yield from _of_commits(connection)
     where = {"schema": database.schema}
-    ours = {table.name: table for table in database.tables.metadata.tables.values()}
+    ours = {table.name: table for table in metadata.tables.values()}
     for (name,) in connection.execute(text(_NOT_LOGGED.replace(":schema", "CAST(:schema AS text)")), where):
         if name in ours:
             fix = f"ALTER TABLE {ours[name]} SET LOGGED"
@@ -219,7 +244,7 @@ def _of_postgresql(connection: Connection, database: Database) -> Iterator[Findi
         yield Finding(f"index {name}", "is not valid", f"REINDEX INDEX {name}")
     statement = text(_COLLATIONS.replace(":schema", "CAST(:schema AS text)"))
     collations = {(table, column): name for table, column, name in connection.execute(statement, where)}
-    for table in database.tables.metadata.tables.values():
+    for table in metadata.tables.values():
         for column in table.columns:
             wanted = getattr(column.type.dialect_impl(connection.dialect), "collation", None)
             found = collations.get((table.name, column.name), wanted)

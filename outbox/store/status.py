@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -11,6 +11,7 @@ from outbox.checks import HALF_TOPIC
 from outbox.position import EARLIEST, Progress
 from outbox.store.database import Database
 from outbox.store.dialect import Channel, Row
+from outbox.store.half import REAL_TOPIC
 from outbox.store.lease import Holder, Leases, Partition
 from outbox.store.progress import ProgressLog
 from outbox.store.subscription import Subscription, Subscriptions
@@ -39,8 +40,10 @@ class Count:
 class Standing:
     """How one subscription stands.
 
-    `backlog`: messages of the log that are not settled yet. `lag`: the age of the oldest of them in seconds; 0 without
-    any, and at most that if `lag_about`. `parked`: messages set aside, by state. `idle`: seconds since its last settle.
+    `backlog`: messages of the log that are not settled yet; of a subscription that checks back those without a verdict.
+    `lag`: the age of the oldest of them in seconds; 0 without any, and at most that if `lag_about`. `parked`: messages
+    set aside, by state. `idle`: seconds since its last settle. `unread`: of one that checks back, the messages of the
+    backlog that were looked at, by real topic: how many, and when the oldest was written.
     """
 
     subscription: Subscription
@@ -50,6 +53,7 @@ class Standing:
     holder: Holder | None
     idle: float | None
     parked: dict[str, Count]
+    unread: dict[str, tuple[int, datetime]] = field(default_factory=dict)
 
     @property
     def is_run(self) -> bool:
@@ -70,34 +74,30 @@ class _Part:
 
 #: `{number}` is the column by which a position tells what is settled. The ORDER BY keeps never-analysed tables on the
 #: index (number, id); the limit comes before the selection, so that a rare topic costs no more than a common one.
-_FRESH = """
-    SELECT count(*), count(CASE WHEN {selected} THEN 1 END), min(CASE WHEN {selected} THEN created_at END),
-           max(created_at), min(id)
-    FROM (SELECT id, topic, direct, created_at FROM {message} WHERE {number} >= :head
-          ORDER BY {number}, id LIMIT :limit) AS r
-"""
+_FRESH = "SELECT {columns} FROM {message} WHERE {number} >= :head ORDER BY {number}, id LIMIT :limit"
 #: What committed late: a probe of the same index per number that is open at the position.
 _LATE = """
-    SELECT count(*), count(CASE WHEN {selected} THEN 1 END), min(CASE WHEN {selected} THEN created_at END),
-           max(created_at), min(id)
-    FROM (SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
-              SELECT id, topic, direct, created_at FROM {message} WHERE {number} = o.x
-              ORDER BY {number}, id LIMIT :limit) AS l
-          LIMIT :limit) AS r
+    SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
+        SELECT {columns} FROM {message} WHERE {number} = o.x ORDER BY {number}, id LIMIT :limit) AS l
+    LIMIT :limit
 """
 #: What is left of a window that is half done, by primary key from the id that it came to.
-_REST = """
-    SELECT count(*), count(CASE WHEN {selected} AND {left} THEN 1 END),
-           min(CASE WHEN {selected} AND {left} THEN created_at END), max(created_at), min(id)
-    FROM (SELECT id, topic, direct, created_at, {number} AS number FROM {message} WHERE id > :after
-          ORDER BY id LIMIT :limit) AS r
+_REST = "SELECT {columns}, {number} AS number FROM {message} WHERE id > :after ORDER BY id LIMIT :limit"
+#: What a bounded look at rows finds: how many, which of them are meant, and their extremes.
+_LOOK = """
+    SELECT count(*), count(CASE WHEN {meant} THEN 1 END), min(CASE WHEN {meant} THEN created_at END),
+           max(created_at), min(id)
+    FROM ({rows}) AS r
 """
+_BY_TOPIC = "SELECT {real_topic}, count(*), min(created_at) FROM ({rows}) AS r WHERE {meant} GROUP BY {real_topic}"
+#: A scalar sub-select, because any other form may be answered by reading all verdicts.
+UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL"
 _LEFT = "(number < :target AND NOT {in_target} AND (number >= :head OR {in_base}))"
 #: The ends of the log, each one probe of the primary key.
 _LAST_ID = "SELECT max(id) FROM {message}"
 _SAMPLE = """
     SELECT count(*), count(CASE WHEN {selected} AND {unsettled} THEN 1 END), max(id)
-    FROM (SELECT id, topic, direct, {number} AS number FROM {message} WHERE id >= :first AND id < :end
+    FROM (SELECT {columns}, {number} AS number FROM {message} WHERE id >= :first AND id < :end
           ORDER BY id LIMIT :limit) AS r
 """
 _UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND number < :target AND NOT {in_target})"
@@ -129,6 +129,7 @@ def _standing(database: Database, channel: Channel, subscription: Subscription, 
         holder=Leases(database).look(channel, partition),
         idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
         parked=dict(parked(database, channel, subscription.name)),
+        unread=unsettled.by_topic() if subscription.kind == "check" else {},
     )
 
 
@@ -153,13 +154,20 @@ class _Unsettled:
         topics, only = subscription.selection.topics, subscription.selection.only
         of_topics = "topic <> :topics" if topics is None else database.among("topic", texts="topics")
         of_writers = "coalesce(direct, '') <> :direct" if only is None else "direct = :direct"
-        self._selected = f"{of_topics} AND {of_writers}"
+        tags = subscription.selection.tags
+        of_tags = "TRUE" if tags is None else database.among("tags", texts="tags")
+        is_check = subscription.kind == "check"
+        #: What it needs of a row: no more, because rows are copied for a look.
+        self._columns = f"id, topic, direct, created_at{', tags, key, headers' if tags is not None or is_check else ''}"
+        still_open = database.sql(UNDECIDED) if is_check else "TRUE"
+        self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open}"
         self._common = {
             "topics": HALF_TOPIC if topics is None else database.bind(topics),
+            "tags": database.bind(tags or ()),
             "direct": subscription.selection.skips if only is None else only,
             "limit": MOST_COUNTED + 1,
         }
-        self._parts = self._look()
+        self._parts = [self._part(*look) for look in self._looks()]
 
     def count(self) -> Count:
         """How many are selected."""
@@ -179,15 +187,28 @@ class _Unsettled:
     def _all_seen(self) -> bool:
         return all(part.rows <= MOST_COUNTED for part in self._parts)
 
-    def _look(self) -> list[_Part]:
+    def by_topic(self) -> dict[str, tuple[int, datetime]]:
+        """Return the half messages that were looked at, by real topic: how many, and when the oldest was written."""
+        found: dict[str, tuple[int, datetime]] = {}
+        real_topic = self._database.dialect.header.format(headers="headers", name=REAL_TOPIC)
+        for rows, meant, parameters in self._looks():
+            for topic, number, oldest in self._rows(
+                _BY_TOPIC, parameters, rows=rows, meant=meant, real_topic=real_topic
+            ):
+                created = self._database.dialect.moment(oldest)
+                assert created is not None
+                known, since = found.get(topic, (0, created))
+                found[topic] = (known + number, min(since, created))
+        return found
+
+    def _looks(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
         """Bounded looks: beyond the newer end of the progress, and at what is left of its window."""
         end = self._progress.target or self._progress.base
-        parts = [self._part(_FRESH, {"head": end.head})]
+        yield _FRESH, "{selected}", {"head": end.head}
         if end.open:
-            parts.append(self._part(_LATE, {"open": list(end.open)}))
+            yield _LATE, "{selected}", {"open": list(end.open)}
         if self._progress.target is not None:
-            parts.append(self._part(_REST, self._bounds))
-        return parts
+            yield _REST, "{selected} AND {left}", self._bounds
 
     @property
     def _bounds(self) -> dict[str, Any]:
@@ -202,10 +223,10 @@ class _Unsettled:
             "after": -1 if after is None else after,
         }
 
-    def _part(self, statement: str, parameters: dict[str, Any]) -> _Part:
-        rows, selected, oldest, youngest, first = self._rows(statement, parameters)[0]
+    def _part(self, rows: str, meant: str, parameters: dict[str, Any]) -> _Part:
+        number, selected, oldest, youngest, first = self._rows(_LOOK, parameters, rows=rows, meant=meant)[0]
         moment = self._database.dialect.moment
-        return _Part(rows, selected, moment(oldest), moment(youngest), first)
+        return _Part(number, selected, moment(oldest), moment(youngest), first)
 
     def _estimate(self) -> int:
         """From samples: how dense the ids are at many places, and how many of them are ours and not settled."""
@@ -221,14 +242,24 @@ class _Unsettled:
         rows, ours, last = self._rows(_SAMPLE, {**self._bounds, **span})[0]
         return float(ours if rows < _ROWS_A_PLACE else ours * (end - first) / (last - first + 1))
 
-    def _rows(self, statement: str, parameters: dict[str, Any]) -> Sequence[Row]:
+    def _rows(
+        self, statement: str, parameters: dict[str, Any], *, rows: str = "", meant: str = "", **parts: str
+    ) -> Sequence[Row]:
+        """Run a statement; `rows` and `meant` are parts of it that have parts of their own."""
         among = self._database.among
         seen = {"in_base": among("number", numbers="opened"), "in_target": among("number", numbers="still")}
+        inner = {
+            "number": self._number,
+            "columns": self._columns,
+            "selected": self._selected,
+            "left": _LEFT.format(**seen),
+            "unsettled": _UNSETTLED.format(**seen),
+        }
         text = self._database.sql(
             statement,
-            number=self._number,
-            selected=self._selected,
-            left=_LEFT.format(**seen),
-            unsettled=_UNSETTLED.format(**seen),
+            rows=self._database.sql(rows, **inner),
+            meant=self._database.sql(meant, **inner),
+            **inner,
+            **parts,
         )
         return self._channel.rows(text, {**self._common, **parameters})

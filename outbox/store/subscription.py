@@ -285,9 +285,14 @@ class Subscriptions:
         if differing:
             # A compensation has a grace of its own; all else follows its subscription.
             altered = stored.name if stored.grace != grace else stored.direct or stored.name
+            instead = (
+                f"--transaction-timeout {_milliseconds(stored.grace)}ms"
+                if stored.kind == "check" and stored.grace != grace
+                else "another --name"
+            )
             raise SubscriptionError(
-                f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}; give this worker another"
-                f" --name, or stop the workers and run: outbox subscriptions alter {altered}"
+                f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}; give this worker"
+                f" {instead}, or stop the workers and run: outbox subscriptions alter {altered}"
                 f" {' '.join(option for _, option in differing)}"
             )
 

@@ -59,7 +59,8 @@ def alter(database: Database, channel: Channel, changed: Subscription) -> None:
     hold nothing back, because messages of their keys have passed them already.
 
     Raises:
-        SubscriptionError: it is a compensation, which has the selection and the destination of its subscription.
+        SubscriptionError: it is a compensation, which has the selection and the destination of its subscription; or
+            it checks back on transactions, and more than its grace or its policy would change.
         WorkerAliveError: somebody holds the lease.
         LeaseLostError: a worker took it meanwhile; nothing was stored.
     """
@@ -70,6 +71,8 @@ def alter(database: Database, channel: Channel, changed: Subscription) -> None:
         )
     if changed.direct is not None and replace(stored, grace=changed.grace) != changed:
         raise SubscriptionError(f"{changed.name} follows {changed.direct}; alter that one")
+    if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:
+        raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")
     follower = Subscriptions(database).find(channel, compensation_of(changed.name))
     incarnation = Log(database).now(channel).incarnation
     with ExitStack() as leases:

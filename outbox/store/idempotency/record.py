@@ -15,6 +15,12 @@ _INSERT = """
 _FIND = "SELECT verdict FROM {record} WHERE transaction_id = :transaction"
 
 
+class RecordDatabase(Database):
+    """A business database: of our tables it has the one for records."""
+
+    _needed, _only = "the table outbox_record is", " --record-only"
+
+
 class Records:
     """The records of one business database."""
 

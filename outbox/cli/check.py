@@ -1,0 +1,237 @@
+"""`outbox check`: asks what became of the transactions of a producer group that nobody has ended."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from outbox.cli.options import DURATION, Target, a_business_database, about_a_database, option
+from outbox.cli.output import age, say
+
+if TYPE_CHECKING:
+    from outbox.rocketmq.business import Business
+    from outbox.rocketmq.checker import CheckPolicy
+    from outbox.rocketmq.listener import Question
+    from outbox.rocketmq.service import CheckService
+    from outbox.store.database import Database
+    from outbox.store.dialect import Channel
+
+_DEFAULT_TIMEOUT = timedelta(seconds=6)
+
+
+@click.command()
+@about_a_database
+@option(
+    "--listener",
+    metavar="MODULE:OBJECT",
+    help="Whom to ask: an object with check_local_transaction(message) or check(message), or a function of a message.",
+)
+@option("--group", help="The producer group; may be left out where there is one.")
+@a_business_database
+@option(
+    "--transaction-timeout",
+    type=DURATION,
+    help="No transaction is asked about before this age. [default: as the producers of the group say; else 6s]",
+)
+@option("--check-interval", type=DURATION, default="30s", show_default=True, help="Between two questions about one.")
+@option(
+    "--check-max", type=click.IntRange(1), default=15, show_default=True, help="UNKNOWNs until one waits for a person."
+)
+@option("--age-limit", type=DURATION, default="72h", show_default=True, help="Beyond this age one waits for a person.")
+@option(
+    "--check-timeout",
+    type=DURATION,
+    default="5s",
+    show_default=True,
+    help="What one question may take; an answer that comes later counts as UNKNOWN.",
+)
+@option("--once", is_flag=True, help="Ask about what is due, then end.")
+def check(
+    *,
+    target: Target,
+    listener: str | None,
+    group: str | None,
+    business: str | None,
+    transaction_timeout: timedelta | None,
+    once: bool,
+    **policy: Any,
+) -> None:
+    """Ask what became of transactions that nobody has ended.
+
+    Runs until SIGTERM or SIGINT, which let it finish what is under way; a second one ends it at once. Several processes
+    may run for one group, producers among them: one checks back, the others stand by.
+
+    Without --listener only transactions that were begun with verdict="join" or "commit" are decided, and with
+    --business those with "record": their databases know what became of them. All others wait, with nothing counted
+    against them, until this process is stopped and one that has a listener checks back: leave --listener out only where
+    the group has no others.
+    """
+    for name in ("check_interval", "check_timeout", "age_limit"):
+        if policy[name] <= timedelta(0):
+            raise click.UsageError(f"--{name.replace('_', '-')} must be greater than 0")
+    question = None if listener is None else _question_of(listener)
+    from outbox.rocketmq.broker import declaration_of
+    from outbox.store.subscription import Subscriptions
+
+    with target.opened() as (database, channel):
+        group = _group_of(database, channel, group, once=once)
+        timeout = _timeout_of(database, channel, group, transaction_timeout)
+        Subscriptions(database).check(channel, declaration_of(group, timeout))
+        if once:
+            _require_nobody(database, channel, group)
+    with _service(target, group, _policy_of(timeout, **policy), question, business) as service:
+        say(f"check:{group}: {_asked(listener, business)}, after {age(timeout.total_seconds())}")
+        _run(service, once=once)
+    say(f"check:{group}: {_left(target, group) if once else 'stopped'}")
+
+
+@contextmanager
+def _service(
+    target: Target, group: str, policy: CheckPolicy, question: Question | None, business_url: str | None
+) -> Iterator[CheckService]:
+    """The check service of a group, with the databases that it needs."""
+    from outbox.cli.connection import asked, reached
+    from outbox.outbox import Outbox
+    from outbox.rocketmq.broker import Broker
+    from outbox.rocketmq.service import CheckService
+
+    with ExitStack() as open:
+        business = None if business_url is None else open.enter_context(_business(business_url))
+        database = open.enter_context(reached(target))
+        open.enter_context(database.explained())
+        with asked(database) as (found, _channel):
+            outbox = Outbox(found.engine, schema=found.schema, slots=found.slots)
+        open.callback(outbox.close)
+        broker = Broker(outbox, connections=1, reject_transactions=False)
+        open.callback(broker.close)
+        yield CheckService(broker, group, policy, question, business)
+
+
+@contextmanager
+def _business(url: str) -> Iterator[Business]:
+    """The business database, which has been asked for a record already: a mistake shows at once."""
+    from outbox.cli.connection import business_engine_of
+    from outbox.cli.failures import told
+    from outbox.rocketmq.business import Business
+
+    engine = business_engine_of(Target(url))
+    business = Business(engine, connections=1)
+    try:
+        try:
+            business.standing("")
+        except Exception as error:
+            code = told(error, "--business: ")
+            if code is None:
+                raise
+            click.get_current_context().exit(code)
+        yield business
+    finally:
+        business.close()
+        engine.dispose()
+
+
+def _run(service: CheckService, *, once: bool) -> None:
+    from outbox.relay import stopping_on_signals
+
+    with stopping_on_signals(service.stop):
+        (service.once if once else service.run)()
+
+
+def _question_of(listener: str) -> Question:
+    from outbox.cli.loading import loaded
+    from outbox.rocketmq.listener import question_of
+
+    try:
+        question = question_of(loaded(listener, "--listener"))  # type: ignore[arg-type]  # anything may be named
+    except TypeError as error:
+        raise click.UsageError(f"--listener {listener}: {error}") from None
+    if question is None:
+        raise click.UsageError(f"--listener {listener}: it is None")
+    return question
+
+
+def _group_of(database: Database, channel: Channel, group: str | None, *, once: bool) -> str:
+    """The group that is meant."""
+    from outbox.errors import MQClientError
+    from outbox.rocketmq.limits import checked_group
+    from outbox.store.subscription import Subscriptions
+
+    known = [tag for each in Subscriptions(database).all(channel) if each.kind == "check" for tag in each.tags or ()]
+    if group is None:
+        if len(known) == 1:
+            return known[0]
+        there = f"there are {', '.join(known)}" if known else "no producer has begun a transaction here yet"
+        raise click.UsageError(f"say which producer group by --group; {there}")
+    try:
+        checked_group(group)
+    except MQClientError as error:
+        raise click.UsageError(f"--group: {error}") from None
+    if group not in known:
+        there = f"; there are {', '.join(known)}" if known else ""
+        new = f"no producer of group {group} has begun a transaction here yet{there}"
+        if once:
+            raise click.ClickException(new)
+        say(f"warning: {new}")
+    return group
+
+
+def _timeout_of(database: Database, channel: Channel, group: str, asked: timedelta | None) -> timedelta:
+    from outbox.store.subscription import Subscriptions, check_of
+
+    known = Subscriptions(database).find(channel, check_of(group))
+    if asked is None:
+        return _DEFAULT_TIMEOUT if known is None else known.grace
+    return asked
+
+
+def _policy_of(
+    timeout: timedelta, *, check_interval: timedelta, check_max: int, age_limit: timedelta, check_timeout: timedelta
+) -> CheckPolicy:
+    from outbox.rocketmq.checker import CheckPolicy
+
+    return CheckPolicy(
+        transaction_timeout=timeout,
+        interval=check_interval,
+        most=check_max,
+        age_limit=age_limit,
+        question=check_timeout,
+    )
+
+
+def _require_nobody(database: Database, channel: Channel, group: str) -> None:
+    """Refuse to wait for the lease of a worker that goes on for ever."""
+    from outbox.cli.failures import UNFINISHED
+    from outbox.store.lease import Leases, Partition
+    from outbox.store.subscription import Subscriptions, check_of
+
+    known = Subscriptions(database).find(channel, check_of(group))
+    holder = None if known is None else Leases(database).look(channel, Partition(known.name, known.generation))
+    if holder is not None and holder.live:
+        say(f"Error: worker {holder.owner} checks back on group {group} already")
+        click.get_current_context().exit(UNFINISHED)
+
+
+def _asked(listener: str | None, business: str | None) -> str:
+    """Whom the service asks, in words."""
+    asked = [
+        "asks nobody but the outbox's own database" if listener is None and business is None else "",
+        "" if listener is None else f"asks {listener}",
+        "" if business is None else "asks the business database for records",
+    ]
+    return " and ".join(each for each in asked if each)
+
+
+def _left(target: Target, group: str) -> str:
+    """What is left, so that nobody takes the end of a run for the end of the work."""
+    from outbox.store.pending import HalfTransactions
+
+    most = 1_000
+    with target.opened() as (database, channel):
+        found = HalfTransactions(database).pending(channel, group=group, limit=most)
+    given_up = sum(each.given_up for each in found)
+    shown = f"{most} or more" if len(found) == most else str(len(found))
+    return f"done; {shown} transactions are pending{f', {given_up} of them given up' if given_up else ''}"

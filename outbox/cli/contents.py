@@ -1,0 +1,64 @@
+"""Messages as the command line shows them: all that they carry, for people and for programs."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from outbox.cli.output import printable
+from outbox.errors import InvalidMessageError
+
+if TYPE_CHECKING:
+    from outbox.message import Message
+
+_SHOWN_BODY = 2_000
+
+
+def contents(message: Message, *, without: str = "") -> dict[str, object]:
+    """Return what a message carries, but for one header; its body as text, or as base64 where it is none."""
+    carried: dict[str, object] = {
+        "tags": message.tags,
+        "headers": _headers(message, without),
+        "content_type": message.content_type,
+        "deliver_at": message.deliver_at,
+        "expires_at": message.expires_at,
+    }
+    try:
+        return {**carried, "body": message.body.decode()}
+    except UnicodeDecodeError:
+        return {**carried, "body_base64": base64.b64encode(message.body).decode()}
+
+
+def show_fields(fields: Mapping[str, object]) -> None:
+    """One field a line, without those that are not there."""
+    for name, value in fields.items():
+        if value is not None:
+            click.echo(f"{name.replace('_', ' '):12} {printable(value)}")
+
+
+def show_contents(message: Message, *, without: str = "") -> None:
+    """What a message carries but for one header, one field a line, and the beginning of its body."""
+    carried = contents(message, without=without)
+    body = str(carried.pop("body", None) or carried.pop("body_base64", ""))
+    headers = carried["headers"]
+    if isinstance(headers, dict):
+        del carried["headers"]
+    show_fields(carried)
+    for name, value in headers.items() if isinstance(headers, dict) else ():
+        click.echo(f"{'header':12} {printable(name)}: {printable(value)}")
+    cut = "" if len(body) <= _SHOWN_BODY else f" (the first {_SHOWN_BODY} characters; --json shows all)"
+    click.echo(f"{'body':12} {len(message.body)} bytes{cut}")
+    click.echo("\n".join(map(printable, body[:_SHOWN_BODY].split("\n"))))
+
+
+def _headers(message: Message, without: str) -> dict[str, str] | str | None:
+    """By name; or the text as it is stored, where a row holds something else than headers."""
+    from outbox.senders.headers import own_headers
+
+    try:
+        return {name: value for name, value in own_headers(message).items() if name != without}
+    except InvalidMessageError:
+        return message.headers_json

@@ -1,0 +1,313 @@
+"""`outbox half`: transactions whose messages wait for a verdict, and a person's verdicts on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from outbox.cli.contents import contents, show_contents, show_fields
+from outbox.cli.options import Target, about_a_database, as_json, by_whom, me, option
+from outbox.cli.output import age, say, show_json, show_table
+
+if TYPE_CHECKING:
+    from outbox.message import Message
+    from outbox.store.database import Database
+    from outbox.store.dialect import Channel
+    from outbox.store.idempotency.op import Op
+    from outbox.store.pending import Decided, HalfTransaction
+
+_HEADERS = ("TRANSACTION", "GROUP", "TOPICS", "MESSAGES", "AGE", "VERDICT BY", "CHECKS", "NEXT CHECK", "LAST ANSWER")
+_NUMBERS = ("MESSAGES", "CHECKS")
+_SHOWN_ANSWER = 80
+#: So long a business transaction that is deciding on the same transaction is waited for.
+_PATIENCE_SECONDS = 2.0
+
+_id = click.argument("id", metavar="TRANSACTION")
+
+
+@click.group(no_args_is_help=True)
+def half() -> None:
+    """Look at pending transactions, and decide on them.
+
+    A transaction is pending while its half messages have no verdict. After so many questions without an answer it is
+    given up: nobody is asked any more, and it waits for commit, rollback or resume.
+    """
+
+
+@half.command("list")
+@about_a_database
+@option("--group", help="Only of this producer group.")
+@option("--given-up", is_flag=True, help="Only those that were given up and wait for a person.")
+@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many.")
+@as_json
+def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json: bool) -> None:
+    """List pending transactions, the oldest first.
+
+    Those that were given up are shown under TRANS_CHECK_MAX_TIME_TOPIC, where RocketMQ puts them. CHECKS says how often
+    a listener was asked, NEXT CHECK when it may be asked again.
+    """
+    from outbox.store.pending import HalfTransactions
+
+    with target.opened() as (database, channel):
+        found = HalfTransactions(database).pending(channel, group=group, given_up=given_up, limit=limit + 1)
+        shown = found[:limit]
+        if json:
+            show_json([_as_json(each) for each in shown])
+            return
+        warnings = _unchecked(database, channel, shown)
+    _show(shown, "given up" if given_up else "pending")
+    if len(found) > limit:
+        say(f"there are more; choose by --group or --given-up, or raise --limit above {limit}")
+    for warning in warnings:
+        say(f"warning: {warning}")
+
+
+@half.command()
+@about_a_database
+@_id
+@as_json
+def show(*, target: Target, id: str, json: bool) -> None:
+    """Show one transaction, its verdict if it has one, and its messages as they would be delivered."""
+    from outbox.store.half import CHECK_TIMES, delay_of, real_message
+    from outbox.store.pending import HalfTransactions
+
+    with target.opened() as (database, channel):
+        transaction, decided = _found(database, channel, id)
+        rows = HalfTransactions(database).messages(channel, id)
+    messages = [(real_message(row), delay_of(row)) for row in rows]
+    if json:
+        about = {"transaction_id": id} if transaction is None else _as_json(transaction, decided)
+        verdict = {"op": None, "decided_by": None, "decided_at": None} if decided is None else asdict(decided)
+        carried = [
+            {**_fields(message), "delay_seconds": delay, **contents(message, without=CHECK_TIMES)}
+            for message, delay in messages
+        ]
+        show_json({**about, **verdict, "contents": carried})
+        return
+    show_fields({"transaction": id} if transaction is None else _described(transaction, decided))
+    show_fields({} if decided is None else asdict(decided))
+    for message, delay in messages:
+        click.echo()
+        show_fields({**_fields(message), "delay": None if delay is None else age(delay.total_seconds())})
+        show_contents(message, without=CHECK_TIMES)
+    if not messages:
+        say("its half messages were purged")
+
+
+@half.command()
+@about_a_database
+@_id
+@by_whom
+def commit(*, target: Target, id: str, by: str | None) -> None:
+    """Deliver the messages of a pending transaction.
+
+    The first verdict stands for ever: this one too, if none was before it. With verdict="join" the business transaction
+    itself decides when it commits; one that is under way is waited for, briefly. With verdict="record" the record in
+    the business database says what is true: look there first, because nothing here is compared with it.
+    """
+    _end(target, id, "commit", by)
+
+
+@half.command()
+@about_a_database
+@_id
+@by_whom
+def rollback(*, target: Target, id: str, by: str | None) -> None:
+    """Drop the messages of a pending transaction.
+
+    The first verdict stands for ever: this one too, if none was before it. With verdict="join" or "commit" a business
+    transaction that decides later is refused from then on, and one that is deciding is waited for, briefly. With
+    verdict="record" the record in the business database says what is true: look there first, because nothing here is
+    compared with it, and the business may commit all the same.
+    """
+    _end(target, id, "rollback", by)
+
+
+@half.command()
+@about_a_database
+@_id
+@by_whom
+@option("--reason", help="Why, for the log.")
+def resume(*, target: Target, id: str, by: str | None, reason: str | None) -> None:
+    """Ask again about a transaction that was given up, with all its questions before it.
+
+    One that is older than the age limit of its check service (72 h by default) is given up again at once: decide it by
+    commit or rollback, or run the check service with a longer --age-limit.
+    """
+    from outbox.store.dead import Chosen, DeadLetters
+    from outbox.store.subscription import check_of
+
+    with target.opened() as (database, channel):
+        transaction, decided = _found(database, channel, id)
+        if transaction is None or decided is not None:
+            raise click.ClickException(f"transaction {id} {_was(decided)}; nobody has to be asked")
+        if not transaction.given_up:
+            raise click.ClickException(f"transaction {id} was not given up; its checks go on{_when(transaction)}")
+        letters = DeadLetters(database, check_of(transaction.group))
+        letters.wish(channel, Chosen(ids=transaction.given_up_ids), "replay", by or me(), reason)
+        say(_resumed(database, channel, transaction))
+
+
+def _end(target: Target, id: str, op: Op, by: str | None) -> None:
+    """Write a verdict by hand, if none stands."""
+    from outbox.cli.failures import is_locked
+    from outbox.outbox import Outbox
+    from outbox.rocketmq.broker import Broker
+
+    with target.opened() as (database, channel):
+        _found(database, channel, id)
+        outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
+        broker = Broker(outbox, connections=1, reject_transactions=False)
+        try:
+            is_new = broker.end(id, op, by=f"admin {by or me()}", patience=_PATIENCE_SECONDS)
+        except Exception as error:
+            if not is_locked(error):
+                raise
+            raise click.ClickException(
+                f"transaction {id} is being decided by another one that is not over yet; nothing was done, try again"
+            ) from None
+        finally:
+            broker.close()
+            outbox.close()
+        if is_new and op == "commit" and database.dialect.notifies:
+            # By this connection, because that of the outbox is closed before its thread comes to it.
+            channel.notify()
+        transaction, decided = _found(database, channel, id)
+    number = 0 if transaction is None else transaction.messages
+    done = {"commit": f"committed; its {number} messages go out", "rollback": f"rolled back; {number} messages dropped"}
+    say(f"transaction {id}: {done[op]}" if is_new else f"transaction {id} {_was(decided)}; nothing changed")
+
+
+def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided | None]:
+    from outbox.store.pending import HalfTransactions
+
+    found, decided = HalfTransactions(database).find(channel, id)
+    if found is None and decided is None:
+        raise click.ClickException(
+            f"there is no transaction {id}; to see those that are pending, run: outbox half list"
+        )
+    return found, decided
+
+
+def _resumed(database: Database, channel: Channel, transaction: HalfTransaction) -> str:
+    """Carry the request out, or leave it to the worker that is there."""
+    from outbox.store.subscription import Subscriptions, check_of
+    from outbox.worker.errand import WorkerAliveError, carry_out_wishes
+
+    check = Subscriptions(database).get(channel, check_of(transaction.group))
+    try:
+        carry_out_wishes(database, channel, check)
+    except WorkerAliveError as error:
+        return f"transaction {transaction.transaction_id}: worker {error.holder.owner} will ask about it again"
+    return (
+        f"transaction {transaction.transaction_id} will be asked about again when somebody checks back on group"
+        f" {transaction.group}: {_checks_back(transaction.group)}"
+    )
+
+
+def _unchecked(database: Database, channel: Channel, transactions: Sequence[HalfTransaction]) -> list[str]:
+    """Say of which groups nobody is asked."""
+    from outbox.store.lease import Leases, Partition
+    from outbox.store.subscription import Subscriptions, check_of
+
+    known = {each.name: each for each in Subscriptions(database).all(channel)}
+    warnings: list[str] = []
+    for group in sorted({each.group for each in transactions if not each.given_up}):
+        check = known.get(check_of(group))
+        holder = None if check is None else Leases(database).look(channel, Partition(check.name, check.generation))
+        if check is None:
+            warnings.append(
+                f"the subscription {check_of(group)} was dropped: nobody finds the pending transactions of group"
+                f" {group} any more; decide them by outbox half commit or rollback"
+            )
+        elif holder is None or not holder.live:
+            warnings.append(f"nobody checks back on group {group}: {_checks_back(group)}")
+    return warnings
+
+
+def _checks_back(group: str) -> str:
+    return f"start a producer of it, or run: outbox check --group {group}"
+
+
+def _show(found: Sequence[HalfTransaction], what: str) -> None:
+    """One table for each topic under which RocketMQ would show them."""
+    if not found:
+        say(f"no transactions are {what}")
+    for topic in sorted({each.topic for each in found}):
+        rows = [_row(each) for each in found if each.topic == topic]
+        click.echo(f"{topic}:")
+        show_table(_HEADERS, rows, numbers=_NUMBERS)
+
+
+def _row(transaction: HalfTransaction) -> tuple[object, ...]:
+    answer = transaction.last_answer or ""
+    due = transaction.next_check_at
+    return (
+        transaction.transaction_id,
+        transaction.group,
+        ",".join(transaction.real_topics),
+        transaction.messages,
+        age(transaction.age),
+        transaction.verdict,
+        transaction.checks,
+        "-" if due is None else f"{due:%Y-%m-%d %H:%M:%S}",
+        answer if len(answer) <= _SHOWN_ANSWER else f"{answer[:_SHOWN_ANSWER]}…",
+    )
+
+
+def _as_json(transaction: HalfTransaction, decided: Decided | None = None) -> dict[str, object]:
+    return {
+        "transaction_id": transaction.transaction_id,
+        "group": transaction.group,
+        "topic": transaction.topic,
+        "real_topics": transaction.real_topics,
+        "messages": transaction.messages,
+        "verdict": transaction.verdict,
+        "created_at": transaction.created_at,
+        "age_seconds": round(transaction.age, 3),
+        "checks": transaction.checks,
+        "last_answer": transaction.last_answer,
+        "next_check_at": None if decided is not None else transaction.next_check_at,
+        "given_up": transaction.given_up and decided is None,
+    }
+
+
+def _described(transaction: HalfTransaction, decided: Decided | None) -> dict[str, object]:
+    """Return the fields that people see; of one that is decided not those of its checks."""
+    fields: dict[str, object] = {
+        "transaction": transaction.transaction_id,
+        "group": transaction.group,
+        "topics": ", ".join(transaction.real_topics),
+        "messages": transaction.messages,
+        "verdict by": transaction.verdict,
+        "created at": transaction.created_at,
+        "age": age(transaction.age),
+    }
+    if decided is not None:
+        return fields
+    return {
+        **fields,
+        "checks": transaction.checks,
+        "last answer": transaction.last_answer,
+        "next check": transaction.next_check_at,
+        "given up": "yes" if transaction.given_up else None,
+    }
+
+
+def _fields(message: Message) -> dict[str, object]:
+    return {"id": message.id, "message_id": message.message_id, "topic": message.topic, "key": message.key}
+
+
+def _was(decided: Decided | None) -> str:
+    if decided is None:
+        return "has no messages any more"
+    done = {"commit": "was committed", "rollback": "was rolled back"}[decided.op]
+    return f"{done} by {decided.decided_by} at {decided.decided_at:%Y-%m-%d %H:%M:%S}"
+
+
+def _when(transaction: HalfTransaction) -> str:
+    due = transaction.next_check_at
+    return "" if due is None else f", the next one at {due:%Y-%m-%d %H:%M:%S}"

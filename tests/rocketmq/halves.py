@@ -1,0 +1,69 @@
+"""Transactions for tests that look at them: begun by a producer, asked about when a test says so, and in bulk."""
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from outbox import Outbox
+from outbox.message import Message
+from outbox.rocketmq import Transaction, TransactionMQProducer, TransactionResolution
+from outbox.rocketmq.broker import Broker
+from outbox.rocketmq.checker import CheckPolicy
+from outbox.rocketmq.service import CheckService
+from outbox.store.half import Way
+
+
+def unknown(_message: Message) -> TransactionResolution:
+    """Nobody knows."""
+    return TransactionResolution.UNKNOWN
+
+
+def producer(engine: Engine, group: str = "shop", *, timeout: timedelta = timedelta(0)) -> TransactionMQProducer:
+    """A producer whose listener never knows, and which checks back only when it is told to."""
+    return TransactionMQProducer(group, Outbox(engine), unknown, transaction_timeout=timeout)
+
+
+def begun(
+    engine: Engine, *topics: str, group: str = "shop", verdict: Way = "listener", timeout: timedelta = timedelta(0)
+) -> Transaction:
+    """A transaction with a message of each topic, which says so."""
+    transaction = producer(engine, group, timeout=timeout).begin_transaction(verdict=verdict)
+    for topic in topics or ("orders",):
+        transaction.send(topic, f"of {topic}")
+    return transaction
+
+
+def ask(engine: Engine, *, group: str = "shop", answer: Callable[[Message], Any] = unknown, again: bool = True) -> None:
+    """Ask about all that is pending, until it is given up after two questions; not `again`: once."""
+    broker = Broker(Outbox(engine), connections=1, reject_transactions=False)
+    interval = timedelta(0) if again else timedelta(hours=1)
+    policy = CheckPolicy(transaction_timeout=timedelta(0), interval=interval, most=2)
+    CheckService(broker, group, policy, answer).once()
+    broker.close()
+
+
+BULK = {
+    "postgresql": """
+        INSERT INTO outbox_message (message_id, topic, key, slot, tags, headers, body, created_at)
+        SELECT gen_random_uuid(), 'RMQ_SYS_TRANS_HALF_TOPIC', 'b' || lpad(n::text, 9, '0'), 0, 'shop', :headers, '',
+               statement_timestamp() FROM generate_series(1, :rows) AS n""",
+    "sqlite": """
+        WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < :rows)
+        INSERT INTO outbox_message (message_id, topic, key, slot, tags, headers, body, created_at)
+        SELECT lower(hex(randomblob(16))), 'RMQ_SYS_TRANS_HALF_TOPIC', 'b' || printf('%09d', n), 0, 'shop', :headers,
+               x'', strftime('%Y-%m-%d %H:%M:%f', 'now') FROM s""",
+}
+DECIDE = """
+    INSERT INTO outbox_op (transaction_id, op, decided_by, decided_at)
+    SELECT key, 'commit', 'tests', created_at FROM outbox_message WHERE key LIKE 'b%' AND key <= :upto
+"""
+
+
+def fill(engine: Engine, rows: int, *, decided: int) -> None:
+    """Append so many transactions of group shop, each with one message; the oldest of them are committed."""
+    headers = '{"REAL_TOPIC":"orders","outbox-verdict":"listener","outbox-fence-after-ms":"0","outbox-headers":"{}"}'
+    with engine.begin() as connection:
+        connection.execute(text(BULK[engine.dialect.name]), {"rows": rows, "headers": headers})
+        connection.execute(text(DECIDE), {"upto": f"b{decided:09}"})

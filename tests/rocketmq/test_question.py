@@ -1,0 +1,42 @@
+"""Whom a check-back may ask: objects and functions that answer at once, and nothing that only looks like one."""
+
+import pytest
+
+from outbox.rocketmq import TransactionResolution
+from outbox.rocketmq.listener import question_of
+
+
+class Checker:
+    """The 5.x shape."""
+
+    def check(self, message):
+        """Commit."""
+        return TransactionResolution.COMMIT
+
+
+class AwaitedChecker:
+    """The same with async."""
+
+    async def check(self, message):
+        """Commit, to whoever awaits it."""
+        return TransactionResolution.COMMIT
+
+
+class AwaitedQuestion:
+    """A callable of this kind."""
+
+    async def __call__(self, message):
+        """Commit, to whoever awaits it."""
+        return TransactionResolution.COMMIT
+
+
+def test_a_class_is_no_listener():
+    """It would be called with the message as itself, and answer UNKNOWN for ever."""
+    with pytest.raises(TypeError, match=r"an object, not a class: pass Checker\(\)"):
+        question_of(Checker)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("listener", [AwaitedChecker(), AwaitedChecker().check, AwaitedQuestion()])
+def test_a_listener_that_would_have_to_be_awaited_is_refused(listener):
+    with pytest.raises(TypeError, match="without async"):
+        question_of(listener)
