@@ -65,10 +65,6 @@ def alter(database: Database, channel: Channel, changed: Subscription) -> None:
         LeaseLostError: a worker took it meanwhile; nothing was stored.
     """
     stored = Subscriptions(database).get(channel, changed.name)
-    if stored.kind == "check" and replace(stored, grace=changed.grace) != changed:
-        raise SubscriptionError(
-            f"{changed.name} asks about the transactions of its group; only its grace can be altered"
-        )
     if changed.direct is not None and replace(stored, grace=changed.grace) != changed:
         raise SubscriptionError(f"{changed.name} follows {changed.direct}; alter that one")
     if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:

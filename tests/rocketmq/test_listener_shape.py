@@ -254,7 +254,7 @@ def test_a_half_message_that_cannot_be_stored_executes_nothing(engine, outbox, m
     with pytest.raises(MQClientError) as raised:
         sent(outbox, listener)
 
-    assert (str(raised.value), raised.value.__cause__) == ("send message Exception", cause)
+    assert (str(raised.value), raised.value.__cause__) == ("send message Exception: OperationalError: disk full", cause)
     assert (listener.executed, halves(engine)) == ([], 0)
 
 
