@@ -102,7 +102,7 @@ def half_pending_relay(site: Site) -> list[Measurement]:
         for _ in range(site.scale.rounds):
             pairs = [
                 (_append_and_drain(beside, count), _append_and_drain(alone, count))
-                for _ in range(site.scale.half_turns)
+                for _ in range(site.scale.business_turns)
             ]
             turns.add(median(pair[0] for pair in pairs), median(pair[1] for pair in pairs))
     return [Measurement(name=turns.name, goal=at_least(0.95), unit="msg/s", ours=turns.ours, other=turns.other)]
