@@ -13,6 +13,7 @@ from benchmarks.async_write import async_write
 from benchmarks.business import business_1, business_5, business_direct
 from benchmarks.drain import drain_pinned_vs_claim, drain_vs_claim, drain_vs_fetch
 from benchmarks.flat import flat_backlog, flat_pinned
+from benchmarks.halves import check_pass, half_pending_relay, half_vs_send
 from benchmarks.imports import importing
 from benchmarks.latency import direct_latency, latency
 from benchmarks.measure import FULL, QUICK, Measurement, say
@@ -35,6 +36,9 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("direct_latency_p50",): direct_latency,
     ("flat_backlog",): flat_backlog,
     ("flat_pinned",): flat_pinned,
+    ("half_vs_send",): half_vs_send,
+    ("half_pending_relay",): half_pending_relay,
+    ("check_pass",): check_pass,
 }
 NAMES = tuple(name for names in BENCHMARKS for name in names)
 

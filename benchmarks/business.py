@@ -16,12 +16,12 @@ _WARM_UP_SECONDS = 0.3
 
 def business_1(site: Site) -> list[Measurement]:
     """Transactions a second with one message of `send_all`."""
-    return [_against_by_hand(site, "business_1", messages=1)]
+    return [versus(site, "business_1", (send_all, insert_by_hand), messages=1, goal=at_least(0.9))]
 
 
 def business_5(site: Site) -> list[Measurement]:
     """Transactions a second with five."""
-    return [_against_by_hand(site, "business_5", messages=5)]
+    return [versus(site, "business_5", (send_all, insert_by_hand), messages=5, goal=at_least(0.9))]
 
 
 def business_direct(site: Site) -> list[Measurement]:
@@ -43,11 +43,12 @@ class Pace:
     seconds: float
 
 
-def _against_by_hand(site: Site, name: str, messages: int) -> Measurement:
+def versus(site: Site, name: str, makes: tuple[Make, Make], *, messages: int, goal: Goal) -> Measurement:
+    """Transactions a second of one way of writing messages against another."""
     pace = Pace(site.scale.rounds, site.scale.business_turns, site.scale.business_seconds)
     with _writers(site) as writers:
-        turns = _turns(writers, name, (send_all, insert_by_hand), messages, pace, [])
-    return _measurement(turns, at_least(0.9))
+        turns = _turns(writers, name, makes, messages, pace, [])
+    return _measurement(turns, goal)
 
 
 def _turns(writers: Team, name: str, makes: tuple[Make, Make], messages: int, pace: Pace, shares: list[float]) -> Turns:

@@ -81,6 +81,11 @@ class Scale:
     flat_passed: tuple[int, int] = (100_000, 2_000_000)
     settles: int = 60_000
     settles_at_an_end: int = 6_000
+    #: Half messages without a verdict; and a few of them.
+    halves: int = 1_000_000
+    few_halves: int = 1_000
+    half_drained: int = 40_000
+    half_turns: int = 5
 
 
 FULL = Scale()
@@ -103,6 +108,10 @@ QUICK = Scale(
     flat_passed=(1_000, 4_000),
     settles=400,
     settles_at_an_end=40,
+    halves=2_000,
+    few_halves=100,
+    half_drained=2_000,
+    half_turns=1,
 )
 
 

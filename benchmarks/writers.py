@@ -17,6 +17,7 @@ from sqlalchemy import Column, Connection, Identity, Integer, MetaData, Table, T
 from sqlalchemy.engine import Engine
 
 from outbox import Message, Outbox, Verdict, create_engine
+from outbox.rocketmq import Transaction, TransactionMQProducer
 from outbox.verdict import DONE
 
 ORDERS = Table(
@@ -71,11 +72,15 @@ class Counting:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A way of writing messages into a transaction; `sender` if they are sent by whoever wrote them."""
+    """A way of writing messages into a transaction; `sender` if they are sent by whoever wrote them.
+
+    `prepare`: what is done for so many messages before their transaction begins.
+    """
 
     engine: Engine
     append: Callable[[Connection, int], None]
     sender: Counting | None = None
+    prepare: Callable[[int], None] | None = None
 
 
 def send_all(url: str, sender: Counting | None = None) -> Way:
@@ -87,6 +92,36 @@ def send_all(url: str, sender: Counting | None = None) -> Way:
         outbox.send_all(connection, [Message("orders", BODY) for _ in range(messages)])
 
     return Way(engine, append, sender)
+
+
+def send_one(url: str) -> Way:
+    """With this library, message by message."""
+    engine = create_engine(url)
+    outbox = Outbox(engine)
+
+    def append(connection: Connection, messages: int) -> None:
+        for _ in range(messages):
+            outbox.send(connection, "orders", BODY)
+
+    return Way(engine, append)
+
+
+def co_located(url: str) -> Way:
+    """With half messages, whose verdict is part of the business transaction."""
+    engine = create_engine(url)
+    producer = TransactionMQProducer("orders", Outbox(engine))
+    begun: list[Transaction] = []
+
+    def prepare(messages: int) -> None:
+        transaction = producer.begin_transaction(verdict="commit")
+        for _ in range(messages):
+            transaction.send("orders", BODY)
+        begun.append(transaction)
+
+    def append(connection: Connection, _messages: int) -> None:
+        begun.pop().commit(connection)
+
+    return Way(engine, append, prepare=prepare)
 
 
 def send_directly(url: str) -> Way:
@@ -123,6 +158,8 @@ def transactions(way: Way, messages: int, seconds: float) -> tuple[float, float]
     sent = way.sender.count if way.sender else 0
     written, started = 0, time.perf_counter()
     while time.perf_counter() - started < seconds:
+        if way.prepare is not None:
+            way.prepare(messages)
         with way.engine.begin() as connection:
             connection.execute(insert(ORDERS), {"customer": "c-1", "total": written})
             way.append(connection, messages)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from outbox.errors import DatabaseError
 from outbox.message import Message
 from outbox.store.database import Database
-from outbox.store.dialect import COLUMNS, Channel
+from outbox.store.dialect import COLUMNS, Channel, Row
 
 State = Literal["delayed", "waiting", "retry", "blocked", "dead"]
 
@@ -46,6 +46,9 @@ _ENVELOPE = "message_id, topic, key, slot, tags, headers, body, content_type, cr
 #: Places between two neighbours of the log, for messages that fall due there.
 _BETWEEN = 1 << 20
 
+#: When more than so many are due, those that have been due for longest are looked at alone.
+CROWD = 2_000
+
 #: Copied inside the database: bodies never travel.
 _PARK = f"""
     INSERT INTO {{parked}} (subscription, id, {_ENVELOPE}, state, blocks, place, attempts, due_at, error, parked_at)
@@ -69,7 +72,11 @@ _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen}"
 _DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND wish = 'discard'"
 #: What stands behind them is released with that; by the partial index of those that block others.
 _UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state = 'dead'"
-_KEYS = "SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks LIMIT :limit"
+#: Keys with something that is not blocked itself, perhaps more than once: bounded by the limit, whatever the planner
+#: makes of it, where a DISTINCT reads all of them before it returns the first.
+_KEYS = """
+    SELECT key FROM {parked} WHERE subscription = :subscription AND blocks AND state <> 'blocked' LIMIT :limit
+"""
 _BLOCKED_AMONG = """
     SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks AND {chosen}
 """
@@ -80,7 +87,7 @@ _EARLIER = """
 #: An earlier message of the key still waits for something. Carried by the partial index of those that block others and
 #: are not blocked themselves: of a key with many thousands there are few.
 _UNREADY = f"""
-    (EXISTS ({_EARLIER} AND e.state <> 'blocked' AND (e.state = 'dead' OR e.due_at > {{now}} OR {{sick_e}}))
+    (EXISTS ({_EARLIER} AND e.state <> 'blocked' AND (e.state = 'dead' OR e.due_at > {{moment}} OR {{sick_e}}))
      OR CASE WHEN :some_sick THEN EXISTS ({_EARLIER} AND {{sick_e}}) ELSE false END)
 """
 #: Blocked keys that nothing holds back: asked once, when a lease is taken; later the holder knows by itself.
@@ -98,12 +105,25 @@ _READY = f"""
           FROM (SELECT p.id, p.place, length(p.body) AS size FROM {{parked}} AS p
                 WHERE p.subscription = :subscription
                   AND NOT {{sick_p}}
-                  AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{now}})
+                  AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{moment}})
                        OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
                   AND NOT {_UNREADY}
                 ORDER BY p.place, p.id LIMIT :limit) AS r) AS c
     JOIN {{parked}} AS m ON m.subscription = :subscription AND m.id = c.ready_id
     ORDER BY c.nth
+"""
+#: Whether so many are due that it would take long to sort them. By the partial index on due_at, as the next one.
+_CROWDED = """
+    SELECT 1 FROM {parked}
+    WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at <= {now}
+    ORDER BY due_at LIMIT 1 OFFSET :crowd
+"""
+#: When the last of those was due that are looked at first: so many of them have their turn.
+_HORIZON = f"""
+    SELECT p.due_at FROM {{parked}} AS p
+    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state <> 'delayed'
+      AND p.due_at <= {{now}} AND NOT {{sick_p}} AND NOT {_UNREADY}
+    ORDER BY p.due_at LIMIT 1 OFFSET :limit
 """
 #: Delayed messages take their places in their keys' order now that they are due, in the order in which they fell due:
 #: behind all of the key that is held back now, before what comes later.
@@ -135,9 +155,10 @@ _WAITING = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' LIMIT :limit) AS w
 """
+#: `id + 0` keeps the planner off the primary key, on which there may be a million others.
 _WISHES = """
     SELECT id, key, wish, wish_by, wish_reason FROM {parked}
-    WHERE subscription = :subscription AND wish IS NOT NULL ORDER BY id LIMIT :limit
+    WHERE subscription = :subscription AND wish IS NOT NULL ORDER BY id + 0 LIMIT :limit
 """
 #: A person wants it delivered, so it does not expire again.
 _REPLAY = """
@@ -196,9 +217,10 @@ class Parked:
         if ids:
             self._run(channel, _REMOVE, ids=ids)
 
-    def keys(self, channel: Channel, limit: int) -> set[str]:
-        """Keys that are held back, at most `limit` of them."""
-        return {row[0] for row in channel.rows(self._database.sql(_KEYS), {**self._common, "limit": limit})}
+    def keys(self, channel: Channel, limit: int) -> set[str] | None:
+        """Keys that are held back by more than their turn, see `released_keys`; None: perhaps more than `limit`."""
+        rows = channel.rows(self._database.sql(_KEYS), {**self._common, "limit": limit + 1})
+        return {row[0] for row in rows} if len(rows) <= limit else None
 
     def held_among(self, channel: Channel, keys: Collection[str]) -> set[str]:
         """Which of these keys are held back."""
@@ -207,7 +229,7 @@ class Parked:
 
     def released_keys(self, channel: Channel, sick: Collection[str] = ()) -> set[str]:
         """Keys with blocked messages that nothing holds back."""
-        statement = self._database.sql(_RELEASED, sick_e=self._is_sick("e"))
+        statement = self._database.sql(_RELEASED, sick_e=self._is_sick("e"), moment=self._database.dialect.now)
         return {row[0] for row in channel.rows(statement, {**self._common, **self._sick(sick)})}
 
     def ready(
@@ -225,17 +247,41 @@ class Parked:
         `released`: keys whose blocked messages may go. `sick`: topics whose waiting messages are not to be tried.
         `held`: messages that are not to be tried either.
         """
+        bound = {
+            **self._common,
+            **self._sick(sick, held),
+            "released": self._database.bind(released),
+            "limit": rows,
+            "bytes": bytes,
+        }
+        found: list[Row] = []
+        if channel.rows(self._database.sql(_CROWDED), {**self._common, "crowd": CROWD}):
+            found = self._ready_at_horizon(channel, bound)
+        # Also if nothing is ready at the horizon: of each key the first may have been due for a shorter time.
+        found = found or self._ready(channel, bound, self._database.dialect.now)
+        fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
+        messages = self._database.dialect.messages([row[:13] for row in fitting])
+        return [Ready(message, row[13], bool(row[14])) for message, row in zip(messages, fitting, strict=True)]
+
+    def _ready_at_horizon(self, channel: Channel, bound: dict[str, Any]) -> list[Row]:
+        """What was ready when few were due; of each key these come first of all that are ready now."""
+        parts = {"sick_e": self._is_sick("e"), "sick_p": self._is_sick("p"), "moment": self._database.dialect.now}
+        horizon = channel.rows(self._database.sql(_HORIZON, **parts), bound)
+        if not horizon:
+            return []
+        moment = self._database.dialect.moment(horizon[0][0])
+        assert moment is not None
+        return self._ready(channel, {**bound, "moment": self._database.dialect.bind_moment(moment)}, ":moment")
+
+    def _ready(self, channel: Channel, bound: dict[str, Any], moment: str) -> list[Row]:
         statement = self._database.sql(
             _READY,
             sick_e=self._is_sick("e"),
             sick_p=self._is_sick("p"),
             released=self._database.among("p.key", texts="released"),
+            moment=moment,
         )
-        lists = {**self._sick(sick, held), "released": self._database.bind(released)}
-        found = channel.rows(statement, {**self._common, **lists, "limit": rows, "bytes": bytes})
-        fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
-        messages = self._database.dialect.messages([row[:13] for row in fitting])
-        return [Ready(message, row[13], bool(row[14])) for message, row in zip(messages, fitting, strict=True)]
+        return channel.rows(statement, bound)
 
     def _is_sick(self, row: str) -> str:
         among = self._database.among

@@ -132,10 +132,11 @@ class ParkedContract:
             parked.park(channel, fates)
 
         assert _ready(parked, channel) == [(ids[0], 2), (ids[4], 2)]
-        assert parked.keys(channel, 10) == parked.held_among(channel, ["a", "b", "c", "d"]) == {"a", "b", "c"}
+        assert parked.keys(channel, 4) == parked.held_among(channel, ["a", "b", "c", "d"]) == {"a", "b", "c"}
+        assert parked.keys(channel, 2) is None
         assert 3_500 < (parked.next_due(channel) or 0) <= 3_600
         parked.remove(channel, [ids[0]])
-        assert parked.released_keys(channel) == {"a"}
+        assert (parked.keys(channel, 4), parked.released_keys(channel)) == ({"b", "c"}, {"a"})
         assert _ready(parked, channel, released=["a", "b"]) == [(ids[2], 1), (ids[4], 2)]
         parked.change(channel, {Aside(state="retry", blocks=True, attempts=3, delay=now): [ids[1]]})
         assert _ready(parked, channel, released=["a", "b"]) == [(ids[1], 4), (ids[2], 1), (ids[3], 1), (ids[4], 2)]

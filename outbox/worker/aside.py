@@ -37,10 +37,10 @@ class KeysAside:
     def __init__(self, parked: Parked, channel: Channel) -> None:
         self._parked = parked
         self._channel = channel
-        keys = parked.keys(channel, _MOST_KEYS + 1)
-        self._keys: set[str] | None = keys if len(keys) <= _MOST_KEYS else None
+        keys = parked.keys(channel, _MOST_KEYS)
         #: Held back by nothing but their turn.
         self.released = parked.released_keys(channel)
+        self._keys: set[str] | None = None if keys is None else keys | self.released
 
     def among(self, messages: Sequence[Message]) -> Collection[str | None]:
         """Which keys of these messages are held back."""

@@ -1,0 +1,238 @@
+"""A transaction costs what it holds, whatever the planner knows: with very many half messages that nobody ended.
+
+Every statement of a transaction and of a checker is run beside them, under every state of the statistics that an
+installation goes through, and may touch only so many pages, by the index of half messages or a primary key.
+"""
+
+import uuid
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Message, create_engine
+from outbox.checks import HALF_TOPIC
+from outbox.store.database import Database
+from outbox.store.dialect import _PARAMETER
+from outbox.store.half import Half, Halves
+from outbox.store.idempotency.op import Ops
+from outbox.store.parked import Parked
+from outbox.testing.servers import PostgresServer
+from tests.conftest import adopt
+from tests.test_log_plans import nodes
+
+GROUP, CHECK = "shop", "check:shop"
+#: What one transaction touches, and what a checker's batch of 200 does; the tables have many thousands of pages.
+MOST_OF_ONE, MOST_OF_A_BATCH = 150, 200 * 12
+#: Of a look at what is due, which is sorted and looked at twice; a look at all of it touches a hundred times as many.
+MOST_OF_A_CROWD = 200 * 25
+WALKS = {"Seq Scan", "Parallel Seq Scan"}
+
+FILL = f"""
+    INSERT INTO outbox_message (message_id, topic, key, slot, tags, headers, body, created_at)
+    SELECT gen_random_uuid(), '{HALF_TOPIC}', 'tx-' || n, n % 256, '{GROUP}', :headers, decode(repeat('00', 60), 'hex'),
+           now() - interval '1 hour'
+    FROM generate_series(1, :rows) AS n
+"""
+#: Every second transaction has a verdict; some of the others were given up, the rest are to be asked later.
+DECIDE = """
+    INSERT INTO outbox_op (transaction_id, op, decided_by, decided_at)
+    SELECT 'tx-' || n, 'rollback', 'test', now() FROM generate_series(2, :rows, 2) AS n
+"""
+PARK = f"""
+    INSERT INTO outbox_parked (subscription, id, message_id, topic, key, slot, tags, headers, body, created_at, state,
+                               blocks, place, attempts, due_at, parked_at)
+    SELECT '{CHECK}', id, message_id, topic, key, slot, tags, headers, body, created_at,
+           CASE WHEN id % 1000 = 1 THEN 'dead' ELSE 'retry' END, TRUE, id * 1048576, 1,
+           CASE WHEN id % 1000 <> 1 THEN now() + interval '1 day' + id * interval '1 millisecond' END, now()
+    FROM outbox_message WHERE id % 2 = 1
+"""
+
+
+@pytest.fixture(scope="module")
+def rows(full: bool) -> int:
+    """How many half messages there are."""
+    return 1_000_000 if full else 100_000
+
+
+@pytest.fixture(scope="module")
+def logs(postgres: PostgresServer, pg_template: str, rows: int) -> Iterator[dict[str, Engine]]:
+    """The same tables, never analysed, analysed when they were empty, and analysed as they are."""
+    names = {state: f"half_plans_{state}_{uuid.uuid4().hex[:8]}" for state in ("never", "stale", "fresh")}
+    engines = {}
+    for state in ("never", "stale"):
+        engines[state] = create_engine(postgres.create_database(names[state], template=pg_template))
+        adopt(engines[state])
+        fill(engines[state], rows, analysed_first=state == "stale")
+    engines["never"].dispose()
+    engines["fresh"] = create_engine(postgres.create_database(names["fresh"], template=names["never"]))
+    adopt(engines["fresh"])
+    with engines["fresh"].begin() as connection:
+        connection.execute(text("ANALYZE"))
+    yield engines
+    for state, engine in engines.items():
+        engine.dispose()
+        postgres.drop_database(names[state])
+
+
+def fill(engine: Engine, rows: int, *, analysed_first: bool) -> None:
+    """Half messages, of which the planner knows nothing, or what it knew of the empty tables."""
+    restored = '{"' + "n" * 80 + '": "1"}'
+    headers = Half(transaction="tx", group=GROUP, way="commit").headers_of(Message("orders", b""), 256, restored)
+    with engine.begin() as connection:
+        for table in ("outbox_message", "outbox_op", "outbox_parked"):
+            connection.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = false)"))
+        if analysed_first:
+            connection.execute(text("ANALYZE"))
+        connection.execute(text(FILL), {"headers": headers, "rows": rows})
+        connection.execute(text(DECIDE), {"rows": rows})
+        connection.execute(text(PARK))
+
+
+#: The tables, and whether the plan is made without looking at the parameters, as PostgreSQL may after some executions.
+STATES = {
+    "never analysed": ("never", "force_custom_plan"),
+    "generic plan, never analysed": ("never", "force_generic_plan"),
+    "analysed when empty": ("stale", "force_custom_plan"),
+    "generic plan": ("fresh", "force_generic_plan"),
+    "fresh statistics": ("fresh", "force_custom_plan"),
+}
+
+
+class Asked:
+    """A connection that notes what it is asked, and knows nothing."""
+
+    def __init__(self) -> None:
+        self.statements: list[tuple[str, dict[str, Any]]] = []
+
+    def rows(self, statement: str, parameters: Any) -> list[tuple[Any, ...]]:
+        """There are none."""
+        self.statements.append((statement, dict(parameters)))
+        return []
+
+
+def of_a_transaction(database: Database, rows: int) -> dict[str, Any]:
+    """What a transaction without a verdict does, by its name; each of them a generator of statements."""
+    ops, halves, open_one = Ops(database), Halves(database), f"tx-{rows // 2 + 1}"
+    return {
+        "half": halves.append(Half(transaction=open_one, group=GROUP, way="commit"), Message("orders", b"1"), "{}"),
+        "commit": ops.commit(open_one, by="test", group=GROUP),
+        "rollback": ops.roll_back(open_one, by="test", group=GROUP),
+        "join": ops.join(open_one, by="test"),
+        "restore": ops.restore(f"tx-{rows // 2}"),
+        "standing": ops.standing(open_one),
+    }
+
+
+def of_a_checker(database: Database, rows: int) -> dict[str, Any]:
+    """What is asked about a batch of half messages, and about what is set aside; each called with a connection."""
+    ops, parked = Ops(database), Parked(database, CHECK)
+    keys = [f"tx-{n}" for n in range(1, rows, rows // 200)]
+    messages = [Message("orders", b"", key=key) for key in keys]
+    return {
+        "pending": lambda asked: ops.pending(asked, keys, timedelta(seconds=6)),
+        "finished": lambda asked: ops.finished(asked, messages),
+        "dead": lambda asked: ops.dead(asked, CHECK, 1000),
+        "ready": lambda asked: parked.ready(asked, [], [], 200, 8_000_000),
+        "next due": parked.next_due,
+        "fell due": parked.some_fell_due,
+        "wishes": lambda asked: parked.wishes(asked, 1000),
+        "released": parked.released_keys,
+    }
+
+
+ONE = ("half", "commit", "rollback", "join", "restore", "standing")
+BATCH = ("pending", "finished", "dead", "ready", "next due", "fell due", "wishes", "released")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a statement touched, and how it found the log and the verdicts."""
+
+    pages: int
+    walked: frozenset[str]
+    indexes: frozenset[str]
+
+
+def work(engine: Engine, statement: str, parameters: dict[str, Any], mode: str) -> Work:
+    """Run a statement as a prepared one, tell what it touched, and undo what it did."""
+    names = list(dict.fromkeys(_PARAMETER.findall(statement)))
+    numbered = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
+    places = f"({', '.join(['%s'] * len(names))})" if names else ""
+    explain = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE question {places}"
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, cursor_factory=psycopg.ClientCursor) as connection:
+        connection.execute(f"SET plan_cache_mode = {mode}")
+        connection.execute(f"PREPARE question AS {numbered}")
+        found = connection.execute(explain, [parameters[name] for name in names]).fetchone()
+        connection.rollback()
+    assert found is not None
+    plan = found[0][0]["Plan"]
+    done = [node for node in nodes(plan) if node.get("Actual Loops")]
+    return Work(
+        pages=plan["Shared Hit Blocks"] + plan["Shared Read Blocks"],
+        walked=frozenset(node["Relation Name"] for node in done if node["Node Type"] in WALKS),
+        indexes=frozenset(node["Index Name"] for node in done if "Index Name" in node),
+    )
+
+
+#: The index of half messages, and the primary keys.
+OF_THE_LOG = {"outbox_message_half", "outbox_message_pkey", "outbox_op_pkey"}
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", ONE)
+def test_a_transaction_costs_the_same_among_very_many_without_a_verdict(logs, rows, name, state):
+    log, mode = STATES[state]
+    statement, parameters, _ = next(of_a_transaction(Database(logs[log]), rows)[name])
+
+    done = work(logs[log], statement, parameters, mode)
+
+    assert not done.walked, done
+    assert done.indexes <= OF_THE_LOG, done
+    assert done.pages <= MOST_OF_ONE, done
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", BATCH)
+def test_a_checker_touches_what_it_asks_about(logs, rows, name, state):
+    log, mode = STATES[state]
+    asked = Asked()
+    of_a_checker(Database(logs[log]), rows)[name](asked)
+
+    done = [work(logs[log], statement, parameters, mode) for statement, parameters in asked.statements]
+
+    # A verdict may be looked up by a walk over the verdicts where they are few.
+    assert not any(each.walked - {"outbox_op"} for each in done), done
+    assert sum(each.pages for each in done) <= MOST_OF_A_BATCH, done
+
+
+@pytest.mark.parametrize("log", ["never", "fresh"])
+def test_of_a_crowd_that_is_due_few_are_looked_at(logs, rows, log):
+    """All of it fell due at once, because nobody checked for a while; the pages of one look, of all tables."""
+    database = Database(logs[log])
+    everything = Parked(database, CHECK)
+    with closing(database.open()) as channel:
+        channel.run("UPDATE outbox_parked SET due_at = due_at - interval '2 days' WHERE state = 'retry'")
+        everything.ready(channel, [], [], 200, 8_000_000)
+        before = pages(channel)
+        found = everything.ready(channel, [], [], 200, 8_000_000)
+        looked_at = pages(channel) - before
+
+    assert [each.message.id for each in found] == [n for n in range(1, 500, 2) if n % 1000 != 1][:200]
+    assert looked_at <= MOST_OF_A_CROWD, looked_at
+
+
+def pages(channel: Any) -> int:
+    """How many pages of what is set aside were looked at so far."""
+    channel.rows("SELECT pg_stat_force_next_flush()")
+    question = """
+        SELECT heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read
+        FROM pg_statio_user_tables WHERE relname = 'outbox_parked'
+    """
+    return int(channel.rows(question)[0][0])
