@@ -38,8 +38,8 @@ class CheckPolicy:
     """When a transaction is asked about, by the clock of the database; the defaults are RocketMQ's.
 
     `transaction_timeout`: not before this age. `interval`: between two questions. `most`: after so many UNKNOWNs, and
-    beyond `age_limit`, the transaction is given up and waits for a person. `question`: what one question may take;
-    `threads`: so many are asked at once.
+    beyond `age_limit` where no database says what became of it, the transaction is given up and waits for a person.
+    `question`: what one question may take; `threads`: so many are asked at once.
     """
 
     transaction_timeout: timedelta = timedelta(seconds=6)
@@ -114,9 +114,10 @@ class Checker:
             return DONE
         if pending.immune_for >= timedelta(0):
             return Retry("immune", pending.immune_for + _TICK, counts=False)
-        if pending.age > self._policy.age_limit:
-            return Reject(f"given up: older than {self._policy.age_limit}")
-        return None if half.way == "listener" else self._by_database(channel, half, pending)
+        too_old = pending.age > self._policy.age_limit
+        found = None if half.way == "listener" else self._by_database(channel, half, pending)
+        # What a database can say is as good as on the first day.
+        return Reject(f"given up: older than {self._policy.age_limit}") if too_old and found is not DONE else found
 
     def _by_database(self, channel: Channel, half: Half, pending: Pending) -> Verdict:
         """What the transactions of a database say by themselves."""

@@ -50,7 +50,7 @@ class TransactionMQProducer:
         transaction_timeout: no transaction is asked about before this age (RocketMQ's transactionTimeOut).
         check_interval: between two questions about a transaction (transactionCheckInterval).
         check_max: after so many UNKNOWNs a transaction waits for a person (transactionCheckMax).
-        age_limit: and beyond this age (fileReservedTime).
+        age_limit: and beyond this age (fileReservedTime), where no database says what became of it.
         check_timeout: what one question may take; an answer that comes later counts as UNKNOWN.
         fence_after: for verdict="commit": when a transaction without a verdict was rolled back; longer than the longest
             business transaction.

@@ -483,7 +483,8 @@ SQLITE = Dialect(
     name="sqlite",
     now="strftime('%Y-%m-%d %H:%M:%f', 'now')",
     later="strftime('%Y-%m-%d %H:%M:%f', {now}, ({seconds}) || ' seconds')",
-    seconds="((julianday({until}) - julianday({since})) * 86400.0)",
+    # Of days with a fraction some come out a little too long; moments are kept to the millisecond.
+    seconds="round((julianday({until}) - julianday({since})) * 86400.0, 3)",
     among_numbers="{value} IN (SELECT value FROM json_each({list}))",
     among_texts="{value} IN (SELECT value FROM json_each({list}))",
     bind_list=json.dumps,

@@ -266,12 +266,12 @@ def test_what_is_not_the_groups_cannot_be_ended_by_it(engine, outbox, producer, 
     assert (str(raised.value), verdicts(engine)) == (text, stood)
 
 
-@pytest.mark.parametrize("state", [None, True, "commit", 8, "COMMIT_MESSAGE"])
-def test_a_transaction_ends_with_a_state_and_nothing_else(outbox, producer, engine, state):
+def test_a_transaction_ends_with_a_state_and_nothing_else(outbox, producer, engine):
     transaction = one(producer)
 
-    with pytest.raises(TypeError, match="a transaction ends with a state or a resolution"):
-        producer.end_transaction(transaction.id, state)
+    for state in (None, True, "commit", 8, "COMMIT_MESSAGE"):
+        with pytest.raises(TypeError, match="a transaction ends with a state or a resolution"):
+            producer.end_transaction(transaction.id, state)
 
     assert verdicts(engine) == {}
 
@@ -361,12 +361,14 @@ TOPICS = {
 }
 
 
-@pytest.mark.parametrize("topic", TOPICS)
-def test_a_topic_that_rocketmq_would_refuse_is_refused_in_its_words(outbox, producer, engine, topic):
-    with pytest.raises(MQClientError) as raised:
-        producer.begin_transaction().send(topic, "1")
+def test_a_topic_that_rocketmq_would_refuse_is_refused_in_its_words(outbox, producer, engine):
+    found = {}
+    for topic in TOPICS:
+        with pytest.raises(MQClientError) as raised:
+            producer.begin_transaction().send(topic, "1")
+        found[topic] = str(raised.value)
 
-    assert (str(raised.value), halves(engine)) == (TOPICS[topic], 0)
+    assert (found, halves(engine)) == (TOPICS, 0)
 
 
 def test_the_half_topic_is_nobodys(outbox, producer):
@@ -403,11 +405,12 @@ DECIMAL = "must be a decimal integer of seconds,"
         ),
     ],
 )
-def test_a_message_that_cannot_be_one_of_a_transaction_is_refused(outbox, producer, engine, fields, text):
+def test_a_message_that_cannot_be_one_of_a_transaction_is_refused(sqlite_engine, fields, text):
+    producer = producer_of(Outbox(sqlite_engine), Listener())
     with pytest.raises(MQClientError) as raised:
         producer.begin_transaction().send_message(Message("orders", **{"body": b"1", **fields}))
 
-    assert (str(raised.value), raised.value.code, halves(engine)) == (text, 13, 0)
+    assert (str(raised.value), raised.value.code, halves(sqlite_engine)) == (text, 13, 0)
 
 
 def test_no_message_is_no_message(outbox, producer):
@@ -443,9 +446,9 @@ def test_headers_that_leave_no_room_for_the_id_are_refused_before_anything_is_st
         ("DEFAULT_PRODUCER", "producerGroup can not equal DEFAULT_PRODUCER, please specify another one."),
     ],
 )
-def test_a_group_that_rocketmq_would_refuse_is_refused_in_its_words(outbox, group, text):
+def test_a_group_that_rocketmq_would_refuse_is_refused_in_its_words(sqlite_engine, group, text):
     with pytest.raises(MQClientError) as raised:
-        TransactionMQProducer(group, outbox)
+        TransactionMQProducer(group, Outbox(sqlite_engine))
 
     assert str(raised.value) == text
 
