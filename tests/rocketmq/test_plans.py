@@ -120,7 +120,7 @@ def of_a_transaction(database: Database, rows: int) -> dict[str, Any]:
     """What a transaction without a verdict does, by its name; each of them a generator of statements."""
     ops, halves, open_one = Ops(database), Halves(database), f"tx-{rows // 2 + 1}"
     return {
-        "half": halves.append(Half(transaction=open_one, group=GROUP, way="commit"), Message("orders", b"1"), "{}"),
+        "half": halves.append(Half(transaction=open_one, group=GROUP, way="commit"), Message("orders", b"1"), 0, "{}"),
         "commit": ops.commit(open_one, by="test", group=GROUP),
         "rollback": ops.roll_back(open_one, by="test", group=GROUP),
         "join": ops.join(open_one, by="test"),
