@@ -46,10 +46,10 @@ class Business:
         with self._connections.one() as channel, self._database.explained():
             return run(on_channel(channel), self._records.standing(transaction))
 
-    def fence(self, transaction: str) -> Op | None:
+    def fence(self, transaction: str, *, patience: float = PATIENCE_SECONDS) -> Op | None:
         """Keep the business from committing, unless it has; return what stands. Raises while it is at it."""
         with self._connections.one() as channel, self._database.explained():
-            return self._records.fence(channel, transaction, patience=PATIENCE_SECONDS)
+            return self._records.fence(channel, transaction, patience=patience)
 
     def close(self) -> None:
         """Close the connections; a later call opens others."""

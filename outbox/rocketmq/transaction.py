@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from outbox.rocketmq.business import Business
 
 
+#: A rollback waits so long for others that write to the business database: on SQLite for whoever has the file.
+_ROLLBACK_PATIENCE_SECONDS = 5.0
+
+
 class Transaction:
     """Any number of messages that one verdict delivers or drops; made by `TransactionMQProducer.begin_transaction`.
 
@@ -335,7 +339,11 @@ def _require_record(business: Business | None, transaction: str, op: Op) -> None
             f"transaction {transaction} is decided by its record in the business database, whose engine this producer"
             " does not have: business=…"
         )
-    stands = business.standing(transaction) if op == "commit" else business.fence(transaction)
+    stands = (
+        business.standing(transaction)
+        if op == "commit"
+        else business.fence(transaction, patience=_ROLLBACK_PATIENCE_SECONDS)
+    )
     if stands is None:
         raise MQClientError(
             f"transaction {transaction} has no record of a commit in the business database; join(session) in the"

@@ -1,5 +1,6 @@
 """The ways to a verdict: a business transaction that decides, by whichever handle the application holds it."""
 
+import threading
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -10,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, create_engine
 from outbox.errors import MQClientError, NoTransactionError
-from outbox.rocketmq import TransactionResolution
+from outbox.rocketmq import TransactionMQProducer, TransactionResolution
 from outbox.schema import record_metadata
 from outbox.verdict import DONE
 from tests.handles import HANDLES, a_psycopg_connection
@@ -355,3 +356,25 @@ def test_a_connection_that_commits_every_statement_cannot_decide(outbox, produce
     engine.dispose()
 
     assert transaction.resolution is TransactionResolution.UNKNOWN
+
+
+def test_a_rollback_waits_for_others_that_write_to_the_business_database(engine, outbox, tmp_path):
+    """On SQLite any transaction has the whole file."""
+    file = create_engine(f"sqlite:///{tmp_path}/business.sqlite3")
+    record_metadata().create_all(file)
+    other, written = threading.Event(), threading.Event()
+
+    def write() -> None:
+        with file.begin():
+            other.set()
+            written.wait(1)
+
+    writer = threading.Thread(target=write)
+    producer = TransactionMQProducer("shop", outbox, business=file)
+    transaction = begun(producer, "record")
+    writer.start()
+    other.wait(20)
+    transaction.rollback()
+    writer.join(20)
+
+    assert transaction.resolution is TransactionResolution.ROLLBACK
