@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -16,13 +15,13 @@ from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import PATIENCE_SECONDS, Business
 from outbox.rocketmq.connections import on_channel
 from outbox.rocketmq.listener import Question
-from outbox.rocketmq.states import LocalTransactionState, TransactionResolution, op_of
+from outbox.rocketmq.questions import Questions
+from outbox.rocketmq.states import op_of
 from outbox.store.dialect import Channel
-from outbox.store.half import Half, half_of, real_message
+from outbox.store.half import Half, half_of
 from outbox.store.idempotency.op import Op, Pending
 from outbox.store.steps import run
 from outbox.verdict import DONE, Reject, Retry, Verdict, told
-from outbox.worker.calls import Call, Caller
 
 logger = logging.getLogger("outbox")
 
@@ -68,7 +67,11 @@ class Checker:
         self._by = f"check {group}"
         self._policy = policy
         self._business = business
-        self._questions = None if question is None else _Questions(question, policy)
+        self._questions = (
+            None
+            if question is None
+            else Questions(question, seconds=policy.question.total_seconds(), threads=policy.threads)
+        )
         self._spread = spread
         self._channel: Channel | None = None
 
@@ -190,80 +193,3 @@ class Checker:
         if self._channel is None:
             self._channel = self._broker.database.open()
         return self._channel
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a listener returned; of one that is no verdict the `reason`."""
-
-    state: object
-    reason: str
-
-
-class _Questions:
-    """Asks a listener, some questions at once, each on a thread of its own that may hang."""
-
-    def __init__(self, question: Question, policy: CheckPolicy) -> None:
-        self._question = question
-        self._policy = policy
-        #: By transaction: each has one thread at most, so that one whose question hangs for ever leaves the others.
-        self._hung: dict[str | None, Call] = {}
-
-    def ask(self, rows: Sequence[Message]) -> list[tuple[Message, Answer | None]]:
-        """Ask about the transaction of each row; None: it was not asked, because the time of one question is over, or
-        its own hangs, or too many others.
-        """
-        seconds = self._policy.question.total_seconds()
-        until = clock() + seconds
-        self._forget_those_that_ended()
-        answers: list[tuple[Message, Answer | None]] = [(row, None) for row in rows if row.key in self._hung]
-        waiting = [row for row in rows if row.key not in self._hung]
-        while waiting:
-            self._forget_those_that_ended()
-            free = self._policy.threads - len(self._hung)
-            if free <= 0 or clock() >= until:
-                return answers + [(row, None) for row in waiting]
-            portion, waiting = waiting[:free], waiting[free:]
-            answers += self._answers(portion, seconds)
-        return answers
-
-    def _forget_those_that_ended(self) -> None:
-        self._hung = {transaction: call for transaction, call in self._hung.items() if not call.finished}
-
-    def _answers(self, rows: Sequence[Message], seconds: float) -> list[tuple[Message, Answer | None]]:
-        answered: dict[int | None, object] = {}
-
-        def put(messages: Sequence[Message]) -> Sequence[Verdict]:
-            answered[messages[0].id] = self._question(messages[0])
-            return [DONE]
-
-        calls = [(row, _called(put, real_message(row))) for row in rows]
-        until = clock() + seconds
-        found: list[tuple[Message, Answer | None]] = []
-        for row, call in calls:
-            call.wait(max(0.0, until - clock()))
-            if not call.finished:
-                self._hung[row.key] = call
-                found.append((row, Answer(None, f"no answer within {seconds:g} s")))
-            elif call.error is not None:
-                logger.warning("the check of transaction %s raised %s", row.key, told(call.error))
-                found.append((row, Answer(None, told(call.error))))
-            else:
-                state = answered.get(row.id)
-                found.append((row, Answer(state, _reason(state))))
-        return found
-
-
-def _called(put: Callable[[Sequence[Message]], Sequence[Verdict]], message: Message) -> Call:
-    caller = Caller(put)
-    call = caller.start([message])
-    caller.close()
-    return call
-
-
-def _reason(state: object) -> str:
-    if state is LocalTransactionState.UNKNOW or state is TransactionResolution.UNKNOWN:
-        return "UNKNOWN"
-    with suppress(Exception):
-        return f"UNKNOWN, because the answer is no state: {state!r:.200}"
-    return f"UNKNOWN, because the answer is no state but a {type(state).__name__}"
