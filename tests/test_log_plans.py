@@ -30,7 +30,7 @@ MOST_PAGES = 300
 MOST_ROWS = 3 * LIMIT
 OLD = 1000  # the id, and the transaction, of a row that lies among the passed ones and committed late
 
-COMMON: dict[str, Any] = {"inline": 8000, "limit": LIMIT, "skips": "", "only": None, "hidden": ""}
+COMMON: dict[str, Any] = {"inline": 8000, "limit": LIMIT, "skips": "", "tags": None, "only": None, "hidden": ""}
 
 
 @dataclass(frozen=True)
