@@ -39,20 +39,6 @@ from tests.rocketmq.parts import (
 from tests.waiting import eventually
 
 
-@pytest.fixture
-def outbox(engine):
-    made = Outbox(engine)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def producer(outbox):
-    made = producer_of(outbox, Listener())
-    yield made
-    made.shutdown()
-
-
 def begun(producer, *bodies):
     """A transaction with a message for each body."""
     transaction = producer.begin_transaction()

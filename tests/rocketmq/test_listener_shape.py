@@ -39,13 +39,6 @@ from tests.rocketmq.parts import (
 )
 
 
-@pytest.fixture
-def outbox(engine):
-    made = Outbox(engine)
-    yield made
-    made.close()
-
-
 def sent(outbox, listener, message=None, **options):
     """What came of one message."""
     producer = producer_of(outbox, listener)

@@ -29,13 +29,6 @@ from tests.waiting import eventually
 
 
 @pytest.fixture
-def outbox(engine):
-    made = Outbox(engine)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def producer(outbox):
     made = producer_of(outbox, Listener(), check_interval=timedelta(milliseconds=20))
     yield made

@@ -33,20 +33,6 @@ from tests.waiting import eventually
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 
 
-@pytest.fixture
-def outbox(engine):
-    made = Outbox(engine)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def producer(outbox):
-    made = producer_of(outbox, Listener())
-    yield made
-    made.shutdown()
-
-
 def one(producer: TransactionMQProducer, body: str = "1"):
     """A transaction with a message."""
     transaction = producer.begin_transaction()

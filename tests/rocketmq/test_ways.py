@@ -36,13 +36,6 @@ WAYS = ["join", "commit", "record"]
 
 
 @pytest.fixture
-def outbox(engine):
-    made = Outbox(engine)
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def business(engine, tmp_path, request):
     """A business database of the same kind, with records and without an outbox."""
     if engine.dialect.name == "sqlite":
