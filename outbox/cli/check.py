@@ -13,7 +13,6 @@ from outbox.cli.options import DURATION, Target, a_business_database, about_a_da
 from outbox.cli.output import age, say
 
 if TYPE_CHECKING:
-    from outbox.rocketmq.business import Business
     from outbox.rocketmq.checker import CheckPolicy
     from outbox.rocketmq.listener import Question
     from outbox.rocketmq.service import CheckService
@@ -94,13 +93,13 @@ def _service(
     target: Target, group: str, policy: CheckPolicy, question: Question | None, business_url: str | None
 ) -> Iterator[CheckService]:
     """The check service of a group, with the databases that it needs."""
-    from outbox.cli.connection import asked, reached
+    from outbox.cli.connection import asked, business_of, reached
     from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker
     from outbox.rocketmq.service import CheckService
 
     with ExitStack() as open:
-        business = None if business_url is None else open.enter_context(_business(business_url))
+        business = None if business_url is None else open.enter_context(business_of(business_url))
         database = open.enter_context(reached(target))
         open.enter_context(database.explained())
         with asked(database) as (found, _channel):
@@ -109,29 +108,6 @@ def _service(
         broker = Broker(outbox, connections=1, reject_transactions=False)
         open.callback(broker.close)
         yield CheckService(broker, group, policy, question, business)
-
-
-@contextmanager
-def _business(url: str) -> Iterator[Business]:
-    """The business database, which has been asked for a record already: a mistake shows at once."""
-    from outbox.cli.connection import business_engine_of
-    from outbox.cli.failures import told
-    from outbox.rocketmq.business import Business
-
-    engine = business_engine_of(Target(url))
-    business = Business(engine, connections=1)
-    try:
-        try:
-            business.standing("")
-        except Exception as error:
-            code = told(error, "--business: ")
-            if code is None:
-                raise
-            click.get_current_context().exit(code)
-        yield business
-    finally:
-        business.close()
-        engine.dispose()
 
 
 def _run(service: CheckService, *, once: bool) -> None:

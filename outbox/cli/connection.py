@@ -11,7 +11,7 @@ from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox import create_engine
-from outbox.cli.failures import UNREACHABLE, USAGE
+from outbox.cli.failures import UNREACHABLE, USAGE, told
 from outbox.cli.output import keep_secret
 from outbox.errors import SchemaError
 from outbox.schema import VERSION
@@ -22,6 +22,7 @@ from outbox.store.place import place_of
 
 if TYPE_CHECKING:
     from outbox.cli.options import Target
+    from outbox.rocketmq.business import Business
 
 import click
 
@@ -80,10 +81,33 @@ def engine_of(target: Target, *, create: bool = False, make: str = "outbox db up
     return _made(url)
 
 
-def business_engine_of(target: Target) -> Engine:
-    """An engine for a business database that has no outbox; its errors name the option."""
+@contextmanager
+def business_of(url: str) -> Iterator[Business]:
+    """A business database, which has been asked for a record already: a mistake shows at once."""
+    from outbox.rocketmq.business import Business
+
+    engine = _business_engine(url)
+    business = Business(engine, connections=1)
     try:
-        return engine_of(target, make="outbox db upgrade --record-only")
+        try:
+            business.standing("")
+        except Exception as error:
+            code = told(error, "--business: ")
+            if code is None:
+                raise
+            click.get_current_context().exit(code)
+        yield business
+    finally:
+        business.close()
+        engine.dispose()
+
+
+def _business_engine(url: str) -> Engine:
+    """An engine for a business database that has no outbox; its errors name the option."""
+    from outbox.cli.options import Target
+
+    try:
+        return engine_of(Target(url), make="outbox db upgrade --record-only")
     except click.ClickException as error:
         raise _Failure(f"--business: {error.message}", error.exit_code) from None
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.contents import contents, show_contents, show_fields
-from outbox.cli.options import Target, about_a_database, as_json, by_whom, me, option
+from outbox.cli.options import Target, a_business_database, about_a_database, as_json, by_whom, me, option
 from outbox.cli.output import age, say, show_json, show_table
 
 if TYPE_CHECKING:
@@ -24,8 +24,12 @@ _NUMBERS = ("MESSAGES", "CHECKS")
 _SHOWN_ANSWER = 80
 #: So long a business transaction that is deciding on the same transaction is waited for.
 _PATIENCE_SECONDS = 2.0
+_BEING_DECIDED = "transaction {id} is being decided by another one that is not over yet; nothing was done, try again"
 
 _id = click.argument("id", metavar="TRANSACTION")
+_unchecked_record = option(
+    "--unchecked", is_flag=True, help="Decide without a look at the business database, because it is gone."
+)
 
 
 @click.group(no_args_is_help=True)
@@ -100,30 +104,33 @@ def show(*, target: Target, id: str, json: bool) -> None:
 @half.command()
 @about_a_database
 @_id
+@a_business_database
+@_unchecked_record
 @by_whom
-def commit(*, target: Target, id: str, by: str | None) -> None:
+def commit(*, target: Target, id: str, business: str | None, unchecked: bool, by: str | None) -> None:
     """Deliver the messages of a pending transaction.
 
     The first verdict stands for ever: this one too, if none was before it. With verdict="join" the business transaction
-    itself decides when it commits; one that is under way is waited for, briefly. With verdict="record" the record in
-    the business database says what is true: look there first, because nothing here is compared with it.
+    itself decides when it commits; one that is under way is waited for, briefly. With verdict="record" the record of
+    the commit has to be in the business database.
     """
-    _end(target, id, "commit", by)
+    _end(target, id, "commit", by, business, unchecked=unchecked)
 
 
 @half.command()
 @about_a_database
 @_id
+@a_business_database
+@_unchecked_record
 @by_whom
-def rollback(*, target: Target, id: str, by: str | None) -> None:
+def rollback(*, target: Target, id: str, business: str | None, unchecked: bool, by: str | None) -> None:
     """Drop the messages of a pending transaction.
 
-    The first verdict stands for ever: this one too, if none was before it. With verdict="join" or "commit" a business
-    transaction that decides later is refused from then on, and one that is deciding is waited for, briefly. With
-    verdict="record" the record in the business database says what is true: look there first, because nothing here is
-    compared with it, and the business may commit all the same.
+    The first verdict stands for ever: this one too, if none was before it. A business transaction that decides later is
+    refused from then on, and one that is deciding is waited for, briefly; with verdict="record" by a record in the
+    business database.
     """
-    _end(target, id, "rollback", by)
+    _end(target, id, "rollback", by, business, unchecked=unchecked)
 
 
 @half.command()
@@ -151,14 +158,16 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None) -> No
         say(_resumed(database, channel, transaction))
 
 
-def _end(target: Target, id: str, op: Op, by: str | None) -> None:
+def _end(target: Target, id: str, op: Op, by: str | None, business: str | None, *, unchecked: bool) -> None:
     """Write a verdict by hand, if none stands."""
     from outbox.cli.failures import is_locked
     from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker
 
     with target.opened() as (database, channel):
-        _found(database, channel, id)
+        pending, stands = _found(database, channel, id)
+        if pending is not None and stands is None and pending.verdict == "record" and not unchecked:
+            _require_record(id, op, business)
         outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
         broker = Broker(outbox, connections=1, reject_transactions=False)
         try:
@@ -166,9 +175,7 @@ def _end(target: Target, id: str, op: Op, by: str | None) -> None:
         except Exception as error:
             if not is_locked(error):
                 raise
-            raise click.ClickException(
-                f"transaction {id} is being decided by another one that is not over yet; nothing was done, try again"
-            ) from None
+            raise click.ClickException(_BEING_DECIDED.format(id=id)) from None
         finally:
             broker.close()
             outbox.close()
@@ -179,6 +186,25 @@ def _end(target: Target, id: str, op: Op, by: str | None) -> None:
     number = 0 if transaction is None else transaction.messages
     done = {"commit": f"committed; its {number} messages go out", "rollback": f"rolled back; {number} messages dropped"}
     say(f"transaction {id}: {done[op]}" if is_new else f"transaction {id} {_was(decided)}; nothing changed")
+
+
+def _require_record(id: str, op: Op, business: str | None) -> None:
+    """Have the business database agree with a verdict; it forbids the commit of one that is rolled back."""
+    from outbox.cli.connection import business_of
+    from outbox.cli.failures import is_locked
+
+    if business is None:
+        raise click.UsageError(
+            f"transaction {id} is decided by its record in the business database: name that by --business (a rollback"
+            " is recorded there first); or, if it is gone for good, decide with --unchecked"
+        )
+    with business_of(business) as records:
+        try:
+            records.require(id, op)
+        except Exception as error:
+            if not is_locked(error):
+                raise
+            raise click.ClickException(_BEING_DECIDED.format(id=id)) from None
 
 
 def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided | None]:

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection, Engine
 
-from outbox.errors import NoTransactionError, VerdictStandsError
+from outbox.errors import MQClientError, NoTransactionError, VerdictStandsError
 from outbox.handles import Link
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.store.idempotency.op import Op, Ops
@@ -17,6 +17,8 @@ from outbox.transactions import Transactions
 
 #: How long a business transaction that is under way is waited for before it is fenced, in seconds.
 PATIENCE_SECONDS = 0.2
+#: A rollback by word waits longer for others that write to the business database: on SQLite for who has the file.
+_ROLLBACK_PATIENCE_SECONDS = 5.0
 
 
 class Business:
@@ -50,6 +52,26 @@ class Business:
         """Keep the business from committing, unless it has; return what stands. Raises while it is at it."""
         with self._connections.one() as channel, self._database.explained():
             return self._records.fence(channel, transaction, patience=patience)
+
+    def require(self, transaction: str, op: Op) -> None:
+        """Make sure that the records agree with a verdict; a rollback is recorded, if nothing is yet.
+
+        Raises:
+            VerdictStandsError: the opposite is recorded.
+            MQClientError: there is no record of the commit.
+        """
+        stands = (
+            self.standing(transaction)
+            if op == "commit"
+            else self.fence(transaction, patience=_ROLLBACK_PATIENCE_SECONDS)
+        )
+        if stands is None:
+            raise MQClientError(
+                f"transaction {transaction} has no record of a commit in the business database; join(session) in the"
+                " business transaction, and commit() after its commit"
+            )
+        if stands != op:
+            raise VerdictStandsError(transaction, stands, op)
 
     def close(self) -> None:
         """Close the connections; a later call opens others."""

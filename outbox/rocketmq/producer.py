@@ -22,6 +22,7 @@ from outbox.rocketmq.listener import Question, TransactionChecker, TransactionLi
 from outbox.rocketmq.service import CheckService
 from outbox.rocketmq.states import (
     LocalTransactionState,
+    MessageQueue,
     SendStatus,
     TransactionResolution,
     TransactionSendResult,
@@ -131,15 +132,7 @@ class TransactionMQProducer:
         state, unrecorded = self._recorded(transaction, state)
         if raised is not None and not swallow:
             raise raised
-        return TransactionSendResult(
-            send_status=SendStatus.SEND_OK,
-            message_queue=queue,
-            msg_id=str(message.message_id),
-            queue_offset=place,
-            transaction_id=transaction.id,
-            local_transaction_state=state,
-            error=raised or unrecorded,
-        )
+        return _sent(transaction, message, place, queue, state, raised or unrecorded)
 
     def _recorded(
         self, transaction: Transaction, state: LocalTransactionState
@@ -183,14 +176,7 @@ class TransactionMQProducer:
     def send(self, message: Message, transaction: Transaction) -> TransactionSendResult:
         """Store a half message in a transaction, as RocketMQ's 5.x clients write it."""
         place, queue = transaction.store(message)
-        return TransactionSendResult(
-            send_status=SendStatus.SEND_OK,
-            message_queue=queue,
-            msg_id=str(message.message_id),
-            queue_offset=place,
-            transaction_id=transaction.id,
-            local_transaction_state=LocalTransactionState.UNKNOW,
-        )
+        return _sent(transaction, message, place, queue, LocalTransactionState.UNKNOW)
 
     def end_transaction(
         self, transaction_id: str, state: LocalTransactionState | TransactionResolution
@@ -261,6 +247,26 @@ class TransactionMQProducer:
             business=self._business,
             id=id,
         )
+
+
+def _sent(
+    transaction: Transaction,
+    message: Message,
+    place: int,
+    queue: MessageQueue,
+    state: LocalTransactionState,
+    error: Exception | None = None,
+) -> TransactionSendResult:
+    """Return the result of a half message that is stored."""
+    return TransactionSendResult(
+        send_status=SendStatus.SEND_OK,
+        message_queue=queue,
+        msg_id=str(message.message_id),
+        queue_offset=place,
+        transaction_id=transaction.id,
+        local_transaction_state=state,
+        error=error,
+    )
 
 
 def _in_transaction(message: Message, transaction: str) -> Message:

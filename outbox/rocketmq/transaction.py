@@ -30,10 +30,6 @@ if TYPE_CHECKING:
     from outbox.rocketmq.business import Business
 
 
-#: A rollback waits so long for others that write to the business database: on SQLite for whoever has the file.
-_ROLLBACK_PATIENCE_SECONDS = 5.0
-
-
 class Transaction:
     """Any number of messages that one verdict delivers or drops; made by `TransactionMQProducer.begin_transaction`.
 
@@ -322,7 +318,12 @@ def end_by_word(
         MQClientError: its business transaction has not been committed; or it is unknown, or of another group.
     """
     if way == "record":
-        _require_record(business, transaction, op)
+        if business is None:
+            raise MQClientError(
+                f"transaction {transaction} is decided by its record in the business database, whose engine this"
+                " producer does not have: business=…"
+            )
+        business.require(transaction, op)
     elif way in ("join", "commit") and op == "commit" and broker.standing(transaction).op is None:
         verb = "join(session) first" if way == "join" else "commit(session) last"
         raise MQClientError(
@@ -330,27 +331,6 @@ def end_by_word(
             f" {verb} in it"
         )
     broker.end(transaction, op, by=_by(group), group=group)
-
-
-def _require_record(business: Business | None, transaction: str, op: Op) -> None:
-    """Make sure that the business database agrees; a rollback comes first there, where it might be committed yet."""
-    if business is None:
-        raise MQClientError(
-            f"transaction {transaction} is decided by its record in the business database, whose engine this producer"
-            " does not have: business=…"
-        )
-    stands = (
-        business.standing(transaction)
-        if op == "commit"
-        else business.fence(transaction, patience=_ROLLBACK_PATIENCE_SECONDS)
-    )
-    if stands is None:
-        raise MQClientError(
-            f"transaction {transaction} has no record of a commit in the business database; join(session) in the"
-            " business transaction, and commit() after its commit"
-        )
-    if stands != op:
-        raise VerdictStandsError(transaction, stands, op)
 
 
 def _by(group: str) -> str:
