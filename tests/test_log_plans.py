@@ -138,7 +138,7 @@ def fill(engine: Engine, rows: int, *, analysed_first: bool) -> None:
         if analysed_first:
             connection.execute(text("ANALYZE outbox_message"))
         connection.execute(text(FILL.format(rows=rows)))
-        connection.execute(text("SELECT setval(pg_get_serial_sequence('outbox_message', 'id'), :rows)"), {"rows": rows})
+        connection.execute(text("SELECT setval(pg_get_serial_sequence('outbox_message', 'id'), :rows)"), {"rows": rows or 1})
 
 
 #: The log, and whether the plan is made without looking at the parameters, as PostgreSQL may after some executions.
@@ -250,6 +250,30 @@ def test_reading_on_stays_bounded_when_the_driver_has_prepared_it(logs, rows, lo
     channel.close()
 
     assert (reading.seen, reading.complete) == (7, True)
+    assert after - before <= MOST_PAGES
+
+
+@pytest.mark.parametrize("topics", [None, ("rare",)])
+@pytest.mark.parametrize("first", [0, 1, 20, 200])
+def test_reading_on_beside_an_open_writer_stays_bounded_when_it_was_planned_on_a_small_log(pg_engine, topics, first):
+    """So every installation begins: PostgreSQL plans the statement then, and goes on with that plan."""
+    head, open_one = 100_000, 99_990
+    channel = Database(pg_engine).open()
+    reader = Log(Database(pg_engine), selection=Selection(topics=topics))
+    fill(pg_engine, first, analysed_first=False)
+    with pg_engine.begin() as connection:
+        connection.execute(text("ANALYZE outbox_message"))
+    for _ in range(12):
+        reader.read_on(channel, Position(head, (open_one,)))
+    with pg_engine.begin() as connection:
+        connection.execute(text(FILL.format(rows=60_000).replace("SELECT n,", f"SELECT {head} + n,")))
+
+    before = pages_of_the_log(channel)
+    reading = reader.read_on(channel, Position(head + 59_995, (open_one,)))
+    after = pages_of_the_log(channel)
+    channel.close()
+
+    assert (reading.seen, reading.complete) == (6, True)
     assert after - before <= MOST_PAGES
 
 

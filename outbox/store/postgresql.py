@@ -22,14 +22,18 @@ from outbox.store.dialect import COLUMNS, NONE, Dialect, Location, Parameters, R
 from outbox.store.postgresql_append import append
 
 #: Ours, whatever the role's defaults are. Set once on a connection of our own, not per transaction: that would double
-#: the time of the idle poll, and each transaction here is one statement or a few.
+#: the time of the idle poll, and each transaction here is one statement or a few. A plan that was made while a table
+#: was nearly empty is kept for as long as the connection: it must not be a scan of all rows. (Where nothing else can be
+#: done the price of such a scan looks enormous, and would have it compiled.)
 _SETTINGS = """
     SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE;
     SET synchronous_commit = on;
     SET statement_timeout = '60s';
     SET lock_timeout = '10s';
     SET idle_in_transaction_session_timeout = '60s';
-    SET client_encoding = 'UTF8'
+    SET client_encoding = 'UTF8';
+    SET enable_seqscan = off;
+    SET jit = off
 """
 
 
@@ -202,9 +206,11 @@ _LOG_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
 _LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN ''::bytea"
 _RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
 
-#: What committed late: a probe of (xact_id, id) per transaction that was open at the base.
+#: What committed late: a probe of (xact_id, id) per transaction that was open at the base. Written as a range, because
+#: of an equality the planner knows that the order is that of the primary key, and may walk that one.
 _LATE = f"""SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
-        SELECT {_RAW_COLUMNS} FROM {{message}} WHERE xact_id = o.x ORDER BY xact_id, id LIMIT :limit) AS l
+        SELECT {_RAW_COLUMNS} FROM {{message}} WHERE xact_id >= o.x AND xact_id <= o.x
+        ORDER BY xact_id, id LIMIT :limit) AS l
         LIMIT :limit"""
 
 #: What is fresh: one range of (xact_id, id). The ORDER BY keeps never-analysed tables and generic plans on the index.
@@ -246,7 +252,8 @@ _PAGE_FRESH = f"""SELECT {_LOG_COLUMNS} FROM {{message}}
 
 _PAGE_LATE = f"""SELECT l.* FROM unnest(CAST(:late AS bigint[])) AS o(x) CROSS JOIN LATERAL (
         SELECT {_LOG_COLUMNS} FROM {{message}}
-        WHERE xact_id = o.x AND id > CAST(:after AS bigint) AND id <= CAST(:upto AS bigint) AND {_CHOSEN}
+        WHERE xact_id >= o.x AND xact_id <= o.x AND id > CAST(:after AS bigint) AND id <= CAST(:upto AS bigint)
+          AND {_CHOSEN}
         ORDER BY xact_id, id LIMIT :limit) AS l"""
 
 _CLOCK_ROW = """SELECT NULL::bigint AS id, NULL::uuid, NULL, NULL, NULL, NULL, NULL::bytea, NULL, {now},

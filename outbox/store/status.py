@@ -78,7 +78,8 @@ _FRESH = "SELECT {columns} FROM {message} WHERE {number} >= :head ORDER BY {numb
 #: What committed late: a probe of the same index per number that is open at the position.
 _LATE = """
     SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
-        SELECT {columns} FROM {message} WHERE {number} = o.x ORDER BY {number}, id LIMIT :limit) AS l
+        SELECT {columns} FROM {message} WHERE {number} >= o.x AND {number} <= o.x
+        ORDER BY {number}, id LIMIT :limit) AS l
     LIMIT :limit
 """
 #: What is left of a window that is half done, by primary key from the id that it came to.
