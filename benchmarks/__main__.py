@@ -6,6 +6,7 @@ import argparse
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks import report
@@ -15,7 +16,7 @@ from benchmarks.drain import drain_pinned_vs_claim, drain_vs_claim, drain_vs_fet
 from benchmarks.flat import flat_backlog, flat_pinned
 from benchmarks.halves import check_pass, half_pending_relay, half_vs_send
 from benchmarks.imports import importing
-from benchmarks.latency import direct_latency, latency
+from benchmarks.latency import direct_latency, latency, latency_random
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.site import Site
 from benchmarks.write import write
@@ -33,6 +34,10 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("drain_vs_fetch",): drain_vs_fetch,
     ("drain_pinned_vs_claim",): drain_pinned_vs_claim,
     ("latency_p50", "latency_p99"): latency,
+    **{
+        (f"latency_random_{a_second}_p50", f"latency_random_{a_second}_p99"): partial(latency_random, a_second=a_second)
+        for a_second in (50, 200, 600)
+    },
     ("direct_latency_p50",): direct_latency,
     ("flat_backlog",): flat_backlog,
     ("flat_pinned",): flat_pinned,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import random
 import threading
@@ -17,7 +18,7 @@ from benchmarks.site import Place, Site
 from outbox import Message, Outbox, Relay, Verdict, create_engine
 from outbox.verdict import DONE
 
-_PAUSE = (0.010, 0.030)  # 50 messages a second, and none at a regular distance
+_PAUSE = (0.010, 0.030)
 _PATIENCE = 60.0
 
 BARE = Table(
@@ -29,6 +30,8 @@ BARE = Table(
 
 #: What a process on the receiving side brings home: when it had which message, by the clock that all processes share.
 Arrivals = dict[bytes, int]
+#: When each message is to be written, in seconds from the start.
+Schedule = Sequence[float]
 Receiver = Callable[[str, Pipe], None]
 #: Writes one message; returns when its commit had come back.
 Writer = Callable[[bytes], int]
@@ -40,13 +43,31 @@ def latency(site: Site) -> list[Measurement]:
     with site.place() as place:
         BARE.metadata.create_all(place.engine)
         for _ in range(site.scale.long_rounds):
-            ours = _milliseconds(place, _relay, _writer(Outbox(place.engine)), site.scale.latency_messages)
-            bare = _milliseconds(place, _listener, _bare_writer(place), site.scale.latency_messages)
+            ours = _milliseconds(place, _relay, _writer(Outbox(place.engine)), _evenly(site.scale.latency_messages))
+            bare = _milliseconds(place, _listener, _bare_writer(place), _evenly(site.scale.latency_messages))
             medians.add(_quantile(ours, 0.5), _quantile(bare, 0.5))
             tails.add(_quantile(ours, 0.99), _quantile(bare, 0.99))
     return [
         Measurement(name="latency_p50", goal=at_most(1.5), unit="ms", ours=medians.ours, other=medians.other),
         Measurement(name="latency_p99", goal=at_most(2), unit="ms", ours=tails.ours, other=tails.other),
+    ]
+
+
+def latency_random(site: Site, a_second: int) -> list[Measurement]:
+    """Milliseconds from commit to arrival, of commits at random moments, so many a second on the average."""
+    medians, tails = Turns(f"latency_random_{a_second}_p50"), Turns(f"latency_random_{a_second}_p99")
+    count = round(a_second * site.scale.random_seconds)
+    with site.place() as place:
+        BARE.metadata.create_all(place.engine)
+        for number in range(site.scale.long_rounds):
+            schedule = _at_random(random.Random(number), a_second, count)
+            ours = _milliseconds(place, _relay, _writer(Outbox(place.engine)), schedule)
+            bare = _milliseconds(place, _listener, _bare_writer(place), schedule)
+            medians.add(_quantile(ours, 0.5), _quantile(bare, 0.5))
+            tails.add(_quantile(ours, 0.99), _quantile(bare, 0.99))
+    return [
+        Measurement(name=medians.name, goal=at_most(1.5), unit="ms", ours=medians.ours, other=medians.other),
+        Measurement(name=tails.name, goal=at_most(2), unit="ms", ours=tails.ours, other=tails.other),
     ]
 
 
@@ -57,30 +78,30 @@ def direct_latency(site: Site) -> list[Measurement]:
         for place in (direct, relayed):
             BARE.metadata.create_all(place.engine)
         for _ in range(site.scale.long_rounds):
-            ours = _direct_milliseconds(direct, site.scale.direct_messages)
-            other = _milliseconds(relayed, _relay, _writer(Outbox(relayed.engine)), site.scale.direct_messages)
+            ours = _direct_milliseconds(direct, _evenly(site.scale.direct_messages))
+            other = _milliseconds(relayed, _relay, _writer(Outbox(relayed.engine)), _evenly(site.scale.direct_messages))
             medians.add(_quantile(ours, 0.5), _quantile(other, 0.5))
     return [Measurement(name="direct_latency_p50", goal=at_most(1), unit="ms", ours=medians.ours, other=medians.other)]
 
 
-def _direct_milliseconds(place: Place, count: int) -> list[float]:
+def _direct_milliseconds(place: Place, schedule: Schedule) -> list[float]:
     """The latency of each message that its writer's process itself sends, without any relay."""
     ours, theirs = multiprocessing.Pipe()
     arrival = Arrival(theirs)
     outbox = Outbox(create_engine(place.url), sender=arrival, direct="relay")
     write = _writer(outbox)
     _warm_up(ours, write)
-    committed = _write_at_its_pace(write, count)
+    committed = _write_by(schedule, write)
     outbox.close()
     outbox.engine.dispose()
     return _differences(committed, arrival.at)
 
 
-def _milliseconds(place: Place, receiver: Receiver, write: Writer, count: int) -> list[float]:
-    """The latency of each message, written at its own pace while the receiver runs in another process."""
+def _milliseconds(place: Place, receiver: Receiver, write: Writer, schedule: Schedule) -> list[float]:
+    """The latency of each message, written by a schedule while the receiver runs in another process."""
     with _running(receiver, place.url) as pipe:
         _warm_up(pipe, write)
-        committed = _write_at_its_pace(write, count)
+        committed = _write_by(schedule, write)
         pipe.send("stop")
         if not pipe.poll(_PATIENCE):
             raise RuntimeError("the receiver does not answer")
@@ -100,12 +121,23 @@ def _warm_up(pipe: Pipe, write: Writer) -> None:
     pipe.recv()
 
 
-def _write_at_its_pace(write: Writer, count: int) -> Arrivals:
-    """When each message was committed."""
+def _evenly(count: int) -> Schedule:
+    """50 messages a second, and none at a regular distance."""
     pauses = random.Random(count)
+    return list(itertools.accumulate(pauses.uniform(*_PAUSE) for _ in range(count)))
+
+
+def _at_random(dice: random.Random, a_second: int, count: int) -> Schedule:
+    """As customers come: each moment is as good as any other."""
+    return list(itertools.accumulate(dice.expovariate(a_second) for _ in range(count)))
+
+
+def _write_by(schedule: Schedule, write: Writer) -> Arrivals:
+    """When each message was committed; one whose moment has passed is written at once."""
     committed: Arrivals = {}
-    for number in range(count):
-        time.sleep(pauses.uniform(*_PAUSE))
+    started = time.monotonic()
+    for number, moment in enumerate(schedule):
+        time.sleep(max(0.0, started + moment - time.monotonic()))
         body = b"%d" % number
         committed[body] = write(body)
     time.sleep(1)

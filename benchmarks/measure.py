@@ -77,6 +77,7 @@ class Scale:
     passed: int = 300_000
     latency_messages: int = 1_000
     direct_messages: int = 500
+    random_seconds: float = 15.0
     flat_drained: int = 100_000
     flat_passed: tuple[int, int] = (100_000, 2_000_000)
     settles: int = 60_000
@@ -104,6 +105,7 @@ QUICK = Scale(
     passed=3_000,
     latency_messages=25,
     direct_messages=25,
+    random_seconds=0.5,
     flat_drained=2_000,
     flat_passed=(1_000, 4_000),
     settles=400,

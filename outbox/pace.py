@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-_SHORT_SECONDS = 0.01
+from collections.abc import Callable
+
+from outbox.clock import clock as now
+
 #: Where commits follow each other faster than this, what is done for each of them costs more than it brings.
 _BUSY_SECONDS = 0.004
+#: So much faster for a moment: commits at random come in small crowds, also where there are few.
+_CROWD_SECONDS = 10 * _BUSY_SECONDS
 
 
 class Pace:
-    """Short pauses, so that a single commit is not waited for; of `longest` seconds while there are many."""
+    """Pauses of `shortest` seconds, so that a single commit is not waited for; of `longest` while there are many."""
 
-    def __init__(self, longest: float = 0.05) -> None:
+    def __init__(self, longest: float = 0.05, shortest: float = 0.01, *, clock: Callable[[], float] = now) -> None:
         self._longest = longest
-        self._pause = _SHORT_SECONDS
+        self._shortest = shortest
+        self._clock = clock
+        #: Seconds that the last commits should have taken, without those that have gone by; not for ever.
+        self._load = 0.0
+        self._at = clock()
 
     def after(self, commits: int) -> float:
-        """Seconds to pause, after so many commits since the last pause began."""
-        busy = commits * _BUSY_SECONDS > self._pause
-        self._pause = self._longest if busy else _SHORT_SECONDS
-        return self._pause
+        """Seconds to pause, after so many commits since this was asked before."""
+        at = self._clock()
+        self._load = max(0.0, self._load - (at - self._at)) + commits * _BUSY_SECONDS
+        self._load, self._at = min(self._load, _CROWD_SECONDS + self._longest), at
+        return self._longest if self._load > _CROWD_SECONDS else self._shortest

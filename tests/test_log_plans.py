@@ -138,7 +138,9 @@ def fill(engine: Engine, rows: int, *, analysed_first: bool) -> None:
         if analysed_first:
             connection.execute(text("ANALYZE outbox_message"))
         connection.execute(text(FILL.format(rows=rows)))
-        connection.execute(text("SELECT setval(pg_get_serial_sequence('outbox_message', 'id'), :rows)"), {"rows": rows or 1})
+        connection.execute(
+            text("SELECT setval(pg_get_serial_sequence('outbox_message', 'id'), :rows)"), {"rows": rows or 1}
+        )
 
 
 #: The log, and whether the plan is made without looking at the parameters, as PostgreSQL may after some executions.

@@ -1,34 +1,68 @@
 """Who follows commits is at hand for a single one, and spares the machine where there are many."""
 
+import random
+
 from outbox.pace import Pace
 
-
-def pauses(pace: Pace, *commits: int) -> list[float]:
-    return [pace.after(each) for each in commits]
+SHORT, LONG = 0.01, 0.05
 
 
-def test_a_commit_now_and_then_is_not_waited_for():
-    short = Pace().after(1)
+class Commits:
+    """A pace beside commits at given moments; time goes by only in its pauses."""
 
-    assert pauses(Pace(), 1, 1, 2, 1) == [short] * 4
+    def __init__(self, moments):
+        self.moments = list(moments)
+        self.now = 0.0
+        self.pace = Pace(LONG, SHORT, clock=lambda: self.now)
+
+    def pauses(self):
+        """The pause after each look that found commits; before one it waits for the next commit."""
+        found = []
+        while self.moments:
+            self.now = max(self.now, self.moments[0])
+            count = sum(moment <= self.now for moment in self.moments)
+            del self.moments[:count]
+            found.append(self.pace.after(count))
+            self.now += found[-1]
+        return found
 
 
-def test_many_commits_make_the_pauses_longer_until_there_are_few_again():
-    pace = Pace()
-    short, long = pauses(pace, 1, 100)
-
-    assert long > short
-    # As many in a longer pause are fewer a second.
-    assert pauses(pace, 100, 3, 3) == [long, short, long]
-    assert pauses(pace, 1, 1) == [short, short]
+def every(gap, number=200, start=0.0):
+    return [start + n * gap for n in range(number)]
 
 
-def test_a_steady_stream_keeps_its_pace():
-    """Otherwise the length of the pauses would decide whether they are long."""
-    for per_second in (50, 100, 200, 300, 1_000):
-        pace = Pace()
-        pause, found = pace.after(1), []
-        for _ in range(20):
-            pause = pace.after(round(per_second * pause))
-            found.append(pause)
-        assert len(set(found)) == 1, f"{per_second} commits a second: {found}"
+def at_random(a_second, number=2_000):
+    moments, now, dice = [], 0.0, random.Random(7)
+    for _ in range(number):
+        now += dice.expovariate(a_second)
+        moments.append(now)
+    return moments
+
+
+def test_commits_now_and_then_are_not_waited_for():
+    assert set(Commits(every(0.02)).pauses()) == {SHORT}
+
+
+def test_a_few_at_once_are_not_many():
+    assert set(Commits([0.0, 0.0, 0.001, 0.002, 0.003, 1.0]).pauses()) == {SHORT}
+
+
+def test_commits_at_random_are_not_taken_for_many():
+    """As many a second at even distances are not, either."""
+    pauses = Commits(at_random(150)).pauses()
+
+    assert pauses.count(LONG) / len(pauses) < 0.02
+
+
+def test_where_there_are_many_the_pauses_are_long():
+    pauses = Commits(every(0.001, 2_000)).pauses()
+
+    assert set(pauses[-20:]) == {LONG}
+
+
+def test_they_are_short_again_soon_after():
+    many = every(0.0005, 4_000)
+
+    pauses = Commits([*many, *every(0.1, 5, start=many[-1] + 0.2)]).pauses()
+
+    assert pauses[-5:] == [SHORT] * 5

@@ -184,6 +184,30 @@ def test_pauses_grow_while_nothing_comes_and_begin_again_when_something_does(eng
     assert handler.bodies == [b"1"]
 
 
+@pytest.mark.parametrize(("close", "first"), [(NEVER, SHORTEST / 50), (0, SHORTEST)], ids=["close", "far apart"])
+def test_after_messages_that_come_close_to_each_other_the_first_pauses_are_short(engine, monkeypatch, close, first):
+    """More are likely; their writers may be so busy that they tell of many at a time."""
+    monkeypatch.setattr("outbox.worker._CLOSE_SECONDS", close)
+    outbox, handler = Outbox(engine), Collector()
+    eager = worker(outbox.database, handler, settings=BRISK)
+    log = outbox.database.tables.message
+
+    def sent_unheard() -> bool:
+        with engine.begin() as connection:
+            connection.execute(log.insert().values(topic="orders", slot=0, message_id=uuid7(), body=b"1"))
+        return False
+
+    def stopped() -> bool:
+        eager.stop()
+        return False
+
+    eager.wake = script = Script({1: sent_unheard, 2: sent_unheard, 5: stopped})
+    eager.run()
+
+    assert script.pauses == [SHORTEST, SHORTEST, first, 2 * first, 4 * first]
+    assert handler.bodies == [b"1", b"1"]
+
+
 # Turns
 
 
