@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import NoReturn
 
 from outbox.bodies import check_charset
@@ -32,6 +33,8 @@ _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _CONTENT_TYPE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _RESERVED_HEADERS = ("outbox-", "nats-")
+#: Made once: `json.dumps` would make an encoder at each call.
+_as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 def _refuse(field: str, limit: str, fix: str) -> NoReturn:
@@ -98,10 +101,13 @@ def checked_headers(headers: Mapping[str, str]) -> str:
         _refuse("headers", f"must be a mapping of str to str, not {type(headers).__name__}", "pass a dict")
     if len(headers) > MAX_HEADERS:
         _refuse("headers", f"must be at most {MAX_HEADERS}", "put more into the body")
-    for name, value in headers.items():
-        _check_header(name, value)
-    if len({name.lower() for name in headers}) < len(headers):
+    lowered = {_checked_header_name(name) for name in headers}
+    if len(lowered) < len(headers):
         _refuse("headers", "must not hold one name in two cases", "keep one of them")
+    for name, value in headers.items():
+        # Nearly all values are plain; what else there may be is looked at one by one.
+        if not (isinstance(value, str) and value.isascii() and value.isprintable() and value.strip() == value):
+            _check_header_value(name, value)
     if _size(headers) > MAX_HEADER_BYTES:
         _refuse("headers", f"must be at most {MAX_HEADER_BYTES} bytes together", "put more into the body")
     return stored_headers(headers)
@@ -109,11 +115,11 @@ def checked_headers(headers: Mapping[str, str]) -> str:
 
 def stored_headers(headers: Mapping[str, str]) -> str:
     """Headers as they are stored."""
-    return json.dumps(dict(headers), ensure_ascii=False, separators=(",", ":"))
+    return _as_json(dict(headers))
 
 
 def _size(headers: Mapping[str, str]) -> int:
-    return sum(len(name) + len(value.encode()) for name, value in headers.items())
+    return sum(len(name) + (len(value) if value.isascii() else len(value.encode())) for name, value in headers.items())
 
 
 def fits(headers: Mapping[str, str]) -> bool:
@@ -121,13 +127,26 @@ def fits(headers: Mapping[str, str]) -> bool:
     return len(headers) <= MAX_HEADERS and _size(headers) <= MAX_HEADER_BYTES
 
 
-def _check_header(name: str, value: str) -> None:
-    if not isinstance(name, str) or not _TOKEN.fullmatch(name):
+def _checked_header_name(name: str) -> str:
+    """A header's name in lower case."""
+    if not isinstance(name, str):
         _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
-    if name.lower().startswith(_RESERVED_HEADERS):
+    return _lowered_header_name(name)
+
+
+@lru_cache(maxsize=1024)
+def _lowered_header_name(name: str) -> str:
+    if not _TOKEN.fullmatch(name):
+        _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
+    lowered = name.lower()
+    if lowered.startswith(_RESERVED_HEADERS):
         _refuse("headers", f"the name {name!r:.80} begins with a reserved prefix", "use another name")
-    if name.lower() == "content-type":
+    if lowered == "content-type":
         _refuse("headers", "content-type is a field of its own", "pass content_type=")
+    return lowered
+
+
+def _check_header_value(name: str, value: str) -> None:
     text = _text(f"headers[{name!r:.80}]", value)
     if _CONTROL.search(text) or text != text.strip():
         fix = "strip or encode the value"
