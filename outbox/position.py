@@ -85,6 +85,14 @@ class Window:
         """Numbers inside the fresh range that are not settled yet."""
         return tuple(n for n in self.target.open if n >= self.base.head)
 
+    def overlaps(self, seen: Position) -> bool:
+        """Return whether the window holds a number that another position sees, as that of purged rows."""
+        if any(seen.sees(n) for n in self.late):
+            return True
+        first, end = self.base.head, min(self.target.head, seen.head)
+        excepted = {n for n in (*self.target.open, *seen.open) if first <= n < end}
+        return end - first > len(excepted)
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:

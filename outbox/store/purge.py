@@ -1,4 +1,7 @@
-"""Purging: rows that every subscription is past, and that are older than the retention, leave the log."""
+"""Purging: rows that every subscription is past, and that are older than the retention, leave the log.
+
+A reader outside of the database counts as long as its hold lasts.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.lease import Partition
 from outbox.store.progress import ProgressLog
+from outbox.store.reader import Readers
 from outbox.store.subscription import Subscriptions
 
 BATCH = 2_000
@@ -37,7 +41,7 @@ _DELETE_OPS = f"""
       AND decided_at < :before
       AND NOT EXISTS (SELECT 1 FROM {{message}} WHERE topic = '{HALF_TOPIC}' AND key = transaction_id)
 """
-_DELETE = "DELETE FROM {message} WHERE {gone}"
+_DELETE = "DELETE FROM {message} WHERE {gone} RETURNING {number}"
 _COUNT = "SELECT count(*) FROM {message} WHERE {gone}"
 #: Takes the row's lock for the transaction: what was purged is written by one at a time.
 _LOCK = "UPDATE {meta} SET purged_id = purged_id RETURNING purged, purged_id"
@@ -62,7 +66,7 @@ class Purge:
         self._batch = batch
         number = "xact_id" if "xact_id" in database.tables.message.columns else "id"
         gone = database.sql(_GONE, number=number, open=database.among(f"{number} + 0", numbers="open"))
-        self._delete = database.sql(_DELETE, gone=gone)
+        self._delete = database.sql(_DELETE, gone=gone, number=number)
         self._count = database.sql(_COUNT, gone=gone)
         self._newest = database.sql(_NEWEST, number=number)
 
@@ -100,12 +104,13 @@ class Purge:
         with channel.transaction():
             stored, purged_id = channel.rows(self._database.sql(_LOCK))[0]
             passed = self._passed_by_all(channel)
-            gone = channel.run(self._delete, {**bounds, **self._of(passed)})
+            gone = [number for (number,) in channel.rows(self._delete, {**bounds, **self._of(passed)})]
             if gone:
-                purged = passed if stored is None else passed.union(Position.parse(stored))
+                purged = _deleted_of(passed, max(gone))
+                purged = purged if stored is None else purged.union(Position.parse(stored))
                 record = {"purged": str(purged), "id": max(purged_id, bounds["upto"])}
                 channel.run(self._database.sql(_RECORD), record)
-        return gone
+        return len(gone)
 
     def _delete_ops(self, channel: Channel, before: datetime) -> None:
         """Delete old verdicts whose half messages are gone, a batch at a time."""
@@ -130,9 +135,12 @@ class Purge:
         return _seen_by_all(bases)
 
     def _bases(self, channel: Channel) -> list[tuple[str, Position]]:
-        progress = ProgressLog(self._database)
+        progress, readers = ProgressLog(self._database), Readers(self._database)
         found = []
         for each in Subscriptions(self._database).all(channel):
+            hold = readers.hold(channel, each)
+            if hold is not None and hold.released:
+                continue
             for number in range(each.partitions):
                 settled = progress.newest(channel, Partition(each.name, each.generation, number))
                 found.append((each.name, EARLIEST if settled is None else settled.progress.base))
@@ -180,3 +188,12 @@ class Purge:
 def _seen_by_all(bases: Sequence[Position]) -> Position:
     """The position that sees what each of these sees."""
     return Position.of(min(base.head for base in bases), (n for base in bases for n in base.open))
+
+
+def _deleted_of(passed: Position, highest: int) -> Position:
+    """Return the position that sees what was deleted: of what all had passed nothing above the highest deleted number.
+
+    A reader without a subscription compares it with its window. One that sees all that was passed would tell a reader
+    of the newest rows that rows were lost which are all there.
+    """
+    return Position.of(highest + 1, passed.open)
