@@ -11,6 +11,8 @@ OutboxError
 ├── LeaseLostError           another worker owns the partition now
 ├── PositionError            a position that does not belong to this server any more
 ├── ArchiveError             a folder of extracted messages that cannot be read, or not be continued
+├── PurgedError              retention has removed messages that a reader had not read yet
+├── OptionError              an option of the Spark source that is unknown or outside its limits
 ├── MissingExtraError        an optional dependency is not installed
 ├── SenderError              a destination that cannot be opened
 ├── HungHandlerError         too many calls of a handler never came back
@@ -67,6 +69,14 @@ class PositionError(OutboxError):
 
 class ArchiveError(OutboxError):
     """An archive of extracted messages cannot be read, or an extract cannot go on with it."""
+
+
+class PurgedError(OutboxError):
+    """Retention has removed messages that a reader had not read yet."""
+
+
+class OptionError(OutboxError, ValueError):
+    """An option of the Spark source is unknown, or outside its limits."""
 
 
 class MissingExtraError(OutboxError, ImportError):
