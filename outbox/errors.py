@@ -10,6 +10,8 @@ OutboxError
 ├── SubscriptionError        a subscription that is unknown, or that declares something else
 ├── LeaseLostError           another worker owns the partition now
 ├── PositionError            a position that does not belong to this server any more
+├── PurgedError              retention has removed messages that a reader had not read yet
+├── OptionError              an option of the Spark source that is unknown or outside its limits
 ├── ArchiveError             a folder of extracted messages that cannot be read, or not be continued
 ├── MissingExtraError        an optional dependency is not installed
 ├── SenderError              a destination that cannot be opened
@@ -63,6 +65,14 @@ class LeaseLostError(OutboxError):
 
 class PositionError(OutboxError):
     """A position was captured from, or stored for, another incarnation of the server."""
+
+
+class PurgedError(OutboxError):
+    """Retention has removed messages that a reader had not read yet."""
+
+
+class OptionError(OutboxError, ValueError):
+    """An option of the Spark source is unknown, or outside its limits."""
 
 
 class ArchiveError(OutboxError):

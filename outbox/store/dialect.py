@@ -96,6 +96,18 @@ class Append(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WriteAheadLog:
+    """Statements about the log from which a server recovers: a crash loses what of it is not on disk."""
+
+    #: Timeline, and the end of what has been written into the log so far.
+    end: str
+    #: Whether the log is on disk up to `:lsn`.
+    flushed: str
+    #: A commit that is on disk when it returns, with all that came before it. Changes nothing.
+    flush: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
     """One database's way of saying things.
 
@@ -180,6 +192,8 @@ class Dialect:
     skip_locked: str
     #: System identifier and database oid; nulls where there are none.
     identity: str
+    #: None where numbers that were drawn are never drawn again, whatever crashes.
+    wal: WriteAheadLog | None
 
 
 def driver_of(connection: Connection) -> Any:

@@ -18,7 +18,17 @@ from sqlalchemy import Engine
 
 from outbox.errors import DatabaseError
 from outbox.message import Message, from_microseconds, stored_message
-from outbox.store.dialect import COLUMNS, NONE, Dialect, Location, Parameters, Row, connects_by_url, pyformat
+from outbox.store.dialect import (
+    COLUMNS,
+    NONE,
+    Dialect,
+    Location,
+    Parameters,
+    Row,
+    WriteAheadLog,
+    connects_by_url,
+    pyformat,
+)
 from outbox.store.postgresql_append import append
 
 #: Ours, whatever the role's defaults are. Set once on a connection of our own, not per transaction: that would double
@@ -353,4 +363,10 @@ POSTGRESQL = Dialect(
     skip_locked="FOR UPDATE SKIP LOCKED",
     identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"
     " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid",
+    wal=WriteAheadLog(
+        end="SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), pg_current_wal_insert_lsn()::text",
+        flushed="SELECT pg_current_wal_flush_lsn() >= CAST(:lsn AS pg_lsn)",
+        # Every role may; the message is for logical decoding, where nobody asks for this prefix.
+        flush="SELECT pg_logical_emit_message(true, 'outbox', '')::text",
+    ),
 )

@@ -526,4 +526,5 @@ SQLITE = Dialect(
     share_lock="",
     skip_locked="",
     identity="SELECT NULL AS system_identifier, NULL AS database_oid",
+    wal=None,
 )

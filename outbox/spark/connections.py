@@ -1,0 +1,229 @@
+"""Connections of a task: each runs a statement and gives its rows as Arrow record batches of one schema."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
+
+from outbox.errors import DatabaseError, MissingExtraError, OptionError
+from outbox.spark.place import conninfo
+from outbox.spark.task import Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from sqlalchemy import URL
+
+#: Rows of the first fetch where a driver returns rows; from then on as many as make a batch.
+_FIRST_ROWS, _MOST_ROWS = 1_000, 50_000
+#: PostgreSQL counts microseconds from the year 2000.
+_EPOCH_2000 = 946_684_800_000_000
+
+
+class Connection(Protocol):
+    """One connection, which belongs to one task."""
+
+    def batches(self, statement: str, schema: pa.Schema, size: int) -> Generator[pa.RecordBatch, None, None]:
+        """What a statement returns, in batches of about `size` bytes."""
+
+    def row(self, statement: str) -> tuple[Any, ...]:
+        """The one row of a statement."""
+
+    def close(self) -> None:
+        """Give it up in whatever state it is. Never raises."""
+
+
+def method_of(task: Task) -> str:
+    """How a task's rows are fetched: "adbc", "psycopg" or "sqlite".
+
+    Raises:
+        OptionError: what the task asks for does not work with its database.
+        MissingExtraError: the driver is not installed.
+    """
+    wanted, dialect = task.manner.fetch, task.extraction.dialect
+    if dialect == "sqlite" or wanted == "sqlite":
+        if wanted not in ("auto", "sqlite") or dialect != "sqlite":
+            raise OptionError(f"fetch: {wanted} does not read {dialect}; leave it out")
+        return "sqlite"
+    has_adbc = find_spec("adbc_driver_postgresql") is not None
+    if wanted == "adbc" and not has_adbc:
+        raise MissingExtraError("fetch=adbc needs a driver on every executor: pip install 'outbox-log[spark]'")
+    return wanted if wanted != "auto" else "adbc" if has_adbc else "psycopg"
+
+
+def broken_by(method: str) -> tuple[type[Exception], ...]:
+    """What a method's driver raises; `refused` tells whether another try may fare better."""
+    found: tuple[type[Exception], ...] = _METHODS[method].errors()
+    return found
+
+
+@contextmanager
+def connected(task: Task, method: str) -> Iterator[Connection]:
+    """A connection to where a task's rows are."""
+    connection = _METHODS[method](task.place.rows.resolve())
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+class AdbcConnection:
+    """PostgreSQL through ADBC, which sends COPY in binary form and makes Arrow of it in C."""
+
+    def __init__(self, url: URL) -> None:
+        from adbc_driver_postgresql import dbapi
+
+        self._driver = dbapi.connect(conninfo(url), autocommit=True)
+
+    @staticmethod
+    def errors() -> tuple[type[Exception], ...]:
+        """The driver's own, and the plain OSError of a break in the middle of a stream."""
+        from adbc_driver_manager import Error
+
+        return (Error, OSError)
+
+    def batches(self, statement: str, schema: pa.Schema, size: int) -> Generator[pa.RecordBatch, None, None]:
+        """Stream the answer; the driver parses while the server sends."""
+        import pyarrow as pa
+        from adbc_driver_postgresql import StatementOptions
+
+        with self._driver.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(size)})
+            cursor.execute(statement)
+            with cursor.fetch_record_batch() as reader:
+                for batch in reader:
+                    arrays = [
+                        array if array.type == field.type else array.cast(field.type)
+                        for array, field in zip(batch.columns, schema, strict=True)
+                    ]
+                    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+    def row(self, statement: str) -> tuple[Any, ...]:
+        """The one row of a statement."""
+        with self._driver.cursor() as cursor:
+            cursor.execute(statement)
+            return tuple(cursor.fetchone())
+
+    def close(self) -> None:
+        """Close the socket, whatever is under way on it."""
+        with suppress(Exception):
+            self._driver.close()
+
+
+class PsycopgConnection:
+    """PostgreSQL through psycopg, where ADBC is not installed: rows of a server-side cursor, in binary form."""
+
+    def __init__(self, url: URL) -> None:
+        import psycopg
+        from psycopg.types.numeric import Int8BinaryLoader
+
+        self._driver = psycopg.connect(conninfo(url))
+        self._driver.read_only = True
+        self._driver.adapters.register_loader("timestamptz", Int8BinaryLoader)
+
+    @staticmethod
+    def errors() -> tuple[type[Exception], ...]:
+        """The driver's own."""
+        import psycopg
+
+        return (psycopg.Error,)
+
+    def batches(self, statement: str, schema: pa.Schema, size: int) -> Generator[pa.RecordBatch, None, None]:
+        """Fetch as many rows at a time as make a batch."""
+        with self._driver.transaction(), self._driver.cursor("outbox_rows") as cursor:
+            cursor.execute(statement.encode(), binary=True)
+            yield from _in_batches(cursor.fetchmany, schema, size, epoch=_EPOCH_2000)
+
+    def row(self, statement: str) -> tuple[Any, ...]:
+        """The one row of a statement."""
+        with self._driver.transaction():
+            return tuple(self._driver.execute(statement.encode()).fetchone() or ())
+
+    def close(self) -> None:
+        """Close the socket."""
+        with suppress(Exception):
+            self._driver.close()
+
+
+class SqliteConnection:
+    """A SQLite file through the standard library."""
+
+    def __init__(self, url: URL) -> None:
+        assert url.database is not None
+        # SQLite would make a file for every mistyped name.
+        self._driver = sqlite3.connect(f"file:{_percent(url.database)}?mode=rw", uri=True, isolation_level=None)
+        self._driver.execute("PRAGMA busy_timeout = 5000")
+
+    @staticmethod
+    def errors() -> tuple[type[Exception], ...]:
+        """The driver's own."""
+        return (sqlite3.Error,)
+
+    def batches(self, statement: str, schema: pa.Schema, size: int) -> Generator[pa.RecordBatch, None, None]:
+        """Fetch as many rows at a time as make a batch."""
+        cursor = self._driver.execute(statement)
+        try:
+            yield from _in_batches(cursor.fetchmany, schema, size, epoch=0)
+        finally:
+            cursor.close()
+
+    def row(self, statement: str) -> tuple[Any, ...]:
+        """The one row of a statement."""
+        return tuple(self._driver.execute(statement).fetchone())
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(Exception):
+            self._driver.close()
+
+
+#: What drivers call errors that lie in what was asked, or by whom; and what servers say of those when one connects.
+_FOR_GOOD = {"ProgrammingError", "NotSupportedError", "DataError", "IntegrityError"}
+_REFUSALS = (
+    "does not exist", "authentication failed", "permission denied", "no pg_hba.conf entry", "no password",
+    "no such table", "unable to open database file",
+)  # fmt: skip
+
+_METHODS: dict[str, Any] = {"adbc": AdbcConnection, "psycopg": PsycopgConnection, "sqlite": SqliteConnection}
+
+
+def _percent(path: str) -> str:
+    from urllib.parse import quote
+
+    return quote(path)
+
+
+def _in_batches(fetch: Any, schema: pa.Schema, size: int, *, epoch: int) -> Generator[pa.RecordBatch, None, None]:
+    number = _FIRST_ROWS
+    while rows := fetch(number):
+        batch = _batch(rows, schema, epoch=epoch)
+        yield batch
+        number = max(1, min(_MOST_ROWS, 2 * number, number * size // max(1, batch.nbytes)))
+
+
+def _batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema, *, epoch: int) -> pa.RecordBatch:
+    """Rows as columns; moments arrive as microseconds since `epoch`, itself in microseconds since 1970."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    arrays = []
+    for values, field in zip(zip(*rows, strict=True), schema, strict=True):
+        if pa.types.is_timestamp(field.type):
+            moments = pa.array(values, pa.int64())
+            arrays.append(pc.add(moments, epoch).cast(field.type) if epoch else moments.cast(field.type))
+        elif pa.types.is_boolean(field.type):
+            arrays.append(pa.array([None if value is None else bool(value) for value in values], field.type))
+        else:
+            arrays.append(pa.array(values, field.type))
+    return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def refused(error: Exception) -> DatabaseError | None:
+    """Return what a driver's error says that no other try would change; None where one may fare better."""
+    kinds = {each.__name__ for each in type(error).__mro__}
+    text = str(error).strip()
+    if kinds & _FOR_GOOD or any(words in text for words in _REFUSALS):
+        return DatabaseError(f"the database refuses to be read: {text}")
+    return None

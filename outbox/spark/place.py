@@ -1,0 +1,139 @@
+"""Places: where a database is, told so that no password appears in a plan, a log or a pickle."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from outbox.errors import DatabaseError, OptionError
+from outbox.store.place import place_of
+
+_FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
+_POSTGRESQL = ("postgresql", "postgres")
+_SECRETS = ("password", "passwd", "pwd", "sslpassword", "token")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """One database: by a URL without a password, an environment variable that holds one, or a service of libpq.
+
+    `name` is what options call it, for errors: "url", or "plannerUrl".
+    """
+
+    url: str | None = None
+    env: str | None = None
+    service: str | None = None
+    name: str = "url"
+
+    def __post_init__(self) -> None:
+        if sum(part is not None for part in (self.url, self.env, self.service)) != 1:
+            raise OptionError(f"{self.name}: say where the database is, by exactly one of {', '.join(self._names)}")
+        if self.url is not None:
+            self._require_no_password(_parsed(self.url, self.name))
+
+    def resolve(self) -> URL:
+        """Return the URL with all it holds, in the process that connects.
+
+        Raises:
+            OptionError: the environment variable is not set, or what it holds is no URL of ours.
+        """
+        if self.service is not None:
+            return URL.create("postgresql+psycopg", query={"service": self.service})
+        if self.env is None:
+            assert self.url is not None
+            return _parsed(self.url, self.name)
+        text = os.environ.get(self.env)
+        if not text:
+            raise OptionError(
+                f"{self._names[1]}: the environment variable {self.env} is not set in this process; set it where"
+                " Spark's driver and its executors are started"
+            )
+        return _parsed(text, f"the environment variable {self.env}")
+
+    @property
+    def _names(self) -> tuple[str, str, str]:
+        prefix = self.name.removesuffix("url").removesuffix("Url")
+        return (self.name, f"{self.name}Env", f"{prefix}Service" if prefix else "service")
+
+    def _require_no_password(self, url: URL) -> None:
+        if url.password is not None or any(name.lower() in _SECRETS for name in url.query):
+            raise OptionError(
+                f"{self.name}: holds a password, which plans, logs and event logs would show; set {self._names[1]} to"
+                f" the name of an environment variable that holds the URL, or {self._names[2]} to a service of libpq"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where an outbox is read: the server with the rows, the primary for positions if that is another, the schema."""
+
+    rows: Address
+    planner: Address | None = None
+    schema: str | None = None
+
+    @property
+    def primary(self) -> Address:
+        """The server that positions come from."""
+        return self.planner or self.rows
+
+    def label(self) -> str:
+        """Host, database and schema, without secrets."""
+        try:
+            return place_of(self.rows.resolve(), self.schema)
+        except OptionError:
+            return f"${self.rows.env}"
+
+
+def conninfo(url: URL) -> str:
+    """Return a PostgreSQL URL as libpq takes it, `key='value' …`, without any driver."""
+    from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
+
+    given = {"connect_timeout": 10, "fallback_application_name": "outbox spark"}
+    given |= PGDialect_psycopg().create_connect_args(url)[1]  # type: ignore[no-untyped-call]
+    return " ".join(f"{name}='{_escaped(value)}'" for name, value in given.items() if name != "context")
+
+
+def engine_options(url: URL) -> dict[str, Any]:
+    """Return what an engine for such a URL is made with: no error shows parameters, and no connecting hangs."""
+    if url.get_backend_name() == "sqlite":
+        return {"hide_parameters": True}
+    defaults = {"connect_timeout": 10, "application_name": "outbox spark"}
+    given = {name: value for name, value in defaults.items() if name not in url.query}
+    return {"hide_parameters": True, "connect_args": given}
+
+
+def require_file(url: URL) -> None:
+    """Refuse a SQLite file that is not there, which SQLite would make.
+
+    Raises:
+        DatabaseError: there is no such file.
+    """
+    if not Path(url.database or "").exists():
+        raise DatabaseError(f"there is no file {url.database}; to make it, run: outbox db upgrade")
+
+
+def _escaped(value: object) -> str:
+    return str(value).replace("\\", "\\\\").replace("'", "\\'")
+
+
+def _parsed(text: str, name: str) -> URL:
+    try:
+        url = make_url(text)
+    except (ArgumentError, ValueError):
+        # Neither the text nor the cause is shown: it may hold a password.
+        raise OptionError(f"{name}: is not a URL; {_FORM}") from None
+    backend = url.drivername.partition("+")[0]
+    if backend in _POSTGRESQL:
+        return url.set(drivername="postgresql+psycopg")
+    if backend != "sqlite":
+        raise OptionError(f"{name}: no outbox lives in {backend}; {_FORM}")
+    if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
+        raise OptionError(
+            f"{name}: Spark's processes cannot share a database in memory; write sqlite:////absolute/path"
+        )
+    return url.set(drivername="sqlite")

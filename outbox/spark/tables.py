@@ -1,0 +1,51 @@
+"""The columns of each table as Spark and Arrow know them: one fixed schema, every column nullable."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from outbox.errors import MissingExtraError
+from outbox.store.extraction import Kind, columns_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Spark's type of each kind; the others are called the same.
+_SPARK: Mapping[Kind, str] = MappingProxyType(
+    {"long": "bigint", "integer": "int", "short": "smallint", "uuid": "string"}
+)
+
+
+def spark_type(kind: Kind) -> str:
+    """The name of Spark's type, as `DataType.simpleString` says it."""
+    return _SPARK.get(kind, kind)
+
+
+def ddl(table: str, columns: Sequence[str]) -> str:
+    """The columns as a schema of Spark's."""
+    kinds = columns_of(table)
+    return ", ".join(f"`{name}` {spark_type(kinds[name])}" for name in columns)
+
+
+def arrow_schema(table: str, columns: Sequence[str]) -> pa.Schema:
+    """The columns as a schema of Arrow's; moments are microseconds in UTC."""
+    try:
+        import pyarrow as pa
+    except ImportError as error:
+        raise MissingExtraError(
+            "Spark needs an extra, on the driver and on every executor: pip install 'outbox-log[spark]'"
+        ) from error
+    types: dict[Kind, pa.DataType] = {
+        "long": pa.int64(),
+        "integer": pa.int32(),
+        "short": pa.int16(),
+        "boolean": pa.bool_(),
+        "timestamp": pa.timestamp("us", tz="UTC"),
+        "binary": pa.binary(),
+        "uuid": pa.string(),
+        "string": pa.string(),
+    }
+    kinds = columns_of(table)
+    return pa.schema([pa.field(name, types[kinds[name]], nullable=True) for name in columns])

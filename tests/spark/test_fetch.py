@@ -1,0 +1,232 @@
+"""Reading a task: by each method the same, and on after the last row when the connection breaks."""
+
+import sqlite3
+import sys
+import threading
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import DatabaseError, MissingExtraError, Outbox, PositionError
+from outbox.errors import OptionError
+from outbox.position import EARLIEST, Window
+from outbox.spark import connections
+from outbox.spark.fetch import batches
+from outbox.spark.place import Address, Place
+from outbox.spark.planner import Planner
+from outbox.spark.tables import arrow_schema
+from outbox.spark.task import Manner
+from outbox.testing.proxy import TcpProxy
+from tests.spark.reading import place_of, read, tables_of
+
+METHODS = ["adbc", "psycopg"]
+
+
+def fill(engine: Engine, number: int, size: int = 100) -> None:
+    """Many messages, with nulls and without, written by the server itself."""
+    insert = text(
+        "INSERT INTO outbox_message (message_id, topic, key, slot, headers, body, deliver_at)"
+        " SELECT gen_random_uuid(), 'orders', CASE WHEN n % 3 = 0 THEN 'k' || n END, n % 256, '{}',"
+        " convert_to(repeat('x', :size), 'UTF8'), CASE WHEN n % 2 = 0 THEN now() END"
+        " FROM generate_series(1, :n) AS s(n)"
+    )
+    with engine.begin() as connection:
+        connection.execute(insert, {"n": number, "size": size})
+
+
+def whole_log(engine, **manner):
+    with closing(Planner(place_of(engine))) as planner:
+        return planner.tasks(Window(EARLIEST, planner.now().position), manner=Manner(**manner))
+
+
+def test_both_methods_read_the_same(pg_engine):
+    fill(pg_engine, 5_000)
+
+    by_adbc, by_psycopg = (tables_of(whole_log(pg_engine, fetch=fetch)) for fetch in METHODS)
+
+    assert by_adbc.num_rows == 5_000
+    assert by_adbc.equals(by_psycopg)
+
+
+@pytest.mark.parametrize("fetch", METHODS)
+def test_batches_are_of_about_the_size_that_was_asked_for(pg_engine, fetch):
+    fill(pg_engine, 20_000)
+
+    sizes = [batch.nbytes for task in whole_log(pg_engine, fetch=fetch, batch_bytes=500_000) for batch in batches(task)]
+
+    assert len(sizes) > 4
+    assert max(sizes) < 1_500_000
+
+
+@pytest.mark.parametrize("fetch", METHODS)
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_a_read_goes_on_after_killed_backends(postgres, pg_engine, fetch, prefetch):
+    """Four times in one read, each in the middle of the stream."""
+    fill(pg_engine, 60_000, size=300)
+    (task,) = whole_log(pg_engine, fetch=fetch, batch_bytes=200_000, prefetch=prefetch)
+    ids, kills = [], 0
+
+    for batch in batches(task):
+        ids += batch.column("id").to_pylist()
+        if kills < 4 and len(ids) > 12_000 * kills:
+            kills += kill_backends(pg_engine)
+
+    assert kills >= 4
+    assert ids == list(range(1, 60_001))
+
+
+def kill_backends(engine):
+    """End every connection of a reader."""
+    statement = (
+        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+        " WHERE application_name = 'outbox spark' AND datname = current_database()"
+    )
+    with engine.connect() as connection:
+        return connection.scalar(text(statement))
+
+
+@pytest.mark.parametrize("fetch", METHODS)
+def test_a_read_goes_on_without_its_key_among_the_columns(pg_engine, fetch):
+    """It is read all the same, and left out of what is shown."""
+    fill(pg_engine, 40_000, size=300)
+    with closing(Planner(place_of(pg_engine))) as planner:
+        window = Window(EARLIEST, planner.now().position)
+        (task,) = planner.tasks(window, columns=("topic", "body"), manner=Manner(fetch=fetch, batch_bytes=200_000))
+    rows, killed = 0, False
+
+    for batch in batches(task):
+        assert batch.schema == arrow_schema("messages", ("topic", "body"))
+        rows += batch.num_rows
+        if not killed:
+            killed = bool(kill_backends(pg_engine))
+
+    assert killed
+    assert rows == 40_000
+
+
+def test_other_tables_go_on_after_their_whole_key(pg_engine):
+    """Keys of several columns: those of the first one are not enough."""
+    with pg_engine.begin() as connection:
+        values = "SELECT 'c' || n % 7, gen_random_uuid(), now(), now() FROM generate_series(1, 90000) AS s(n)"
+        connection.execute(text(f"INSERT INTO outbox_inbox {values}"))
+    with closing(Planner(place_of(pg_engine))) as planner:
+        task = planner.table_task("inbox", manner=Manner(batch_bytes=200_000))
+    keys, kills = [], 0
+
+    for batch in batches(task):
+        keys += [(row["consumer"], row["message_id"]) for row in batch.select([0, 1]).to_pylist()]
+        if kills < 2:
+            kills += kill_backends(pg_engine)
+
+    assert kills >= 2
+    assert len(keys) == len(set(keys)) == 90_000
+
+
+@pytest.mark.parametrize("fetch", METHODS)
+def test_a_server_that_stays_away_is_an_error(pg_engine, fetch, monkeypatch):
+    monkeypatch.setattr("outbox.spark.fetch.time.sleep", lambda _: None)
+    fill(pg_engine, 20_000, size=300)
+    url = pg_engine.url
+    with TcpProxy(url.host, url.port) as proxy:
+        place = Place(rows=Address(url=url.set(host="127.0.0.1", port=proxy.port).render_as_string()))
+        (task,) = whole_log(pg_engine, fetch=fetch, batch_bytes=200_000, retries=2)
+        reading = batches(replace(task, place=place))
+        next(reading)
+        proxy.refuse()
+        proxy.reset_all()
+
+        with pytest.raises(DatabaseError, match=r"was lost after \d+, and 2 tries to read on failed"):
+            list(reading)
+
+
+def test_another_server_is_not_read_from(pg_engine):
+    (task,) = whole_log(pg_engine) if not fill(pg_engine, 1) else ()
+
+    with pytest.raises(PositionError, match="is another server now"):
+        read([replace(task, server=replace(task.server, timeline="00000007"))])
+
+
+def test_closing_early_ends_the_thread_and_the_connection(pg_engine):
+    fill(pg_engine, 50_000, size=300)
+    (task,) = whole_log(pg_engine, prefetch=2, batch_bytes=200_000)
+
+    reading = batches(task)
+    next(reading)
+    reading.close()
+
+    assert not [thread for thread in threading.enumerate() if thread.name == "outbox-prefetch"]
+    assert kill_backends(pg_engine) == 0
+
+
+def test_a_table_that_is_gone_is_no_matter_for_retries(pg_engine):
+    fill(pg_engine, 1)
+    for fetch in METHODS:
+        (task,) = whole_log(pg_engine, fetch=fetch)
+        with pytest.raises(DatabaseError, match="refuses to be read"):
+            read([replace(task, extraction=replace(task.extraction, schema="nowhere"))])
+
+
+def test_without_adbc_psycopg_reads(pg_engine, monkeypatch):
+    fill(pg_engine, 3)
+    monkeypatch.setattr(connections, "find_spec", lambda name: None)
+    (task,) = whole_log(pg_engine)
+
+    assert connections.method_of(task) == "psycopg"
+    assert len(read([task])) == 3
+    with pytest.raises(MissingExtraError, match="fetch=adbc needs a driver"):
+        read(whole_log(pg_engine, fetch="adbc"))
+
+
+def test_without_pyarrow_the_extra_is_named(sqlite_engine, monkeypatch):
+    with sqlite_engine.begin() as connection:
+        Outbox(sqlite_engine).send(connection, "orders", b"1")
+    tasks = whole_log(sqlite_engine)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+
+    with pytest.raises(MissingExtraError, match=r"outbox-log\[spark\]"):
+        read(tasks)
+
+
+def test_a_method_that_does_not_fit_is_refused(sqlite_engine):
+    with sqlite_engine.begin() as connection:
+        Outbox(sqlite_engine).send(connection, "orders", b"1")
+
+    with pytest.raises(OptionError, match="fetch: adbc does not read sqlite"):
+        read(whole_log(sqlite_engine, fetch="adbc"))
+
+
+def test_a_sqlite_file_is_not_made_by_reading(sqlite_engine, tmp_path):
+    with sqlite_engine.begin() as connection:
+        Outbox(sqlite_engine).send(connection, "orders", b"1")
+    (task,) = whole_log(sqlite_engine)
+    gone = Place(rows=Address(url=f"sqlite:///{tmp_path}/gone.db"))
+
+    with pytest.raises(DatabaseError, match="refuses to be read: unable to open"):
+        read([replace(task, place=gone)])
+    assert not (tmp_path / "gone.db").exists()
+
+
+def test_a_busy_sqlite_file_is_waited_for(sqlite_engine, monkeypatch):
+    """What a driver raises in mid-read, and how the read goes on after the last row that came."""
+    with sqlite_engine.begin() as connection:
+        for n in range(2_500):
+            Outbox(sqlite_engine).send(connection, "orders", str(n))
+    (task,) = whole_log(sqlite_engine)
+    monkeypatch.setattr("outbox.spark.fetch.PAUSE", lambda state: 0.0)
+    first_read = connections.SqliteConnection.batches
+    broke = []
+
+    def break_once(self, statement, schema, size):
+        for batch in first_read(self, statement, schema, size):
+            yield batch
+            if not broke:
+                broke.append(batch.num_rows)
+                raise sqlite3.OperationalError("disk I/O error")
+
+    monkeypatch.setattr(connections.SqliteConnection, "batches", break_once)
+    ids = [row["id"] for row in read([task])]
+
+    assert broke == [1_000]
+    assert ids == list(range(1, 2_501))

@@ -1,0 +1,327 @@
+"""Windows divided into tasks: each committed message is in exactly one, however they are cut."""
+
+import itertools
+import pickle
+import time
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import DatabaseError, Outbox, SchemaError
+from outbox.checks import HALF_TOPIC
+from outbox.errors import OptionError, PurgedError
+from outbox.position import EARLIEST, Window
+from outbox.spark.place import Address, Place
+from outbox.spark.planner import Page, Planner
+from outbox.spark.tables import arrow_schema
+from outbox.store.extraction import Narrowing, columns_of
+from outbox.store.stamp import stamp
+from tests.spark.reading import bodies, place_of, read, tables_of
+
+
+@pytest.fixture
+def planner(engine: Engine) -> Planner:
+    """A planner of this test's database."""
+    planner = Planner(place_of(engine), retries=1)
+    yield planner
+    planner.close()
+
+
+def send(engine, *names, topic="orders", **fields):
+    with engine.begin() as connection:
+        for name in names:
+            Outbox(engine).send(connection, topic, name, **fields)
+
+
+def numbered(first, last):
+    return [str(n) for n in range(first, last)]
+
+
+def test_a_window_holds_what_was_committed_between_two_positions(engine, planner):
+    send(engine, "before")
+    base = planner.now()
+    send(engine, "a", "b")
+    target = planner.now()
+    send(engine, "after")
+
+    rows = read(planner.tasks(Window(base.position, target.position)))
+
+    assert bodies(rows) == [b"a", b"b"]
+
+
+def test_tasks_divide_a_window_and_share_nothing(engine, planner):
+    send(engine, *numbered(0, 100))
+    window = Window(EARLIEST, planner.now().position)
+
+    tasks = planner.tasks(window, rows_per_task=30)
+    by_number = planner.tasks(window, partitions=7)
+
+    assert [len(read([task])) for task in tasks] == [25, 25, 25, 25]
+    assert len(by_number) == 7
+    assert bodies(read(by_number)) == [name.encode() for name in numbered(0, 100)]
+
+
+def test_a_transaction_that_was_open_comes_in_the_window_after_its_commit(pg_engine):
+    """Its ids lie below those that were read before: nobody who reads by ids would find them."""
+    planner = Planner(place_of(pg_engine))
+    first, second = pg_engine.connect(), pg_engine.connect()
+    for connection, name in ((first, "late 1"), (second, "late 2")):
+        Outbox(pg_engine).send(connection, "orders", name)
+    send(pg_engine, "early")
+    base = planner.now()
+    first.commit()
+    middle = planner.now()
+    second.commit()
+    send(pg_engine, "fresh")
+    target = planner.now()
+
+    with closing(planner):
+        windows = [Window(a, b) for a, b in (
+            (EARLIEST, base.position), (base.position, middle.position), (middle.position, target.position),
+            (base.position, target.position))]  # fmt: skip
+        found = [sorted(bodies(read(planner.tasks(window)))) for window in windows]
+
+    assert found == [[b"early"], [b"late 1"], [b"fresh", b"late 2"], [b"fresh", b"late 1", b"late 2"]]
+    first.close()
+    second.close()
+
+
+def test_pages_cut_a_window_by_id_exactly(engine, planner):
+    send(engine, *numbered(0, 10))
+    window = Window(EARLIEST, planner.now().position)
+
+    first = planner.page(window, 4)
+    second = planner.page(window, 4, after=first.last)
+    third = planner.page(window, 4, after=second.last)
+
+    assert [first, second, third] == [Page(4, 4, more=True), Page(4, 8, more=True), Page(2, 10, more=False)]
+    assert bodies(read(planner.tasks(window, after=first.last, upto=second.last))) == [b"4", b"5", b"6", b"7"]
+    assert planner.page(Window(window.target, window.target), 4) == Page(0, None, more=False)
+
+
+def test_a_page_takes_late_and_fresh_rows_in_the_order_of_their_ids(pg_engine):
+    planner = Planner(place_of(pg_engine))
+    with pg_engine.connect() as late, pg_engine.connect() as later:
+        Outbox(pg_engine).send(late, "orders", "1")
+        Outbox(pg_engine).send(later, "orders", "2")
+        base = planner.now()
+        send(pg_engine, "3", "4")
+        late.commit()
+        later.commit()
+
+    with closing(planner):
+        window = Window(base.position, planner.now().position)
+        page = planner.page(window, 3)
+        rows = read(planner.tasks(window, upto=page.last))
+
+    assert (page.rows, page.more) == (3, True)
+    assert bodies(rows) == [b"1", b"2", b"3"]
+
+
+def test_every_column_comes_with_its_type(engine, planner):
+    due = datetime(2030, 1, 2, 3, 4, 5, 678901, tzinfo=UTC)
+    with engine.begin() as connection:
+        id = Outbox(engine).send(
+            connection, "orders", b"\x00\xff", key="k:a'\\", tags="t", headers={"n": "ä"}, content_type="text/plain",
+            deliver_at=due, expires_at=due + timedelta(days=1),
+        )  # fmt: skip
+
+    tasks = planner.tasks(Window(EARLIEST, planner.now().position))
+    table = tables_of(tasks)
+
+    assert table.schema == arrow_schema("messages", tuple(columns_of("messages")))
+    row = table.to_pylist()[0]
+    assert abs(row.pop("created_at") - datetime.now(UTC)) < timedelta(minutes=1)
+    assert 0 < row.pop("xact_id")
+    assert 0 <= row.pop("slot") < 256
+    assert row == {
+        "id": 1, "message_id": str(id), "topic": "orders", "key": "k:a'\\", "tags": "t", "headers": '{"n":"ä"}',
+        "content_type": "text/plain", "body": b"\x00\xff", "deliver_at": due, "expires_at": due + timedelta(days=1),
+        "direct": None,
+    }  # fmt: skip
+
+
+def test_rows_are_narrowed(engine, planner):
+    send(engine, "1", topic="orders", key="a:b\\c'%s")
+    send(engine, "2", topic="mails", key="other")
+    send(engine, "3", topic="orders")
+    window = Window(EARLIEST, planner.now().position)
+
+    def found(**narrowing):
+        wanted = Narrowing(**narrowing)
+        page = planner.page(window, 10, narrowing=wanted)
+        rows = bodies(read(planner.tasks(window, narrowing=wanted)))
+        assert page.rows == len(rows)
+        return rows
+
+    created = read(planner.tasks(window))[1]["created_at"]
+    assert found(topics=("orders",)) == [b"1", b"3"]
+    assert found(keys=("a:b\\c'%s", "nobody")) == [b"1"]
+    assert found(created_from=created) == [b"2", b"3"]
+    assert found(created_to=created) == [b"1"]
+    assert found(where=(("id", "2"),)) == [b"2"]
+    assert found(where=(("key", "other"), ("topic", "orders"))) == []
+
+
+def test_half_messages_come_only_when_they_are_asked_for(engine, planner):
+    send(engine, "whole")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_message SET topic = :half"), {"half": HALF_TOPIC})
+    send(engine, "other")
+    window = Window(EARLIEST, planner.now().position)
+
+    def found(**narrowing):
+        return bodies(read(planner.tasks(window, narrowing=Narrowing(**narrowing))))
+
+    assert found() == [b"other"]
+    assert found(halves=True) == [b"whole", b"other"]
+    assert found(topics=(HALF_TOPIC,)) == [b"whole"]
+
+
+def test_other_tables_are_read_whole(engine, planner):
+    with engine.begin() as connection:
+        insert = text("INSERT INTO outbox_op VALUES (:id, 'commit', 'me', :at)")
+        connection.execute(insert, [{"id": f"t{n}", "at": "2026-01-02 03:04:05.678000"} for n in range(3)])
+
+    task = planner.table_task("op", columns=("op", "decided_at"))
+    rows = read([task])
+    chosen = read([planner.table_task("op", narrowing=Narrowing(where=(("transaction_id", "t1"),)))])
+
+    assert [row["op"] for row in rows] == ["commit"] * 3
+    assert list(rows[0]) == ["op", "decided_at"]
+    assert [row["transaction_id"] for row in chosen] == ["t1"]
+
+
+def test_a_schema_of_its_own(postgres, pg_engine):
+    from outbox import migrate
+
+    with pg_engine.begin() as connection:
+        connection.execute(text("CREATE SCHEMA shop"))
+    migrate.upgrade(pg_engine, schema="shop")
+    with pg_engine.begin() as connection:
+        Outbox(pg_engine, schema="shop").send(connection, "orders", b"1")
+
+    with closing(Planner(place_of(pg_engine, "shop"))) as planner:
+        window = Window(EARLIEST, planner.now().position)
+        assert bodies(read(planner.tasks(window, whole=planner.whole(window)))) == [b"1"]
+
+
+def test_a_planner_is_pickled_without_its_connection(engine, planner):
+    send(engine, "a")
+    planner.now()
+
+    copy = pickle.loads(pickle.dumps(planner))
+
+    assert copy.now().position == planner.now().position
+    copy.close()
+
+
+def test_a_planner_connects_again(postgres, pg_engine):
+    planner = Planner(place_of(pg_engine), retries=2)
+    before = planner.now()
+
+    with pg_engine.connect() as connection:
+        pids = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'outbox spark'"
+        connection.execute(text(pids))
+        connection.commit()
+
+    assert planner.now().server == before.server
+    planner.close()
+
+
+def test_rows_that_were_purged_unread_are_missed(engine, planner):
+    base = planner.now().position
+    send(engine, "gone")
+    target = planner.now().position
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_meta SET purged = :purged"), {"purged": str(target)})
+    send(engine, "there")
+    after = planner.now().position
+
+    with pytest.raises(PurgedError, match=r"purged from .* before they were read"):
+        planner.require_unpurged(Window(base, after))
+    planner.require_unpurged(Window(target, after))
+    planner.require_unpurged(planner.whole(Window(EARLIEST, after)))
+    with pytest.raises(PurgedError, match="while it went on"):
+        read(planner.tasks(Window(base, after), whole=Window(base, after)))
+
+
+def test_a_stamp_waits_until_the_log_is_on_disk(pg_engine):
+    """An open transaction's rows stay in memory; without somebody's commit the position would wait for ever."""
+    planner = Planner(place_of(pg_engine))
+    with pg_engine.connect() as open, closing(planner):
+        Outbox(pg_engine).send(open, "orders", b"x" * 100)
+        before = time.monotonic()
+        stamped = planner.now()
+
+    assert time.monotonic() - before < 5
+    assert stamped.server.system
+    assert stamped.server.timeline == "00000001"
+
+
+def test_a_stamp_is_not_released_before_the_flush(pg_engine):
+    """Seen through the statements: capture, then the end of the log, then its flush."""
+    database = Outbox(pg_engine).database
+    words = {
+        "pg_current_snapshot": "capture",
+        "pg_walfile_name(pg_current_wal_insert_lsn()), 8), pg": "end",
+        "flush_lsn": "is it flushed",
+        "emit_message": "flush",
+    }
+    asked = []
+
+    class Spy:
+        def __init__(self, channel):
+            self._channel = channel
+
+        def rows(self, statement, *parameters):
+            rows = self._channel.rows(statement, *parameters)
+            asked.extend(name for word, name in words.items() if word in statement)
+            return [(False,)] if asked[-1] == "is it flushed" and len(asked) < 20 else rows
+
+    with closing(database.open()) as channel:
+        stamp(database, Spy(channel), pause=lambda _: None)
+
+    steps = [step for step, _ in itertools.groupby(asked)]
+    assert steps == ["capture", "end", "is it flushed", "flush", "is it flushed"]
+
+
+@pytest.mark.parametrize(("url", "error", "words"), [
+    ("postgresql://postgres@127.0.0.1:1/x", DatabaseError, "127.0.0.1:1/x cannot be reached"),
+    ("sqlite:////nowhere/at/all.db", DatabaseError, "there is no file"),
+])  # fmt: skip
+def test_a_database_that_is_not_there(url, error, words):
+    with pytest.raises(error, match=words):
+        Planner(Place(rows=Address(url=url)), retries=0).now()
+
+
+def test_tables_that_are_not_there(postgres):
+    url = postgres.create_database("empty_for_spark")
+
+    with pytest.raises(SchemaError, match="outbox db upgrade"):
+        Planner(Place(rows=Address(url=url))).now()
+    postgres.drop_database("empty_for_spark")
+
+
+def test_tables_of_another_version(engine, planner):
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_meta SET version = 1"))
+
+    with pytest.raises(SchemaError, match="of version 1, this is"):
+        planner.now()
+
+
+def test_a_password_in_a_url_is_refused_and_not_shown(monkeypatch):
+    with pytest.raises(OptionError, match="holds a password") as caught:
+        Address(url="postgresql://me:geheim@host/db")
+    assert "geheim" not in str(caught.value)
+
+    monkeypatch.setenv("SHOP_URL", "postgresql://me:geheim@host/db")
+    assert Address(env="SHOP_URL").resolve().password == "geheim"
+    assert "geheim" not in repr(Address(env="SHOP_URL"))
+    with pytest.raises(OptionError, match="NO_SUCH_URL is not set"):
+        Address(env="NO_SUCH_URL").resolve()
+    with pytest.raises(OptionError, match="exactly one of url, urlEnv, service"):
+        Address(url="sqlite:////x", env="SHOP_URL")
