@@ -10,9 +10,9 @@ OutboxError
 ├── SubscriptionError        a subscription that is unknown, or that declares something else
 ├── LeaseLostError           another worker owns the partition now
 ├── PositionError            a position that does not belong to this server any more
-├── ArchiveError             a folder of extracted messages that cannot be read, or not be continued
 ├── PurgedError              retention has removed messages that a reader had not read yet
 ├── OptionError              an option of the Spark source that is unknown or outside its limits
+├── ArchiveError             a folder of extracted messages that cannot be read, or not be continued
 ├── MissingExtraError        an optional dependency is not installed
 ├── SenderError              a destination that cannot be opened
 ├── HungHandlerError         too many calls of a handler never came back
@@ -67,16 +67,16 @@ class PositionError(OutboxError):
     """A position was captured from, or stored for, another incarnation of the server."""
 
 
-class ArchiveError(OutboxError):
-    """An archive of extracted messages cannot be read, or an extract cannot go on with it."""
-
-
 class PurgedError(OutboxError):
     """Retention has removed messages that a reader had not read yet."""
 
 
 class OptionError(OutboxError, ValueError):
     """An option of the Spark source is unknown, or outside its limits."""
+
+
+class ArchiveError(OutboxError):
+    """An archive of extracted messages cannot be read, or an extract cannot go on with it."""
 
 
 class MissingExtraError(OutboxError, ImportError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from importlib import import_module
@@ -42,9 +42,13 @@ _STYLE = {
     "figure.constrained_layout.use": True,
 }
 _DPI = 120
+#: Points between a panel and its title, where a legend is between them.
+_ABOVE_LEGEND = 26
 #: More than so many are too many to tell apart: the rest is summed up, or left out and said so.
 _MOST_TOPICS, _MOST_SUBSCRIPTIONS, _MOST_BARS = 5, 3, 14
 _HOUR = timedelta(hours=1)
+#: What is shorter is drawn here.
+_LEAST_SECONDS = 0.001
 
 
 def delivery(
@@ -60,12 +64,13 @@ def delivery(
     the backlog by subscription.
     """
     shown = sorted(times, key=lambda row: -int(row["messages"]))[:_MOST_SUBSCRIPTIONS]
-    with _drawn(path, (10, 9.5)) as figure:
-        grid = figure.add_gridspec(3, 12, height_ratios=(1, 1, 1))
-        _per_hour(figure.add_subplot(grid[0, :]), per_hour)
-        _settling(figure, grid, shown, batches)
-        _parked(figure.add_subplot(grid[2, :7]), parked)
-        _backlog(figure.add_subplot(grid[2, 7:]), backlog)
+    with _drawn(path, (10, 10)) as figure:
+        top, middle, bottom = figure.subfigures(3, 1, hspace=0.04)
+        _per_hour(top.subplots(), per_hour)
+        _settling(middle, shown, batches)
+        left, right = bottom.subplots(1, 2, width_ratios=(3, 2))
+        _parked(left, parked)
+        _backlog(right, backlog)
 
 
 def transactions(path: Path, rows: Sequence[Row]) -> None:
@@ -73,18 +78,26 @@ def transactions(path: Path, rows: Sequence[Row]) -> None:
     shown = sorted(rows, key=lambda row: -sum(_counts(row).values()))[:_MOST_BARS]
     with _drawn(path, (10, 1.9 + 0.45 * len(shown))) as figure:
         axes = figure.add_subplot()
-        _title(axes, "Half messages, by what became of them", left_out=len(rows) - len(shown))
+        _title(axes, "Half messages, by what became of them", left_out=len(rows) - len(shown), pad=_ABOVE_LEGEND)
         if not shown:
             _nothing(axes, "there are no half messages")
             return
         names = [f"{_short(row['producer_group'] or '(purged)')}  →  {_short(row['topic'])}" for row in shown]
         _stacked(axes, names, [_counts(row) for row in shown], _STATE_COLOURS)
         for at, row in enumerate(shown):
+            counts = _counts(row)
+            said = ", ".join(f"{counts[state]:,} {state}" for state in ("open", "parked") if counts[state])
+            label = axes.annotate(
+                said, (sum(counts.values()), at), (6, 0), textcoords="offset points", va="center", fontsize=8.5
+            )
             if row["contradictions"]:
-                text = f"   {row['contradictions']:,} contradiction{'s' if row['contradictions'] > 1 else ''}"
-                axes.text(sum(_counts(row).values()), at, text, va="center", color=_BAD, weight="bold")
+                text = f"{row['contradictions']:,} contradiction{'s' if row['contradictions'] > 1 else ''}"
+                axes.annotate(
+                    text, (1, 0.5), (8, 0), xycoords=label, textcoords="offset points", va="center", color=_BAD,
+                    weight="bold",
+                )  # fmt: skip
         axes.set_xlabel("half messages")
-        axes.margins(x=0.2)
+        axes.set_xlim(0, 1.35 * max(sum(_counts(row).values()) for row in shown))
 
 
 def order(path: Path, *, summary: Sequence[Row], breaks: Sequence[Row]) -> None:
@@ -111,14 +124,16 @@ def archive(path: Path, ranges: Sequence[Row]) -> None:
         if not ranges:
             _nothing(axes, "there is nothing to purge")
             return
+        highest = max(row["rows"] for row in ranges)
         for row in ranges:
             width = row["last_id"] - row["first_id"] + 1
             colour = _COLOURS[0] if row["same"] else _BAD
             axes.bar(row["first_id"], row["rows"], width=width * 0.94, align="edge", color=colour)
             if not row["same"]:
                 said = f"{row['rows'] - row['archived']:,} missing" if row["archived"] < row["rows"] else "differs"
-                axes.text(row["first_id"] + width / 2, row["rows"], said, ha="center", va="bottom", color=_BAD)
-        axes.set(xlabel="id of the message", ylabel="messages in the database")
+                place = (row["first_id"] + width / 2, 1.03 * highest)
+                axes.text(*place, said, ha="center", va="bottom", color=_BAD, weight="bold")
+        axes.set(xlabel="id of the message", ylabel="messages in the database", ylim=(0, 1.15 * highest))
         _thousands(axes.xaxis, axes.yaxis)
         axes.grid(axis="y")
 
@@ -161,46 +176,46 @@ def _per_hour(axes: Axes, rows: Sequence[Row]) -> None:
     _times(axes)
 
 
-def _settling(figure: Figure, grid: Any, shown: Sequence[Row], batches: Sequence[Row]) -> None:
+def _settling(figure: Figure, shown: Sequence[Row], batches: Sequence[Row]) -> None:
     """A panel for each subscription: its batches, and the percentiles over them."""
     if not shown:
-        axes = figure.add_subplot(grid[1, :])
+        axes = figure.subplots()
         _title(axes, "From writing to settled")
         _nothing(axes, "no progress is kept of any batch")
         return
-    share: Axes | None = None
-    for at, row in enumerate(shown):
-        width = 12 // len(shown)
-        axes = figure.add_subplot(grid[1, at * width : (at + 1) * width], sharey=share)
-        _title(
-            axes, f"From writing to settled: {_short(row['subscription'])}" if at == 0 else _short(row["subscription"])
-        )
+    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    panels[0].set_ylabel("oldest message of a batch (s)")
+    for at, (axes, row) in enumerate(zip(panels, shown, strict=True)):
+        name = _short(row["subscription"])
+        _title(axes, f"From writing to settled: {name}" if at == 0 else name)
         own = [each for each in batches if each["subscription"] == row["subscription"]]
-        points = axes.scatter(
+        axes.scatter(
             [each["settled_at"] for each in own],
-            [max(each["seconds"], 0.001) for each in own],
-            s=9, color=_COLOURS[at], alpha=0.5, linewidths=0,
+            [max(each["seconds"], _LEAST_SECONDS) for each in own],
+            s=9, color=_COLOURS[at], alpha=0.45, linewidths=0,
         )  # fmt: skip
-        points.set_rasterized(True)
         axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(lambda seconds, _: f"{seconds:g}")
         _percentiles(axes, row)
-        if share is None:
-            axes.set_ylabel("oldest message of a batch (s)")
-        share = share or axes
         axes.set_xlabel("settled at (UTC)")
         _times(axes)
 
 
 def _percentiles(axes: Axes, row: Row) -> None:
-    for name, style in (("p50", ":"), ("p95", "--"), ("p99", "-")):
-        axes.axhline(max(row[name], 0.001), color=_INK, linewidth=0.9, linestyle=style)
-    labels = [(max(row[name], 0.001), f"{name} {_seconds(row[name])}") for name in ("p50", "p95", "p99")]
-    for y, text in _apart(axes, labels):
-        axes.annotate(text, (1.01, y), xycoords=("axes fraction", "axes fraction"), va="center", fontsize=8.5)
+    """A line for each, with its value on it."""
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85}
+    for name, place in (("p50", 0.02), ("p95", 0.5), ("p99", 0.98)):
+        seconds = max(row[name], _LEAST_SECONDS)
+        axes.axhline(seconds, color=_INK, linewidth=0.9, zorder=3)
+        side = {0.02: "left", 0.5: "center", 0.98: "right"}[place]
+        axes.annotate(
+            f"{name} {_seconds(row[name])}", (place, seconds), xycoords=("axes fraction", "data"), ha=side, va="center",
+            fontsize=8.5, bbox=behind, zorder=4,
+        )  # fmt: skip
 
 
 def _parked(axes: Axes, rows: Sequence[Row]) -> None:
-    _title(axes, "Set aside, by state and age")
+    _title(axes, "Set aside, by state and age", pad=_ABOVE_LEGEND)
     bars: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for row in rows:
         bars[row["subscription"], row["state"]][row["age"]] = row["messages"]
@@ -208,7 +223,7 @@ def _parked(axes: Axes, rows: Sequence[Row]) -> None:
         _nothing(axes, "nothing is set aside")
         return
     places = sorted(bars, key=lambda place: -sum(bars[place].values()))[:_MOST_BARS]
-    names = [f"{_short(subscription)}  {state}" for subscription, state in places]
+    names = [f"{_short(subscription, 20)}: {state}" for subscription, state in places]
     counts = [{age: bars[place].get(age, 0) for age in AGES} for place in places]
     _stacked(axes, names, counts, dict(zip(AGES, _AGE_COLOURS, strict=True)), labels=False)
     for at, each in enumerate(counts):
@@ -218,7 +233,7 @@ def _parked(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _backlog(axes: Axes, backlog: Mapping[str, int]) -> None:
-    _title(axes, "Not settled yet")
+    _title(axes, "Not settled yet", pad=_ABOVE_LEGEND)
     names = sorted(backlog, key=lambda name: -backlog[name])[:_MOST_BARS]
     if not names:
         _nothing(axes, "there is no subscription")
@@ -226,7 +241,7 @@ def _backlog(axes: Axes, backlog: Mapping[str, int]) -> None:
     axes.barh(range(len(names)), [backlog[name] for name in names], height=0.6, color=_COLOURS[0])
     for at, name in enumerate(names):
         axes.text(backlog[name], at, f" {backlog[name]:,}", va="center")
-    _named_bars(axes, [_short(name) for name in names])
+    _named_bars(axes, [_short(name, 20) for name in names])
     axes.set_xlabel("messages")
     axes.set_xlim(0, max(1, *backlog.values()) * 1.2)
     _thousands(axes.xaxis)
@@ -234,6 +249,7 @@ def _backlog(axes: Axes, backlog: Mapping[str, int]) -> None:
 
 def _steps_back(axes: Axes, breaks: Sequence[Row], messages: int) -> None:
     _title(axes, f"Versions that do not rise: {len(breaks):,} among {messages:,} messages")
+    axes.axhline(0, color=_INK, linewidth=0.8)
     for problem, colour in (("fell", _BAD), ("repeated", _COLOURS[1])):
         own = [row for row in breaks if row["problem"] == problem]
         axes.scatter(
@@ -241,9 +257,12 @@ def _steps_back(axes: Axes, breaks: Sequence[Row], messages: int) -> None:
             [row["version"] - row["previous"] for row in own],
             s=22, color=colour, alpha=0.8, linewidths=0,
         )  # fmt: skip
-    axes.axhline(0, color=_INK, linewidth=0.8)
-    counts = {problem: sum(row["problem"] == problem for row in breaks) for problem in ("fell", "repeated")}
-    _legend_beside(axes, [(f"{counts['repeated']:,} repeated", _COLOURS[1]), (f"{counts['fell']:,} fell", _BAD)])
+        if own:
+            place = 0 if problem == "repeated" else min(row["version"] - row["previous"] for row in own) / 2
+            axes.annotate(
+                f"{len(own):,} {problem}", (1.01, place), xycoords=("axes fraction", "data"), va="center", color=colour,
+                weight="bold", annotation_clip=False,
+            )  # fmt: skip
     axes.set(ylabel="version minus the one before", xlabel="written at (UTC)")
     axes.margins(y=0.15)
     axes.grid(axis="y")
@@ -282,8 +301,8 @@ def _drawn(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
         figure.savefig(path, dpi=_DPI)
 
 
-def _title(axes: Axes, text: str, *, left_out: int = 0) -> None:
-    axes.set_title(text if left_out <= 0 else f"{text} ({left_out:,} more are not shown)", pad=10)
+def _title(axes: Axes, text: str, *, left_out: int = 0, pad: int = 10) -> None:
+    axes.set_title(text if left_out <= 0 else f"{text} ({left_out:,} more are not shown)", pad=pad)
 
 
 def _nothing(axes: Axes, text: str) -> None:
@@ -339,18 +358,9 @@ def _legend_below(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
 
     axes.legend(
         handles=[Patch(color=colour, label=name) for name, colour in entries],
-        loc="lower left", bbox_to_anchor=(-0.01, 0.985), ncols=len(entries), frameon=False, fontsize=8.5,
+        loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=len(entries), frameon=False, fontsize=8.5,
         handlelength=0.9, handleheight=0.9, columnspacing=1.2, borderpad=0,
     )  # fmt: skip
-
-
-def _apart(axes: Axes, labels: Sequence[tuple[float, str]]) -> Iterable[tuple[float, str]]:
-    """Places in the height of a panel (0 to 1) near these values, far enough apart to be read."""
-    lowest = -1.0
-    for value, text in sorted(labels):
-        _, y = axes.transAxes.inverted().transform(axes.transData.transform((0, value)))
-        lowest = max(y, lowest + 0.09)
-        yield lowest, text
 
 
 def _times(axes: Axes) -> None:
