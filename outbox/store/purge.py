@@ -47,6 +47,7 @@ _COUNT = "SELECT count(*) FROM {message} WHERE {gone}"
 _LOCK = "UPDATE {meta} SET purged_id = purged_id RETURNING purged, purged_id"
 _RECORD = "UPDATE {meta} SET purged = :purged, purged_id = :id"
 _CUTOFF = "SELECT {before}"
+_PURGED_ID = "SELECT purged_id FROM {meta}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +57,27 @@ class Purged:
     rows: int
     before: datetime
     held_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Old:
+    """What is old enough to go: messages that were written before a moment; none of them has an id above `last_id`."""
+
+    before: datetime
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is known to be kept elsewhere, in an archive say: of what is old enough, all that a position sees."""
+
+    old: Old
+    position: Position
+
+
+def purged_id(database: Database, channel: Channel) -> int:
+    """Return the highest id that a purge has ever come to; 0: there was none."""
+    return int(channel.rows(database.sql(_PURGED_ID))[0][0])
 
 
 class Purge:
@@ -70,40 +92,53 @@ class Purge:
         self._count = database.sql(_COUNT, gone=gone)
         self._newest = database.sql(_NEWEST, number=number)
 
-    def run(self, channel: Channel, older_than: timedelta) -> Purged:
-        """Delete what may go.
+    def run(self, channel: Channel, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
+        """Delete what may go; with `kept`, nothing else than that.
 
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell what is still needed.
         """
-        return self._go(channel, older_than, rehearsal=False)
+        return self._go(channel, older_than, kept, rehearsal=False)
 
-    def rehearse(self, channel: Channel, older_than: timedelta) -> Purged:
+    def rehearse(self, channel: Channel, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
         """Count what would go, and delete nothing."""
-        return self._go(channel, older_than, rehearsal=True)
+        return self._go(channel, older_than, kept, rehearsal=True)
 
-    def _go(self, channel: Channel, older_than: timedelta, *, rehearsal: bool) -> Purged:
+    def old(self, channel: Channel, older_than: timedelta) -> Old:
+        """Find out what is old enough to go.
+
+        Raises:
+            SubscriptionError: there is no subscription.
+        """
         identity.verify(self._database, channel)
+        self._passed_by_all(channel)
         before = self._moment_before(channel, older_than)
+        return Old(before=before, last_id=self._old_ids(channel, before)[1])
+
+    def _go(self, channel: Channel, older_than: timedelta, kept: Kept | None, *, rehearsal: bool) -> Purged:
+        identity.verify(self._database, channel)
+        before = self._moment_before(channel, older_than) if kept is None else kept.old.before
         self._passed_by_all(channel)
         first, last = self._old_ids(channel, before)
+        last = last if kept is None else min(last, kept.old.last_id)
         rows = 0
         for after, upto in self._spans(channel, first, last):
             bounds = {"after": after, "upto": upto, "before": self._database.dialect.bind_moment(before)}
-            rows += self._counted(channel, bounds) if rehearsal else self._deleted(channel, bounds)
+            count = self._counted if rehearsal else self._deleted
+            rows += count(channel, bounds, kept)
         if not rehearsal:
             self._delete_ops(channel, before)
         return Purged(rows=rows, before=before, held_by=self._holding(channel, last))
 
-    def _counted(self, channel: Channel, bounds: dict[str, Any]) -> int:
-        passed = self._passed_by_all(channel)
+    def _counted(self, channel: Channel, bounds: dict[str, Any], kept: Kept | None) -> int:
+        passed = self._passed_by_all(channel, kept)
         return int(channel.rows(self._count, {**bounds, **self._of(passed)})[0][0])
 
-    def _deleted(self, channel: Channel, bounds: dict[str, Any]) -> int:
+    def _deleted(self, channel: Channel, bounds: dict[str, Any], kept: Kept | None) -> int:
         """One batch. Positions are read with it: a subscription that came meanwhile counts."""
         with channel.transaction():
             stored, purged_id = channel.rows(self._database.sql(_LOCK))[0]
-            passed = self._passed_by_all(channel)
+            passed = self._passed_by_all(channel, kept)
             gone = [number for (number,) in channel.rows(self._delete, {**bounds, **self._of(passed)})]
             if gone:
                 purged = _deleted_of(passed, max(gone))
@@ -125,14 +160,14 @@ class Purge:
     def _of(self, passed: Position) -> dict[str, Any]:
         return {"head": passed.head, "open": self._database.bind(passed.open), "half": HALF_TOPIC}
 
-    def _passed_by_all(self, channel: Channel) -> Position:
+    def _passed_by_all(self, channel: Channel, kept: Kept | None = None) -> Position:
         """What every subscription's stored base sees; a window that is half done is not passed."""
         bases = [base for _, base in self._bases(channel)]
         if not bases:
             raise SubscriptionError(
                 "there is no subscription, so nobody has read these messages yet; nothing is purged before a first one"
             )
-        return _seen_by_all(bases)
+        return _seen_by_all(bases if kept is None else [*bases, kept.position])
 
     def _bases(self, channel: Channel) -> list[tuple[str, Position]]:
         progress, readers = ProgressLog(self._database), Readers(self._database)

@@ -21,6 +21,11 @@ def rows(frame):
     return [tuple(row.values()) for row in frame.toArrow().to_pylist()]
 
 
+def measured(log, settled, *subscriptions):
+    """The batches as rows."""
+    return delivery.settled_batches(log, delivery.kept_batches(settled, subscriptions or [subscription()]))
+
+
 def subscription(name="relay", **fields):
     usual = {"topics": None, "destination": "x", "on_dead": "block", "partitions": 1, "generation": 1}
     return Subscription(name=name, created_at=at(0), **{**usual, **fields})
@@ -115,7 +120,7 @@ def test_a_batch_is_measured_by_its_oldest_message(messages, progress):
     log = messages((1, "orders", 0), (2, "orders", 1), (3, "mail", 2), (4, "orders", 6), (5, "orders", 9))
     settled = progress((1, "1:1:", None, None, 0), (2, "4:4:", None, None, 5), (3, "5:5:", None, None, 7), epoch=3)
 
-    found = delivery.settled_batches(log, settled, [subscription()])
+    found = measured(log, settled)
 
     assert rows(found) == [
         ("relay", 1, 0, 3, 2, at(5), 3, at(0), 300.0),
@@ -127,7 +132,7 @@ def test_what_the_oldest_kept_progress_settled_is_measured_only_where_it_is_the_
     log = messages((1, "orders", 0))
     first, later = progress((1, "2:2:", None, None, 5)), progress((7, "2:2:", None, None, 5))
 
-    found = [delivery.settled_batches(log, each, [subscription()]).count() for each in (first, later)]
+    found = [measured(log, each).count() for each in (first, later)]
 
     assert found == [1, 0]
 
@@ -155,7 +160,7 @@ def test_only_what_a_subscription_selects_is_its_batch(messages, progress):
         subscription("halves", partitions=2),
     ]
 
-    found = delivery.settled_batches(log, settled, subscriptions).orderBy("subscription", "partition")
+    found = measured(log, settled, *subscriptions).orderBy("subscription", "partition")
 
     assert [(row.subscription, row.partition, row.messages) for row in found.collect()] == [
         ("check:shop", 0, 1), ("halves", 0, 4), ("halves", 1, 1), ("orders", 0, 4), ("relay", 0, 4),
@@ -169,7 +174,7 @@ def test_percentiles_are_over_batches(messages, progress):
         (1, "1:1:", None, None, 0), *((id + 1, f"{id + 1}:{id + 1}:", None, None, id) for id in range(1, 101))
     )
 
-    batches = delivery.settled_batches(log, settled, [subscription()])
+    batches = measured(log, settled)
 
     ((name, since, count, number, p50, p95, p99),) = rows(delivery.settling_times(batches))
     assert (name, since, count, number) == ("relay", at(1), 100, 100)
@@ -179,6 +184,6 @@ def test_percentiles_are_over_batches(messages, progress):
 def test_without_progress_nothing_is_measured(messages, progress, spark):
     empty = progress((1, "2:2:", None, None, 5)).limit(0)
 
-    batches = delivery.settled_batches(messages((1, "orders", 0)), empty, [subscription()])
+    batches = measured(messages((1, "orders", 0)), empty)
 
     assert (rows(batches), rows(delivery.settling_times(batches))) == ([], [])

@@ -69,9 +69,9 @@ class Batches:
         return None if at is None or at < self._first else at
 
     @property
-    def first_number(self) -> int:
-        """No message with a lower number is in any of these batches."""
-        return min((*self._closed, *self._open, *self._heads[:1]), default=0)
+    def since(self) -> Position:
+        """A position that sees none of the messages in these batches."""
+        return EARLIEST if self._first == 0 or not self.batches else self.batches[0].progress.base
 
     def _index(self, number: int, id: int) -> int | None:
         base = self._base_that_sees(number)

@@ -19,6 +19,7 @@ from outbox.store.subscription import Subscription
 
 #: What each function needs of its DataFrames: `.schema(…)` of the source with these reads nothing else.
 PER_HOUR_COLUMNS = "topic string, created_at timestamp"
+PARKED_COLUMNS = "subscription string, state string, topic string, parked_at timestamp, error string"
 BATCH_COLUMNS = "id long, xact_id long, topic string, slot short, tags string, direct string, created_at timestamp"
 
 #: Errors are told apart by so much of their text.
@@ -76,20 +77,77 @@ def dead_letters(parked: DataFrame) -> DataFrame:
     )
 
 
-def settled_batches(messages: DataFrame, progress: DataFrame, subscriptions: Sequence[Subscription]) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """One partition of a subscription: what of the log it handles, and its batches."""
+
+    subscription: Subscription
+    partition: int
+    batches: Batches
+
+    def selects(self, topic: str, slot: int, tags: str | None, direct: str | None) -> bool:
+        chosen = self.subscription.selection
+        if (topic == HALF_TOPIC) if chosen.topics is None else (topic not in chosen.topics):
+            return False
+        if chosen.tags is not None and tags not in chosen.tags:
+            return False
+        if slot % self.subscription.partitions != self.partition:
+            return False
+        return direct == chosen.only if chosen.only is not None else direct is None or direct != chosen.skips
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBatches:
+    """The batches of which progress is kept, by subscription and partition."""
+
+    readers: tuple[_Reader, ...]
+
+    @property
+    def since(self) -> Position:
+        """A position that none of their messages is before: `since` of the source with it reads no others."""
+        known = [each.batches.since for each in self.readers]
+        return Position.of(min((each.head for each in known), default=0), (n for each in known for n in each.open))
+
+
+def kept_batches(progress: DataFrame, subscriptions: Sequence[Subscription]) -> KeptBatches:
+    """Bring the progress rows of the generations that run to the driver: few, and of the last day only.
+
+    Args:
+        progress: the table `progress`.
+        subscriptions: as the database has them.
+    """
+    known = {(each.name, each.generation): each for each in subscriptions}
+    rows: defaultdict[tuple[str, int, int], list[Batch]] = defaultdict(list)
+    wanted = ("subscription", "generation", "partition", "epoch", "n", "base", "target", "after_id", "settled_at")
+    for row in progress.select(*wanted).orderBy("epoch", "n").toArrow().to_pylist():
+        if (row["subscription"], row["generation"]) in known:
+            rows[row["subscription"], row["generation"], row["partition"]].append(_batch(row))
+    readers = []
+    for (name, generation, partition), batches in sorted(rows.items()):
+        subscription = known[name, generation]
+        found = Batches(batches, complete=_is_complete(subscription, batches))
+        readers.append(_Reader(subscription, partition, found))
+    return KeptBatches(tuple(readers))
+
+
+def settled_batches(messages: DataFrame, kept: KeptBatches) -> DataFrame:
     """Measure, for each batch that a subscription has settled, how long its oldest message took from its writing on.
 
     As far back as progress rows are kept, which is a day; what the oldest of them settled is not known. A message that
     was set aside counts as settled when it was; the time in which its transaction was open counts, too.
 
+    Args:
+        messages: the log, or what of it was committed after `kept.since`.
+        kept: see `kept_batches`.
+
     Returns:
         subscription, generation, partition, epoch, n, settled_at, messages (how many the batch settled), oldest (when
         the first of them was written), seconds.
     """
-    readers = _readers(progress, subscriptions)
+    readers = kept.readers
     # A plain function of Python's: those over Arrow batches need pandas besides.
     batches_of = sf.udf(_found_by(readers), "array<struct<reader: int, batch: int>>", useArrow=False)
-    found = messages.where(sf.col("xact_id") >= _first_number(readers)).select(
+    found = messages.select(
         sf.explode(batches_of("id", "xact_id", "topic", "slot", "tags", "direct")).alias("found"), "created_at"
     )
     return (
@@ -125,44 +183,6 @@ def settling_times(batches: DataFrame) -> DataFrame:
 _P = ((0, 50), (1, 95), (2, 99))
 
 
-@dataclass(frozen=True, slots=True)
-class _Reader:
-    """One partition of a subscription: what of the log it handles, and its batches."""
-
-    subscription: Subscription
-    partition: int
-    batches: Batches
-
-    def selects(self, topic: str, slot: int, tags: str | None, direct: str | None) -> bool:
-        chosen = self.subscription.selection
-        if (topic == HALF_TOPIC) if chosen.topics is None else (topic not in chosen.topics):
-            return False
-        if chosen.tags is not None and tags not in chosen.tags:
-            return False
-        if slot % self.subscription.partitions != self.partition:
-            return False
-        return direct == chosen.only if chosen.only is not None else direct is None or direct != chosen.skips
-
-
-def _readers(progress: DataFrame, subscriptions: Sequence[Subscription]) -> list[_Reader]:
-    """Bring the progress rows of the generations that run to the driver: small, and of the last day only."""
-    known = {(each.name, each.generation): each for each in subscriptions}
-    rows: defaultdict[tuple[str, int, int], list[Batch]] = defaultdict(list)
-    wanted = ("subscription", "generation", "partition", "epoch", "n", "base", "target", "after_id", "settled_at")
-    for row in progress.select(*wanted).orderBy("epoch", "n").toArrow().to_pylist():
-        place = (row["subscription"], row["generation"], row["partition"])
-        rows[place].append(_batch(row))
-    return [
-        _Reader(
-            known[name, generation],
-            partition,
-            Batches(batches, complete=_is_complete(known[name, generation], batches)),
-        )
-        for (name, generation, partition), batches in sorted(rows.items())
-        if (name, generation) in known
-    ]
-
-
 def _is_complete(subscription: Subscription, batches: Sequence[Batch]) -> bool:
     """Tell whether the first settle is among these, of a subscription that began with the first message."""
     first = batches[0]
@@ -192,11 +212,6 @@ def _found_by(
         ]
 
     return find
-
-
-def _first_number(readers: Sequence[_Reader]) -> int:
-    """The lowest number that any of the batches may hold."""
-    return min((reader.batches.first_number for reader in readers), default=0)
 
 
 def _places(messages: DataFrame, readers: Sequence[_Reader]) -> DataFrame:

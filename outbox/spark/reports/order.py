@@ -34,6 +34,12 @@ def version_in_body(path: str) -> Column:
     return sf.get_json_object(sf.col("body").cast("string"), path)
 
 
+def with_window(archived: DataFrame) -> DataFrame:
+    """Add the number of its window to each message of an archive, which the names of the files begin with."""
+    number = sf.regexp_extract(sf.col("_metadata.file_name"), r"^(\d+)-", 1)
+    return archived.withColumn("window", number.cast("bigint"))
+
+
 def order_of(messages: DataFrame) -> tuple[str, ...]:
     """Return the columns by which messages are ordered: (window, id) of an archive, else id."""
     return ("window", "id") if "window" in messages.columns else ("id",)
