@@ -11,7 +11,7 @@ import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
 from outbox.cli.output import say, show_json
-from outbox.cli.spark import Cluster, on_spark, session, source_options
+from outbox.cli.spark import on_spark, require_extra, session, source_options
 
 if TYPE_CHECKING:
     from outbox.spark.reports.archive import Range
@@ -37,7 +37,8 @@ def purge(
     dry_run: bool,
     archive: Path | None,
     plot: Path | None,
-    cluster: Cluster,
+    master: str | None,
+    remote: str | None,
     json: bool,
 ) -> None:
     """Delete messages that are older than this, and that every subscription is past.
@@ -58,7 +59,7 @@ def purge(
             done = work.rehearse(channel, older_than) if dry_run else work.run(channel, older_than)
             ranges: tuple[Range, ...] = ()
         else:
-            job = _Archived(target, cluster, archive, older_than, plot)
+            job = _Archived(target, master, remote, archive, older_than, plot)
             done, ranges = job.purge(database, channel, dry_run=dry_run)
     if json:
         proven = {} if archive is None else {"ranges": [asdict(each) for each in ranges]}
@@ -76,19 +77,23 @@ class _Archived:
     """A purge of what is in an archive."""
 
     target: Target
-    cluster: Cluster
+    master: str | None
+    remote: str | None
     archive: Path
     older_than: timedelta
     plot: Path | None
 
     def purge(self, database: Database, channel: Channel, *, dry_run: bool) -> tuple[Purged, tuple[Range, ...]]:
         """Compare, then delete."""
+        from outbox.spark import register
         from outbox.spark.reports.archive import compare_with_archive, purge_archived
 
-        with session(self.cluster) as spark:
-            compared = compare_with_archive(
-                spark, database, channel, self.archive, self.older_than, source=source_options(self.target)
-            )
+        if self.plot is not None:
+            require_extra("matplotlib", extra="plot")
+        source = source_options(self.target, local=self.master is None and self.remote is None)
+        with session(master=self.master, remote=self.remote) as spark:
+            register(spark)
+            compared = compare_with_archive(spark, database, channel, self.archive, self.older_than, source=source)
         if self.plot is not None:
             from outbox.spark.reports import plots
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ import click
 
 from outbox.cli.options import NAMES, Target, about_a_database, as_json, option
 from outbox.cli.output import say, show_json, show_table
-from outbox.cli.spark import Cluster, on_spark, session, source_options
+from outbox.cli.spark import on_spark, require_extra, session, source_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -50,6 +51,11 @@ class Output:
     csv: Path | None
     plot: Path | None
 
+    def require_extra(self) -> None:
+        """Refuse a picture that could not be drawn, before anything is read."""
+        if self.plot is not None:
+            require_extra("matplotlib", extra="plot")
+
     def show(self, tables: Sequence[Table], **extra: object) -> None:
         """Show the tables of a report; `extra` is for programs besides."""
         if self.csv is not None:
@@ -69,12 +75,79 @@ class Output:
             click.echo()
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a report is about, and where Spark runs for it."""
+
+    target: Target
+    archive: Path | None
+    master: str | None
+    remote: str | None
+
+    @contextmanager
+    def begun(self) -> Iterator[tuple[Log, Database, Channel]]:
+        """Open the database, look whether the archive is there, and start Spark, which takes a while, last."""
+        from outbox.spark import register
+        from outbox.spark.manifest import Archive
+
+        if self.archive is not None and Archive(self.archive).last() is None:
+            raise click.ClickException(f"there is no archive in {self.archive}; write one by: outbox extract PATH")
+        with self.target.opened() as (database, channel):
+            source = source_options(self.target, local=self.master is None and self.remote is None)
+            with session(master=self.master, remote=self.remote) as spark:
+                register(spark)
+                yield Log(spark, source, self.archive), database, channel
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a report reads: the tables of a database, and its messages there or in an archive."""
+
+    spark: SparkSession
+    source: Mapping[str, str]
+    archive: Path | None
+
+    def messages(
+        self, columns: str, *, since: Position | None = None, halves: bool = False, topics: Sequence[str] | None = None
+    ) -> DataFrame:
+        """The messages with these columns, and perhaps others."""
+        if self.archive is not None and since is None:
+            from outbox.spark import archived
+
+            return archived(self.spark, self.archive, topics=topics)
+        options = {} if since is None else {"since": str(since)}
+        if topics is not None:
+            options["topics"] = ",".join(topics)
+        return self._read({**options, "halves": str(halves).lower()}, columns)
+
+    def windows(self, topics: Sequence[str] | None) -> DataFrame:
+        """The messages of the archive, with the numbers of their windows."""
+        from outbox.spark import archived
+        from outbox.spark.reports.order import with_window
+
+        assert self.archive is not None
+        return with_window(archived(self.spark, self.archive, topics=topics))
+
+    def table(self, name: str, columns: str | None = None) -> DataFrame:
+        """Another table of the database."""
+        return self._read({"table": name}, columns)
+
+    def _read(self, options: Mapping[str, str], columns: str | None) -> DataFrame:
+        reader = self.spark.read.format("outbox").options(**self.source, **options)
+        return (reader if columns is None else reader.schema(columns)).load()
+
+
 def reported(function: F) -> F:
     """Give a report the options that all of them have."""
 
     @functools.wraps(function)
-    def command(*args: Any, json: bool, csv_: Path | None, plot: Path | None, **rest: Any) -> Any:
-        return function(*args, output=Output(json=json, csv=csv_, plot=plot), **rest)
+    def command(
+        *, target: Target, json: bool, csv_: Path | None, plot: Path | None, archive: Path | None,
+        master: str | None, remote: str | None, **rest: Any,
+    ) -> Any:  # fmt: skip
+        output = Output(json=json, csv=csv_, plot=plot)
+        output.require_extra()
+        return function(work=Work(target, archive, master, remote), output=output, **rest)
 
     path = click.Path(path_type=Path)
     for decorate in (
@@ -100,7 +173,7 @@ def report() -> None:
 @report.command()
 @about_a_database
 @reported
-def delivery(*, target: Target, cluster: Cluster, archive: Path | None, output: Output) -> None:
+def delivery(*, work: Work, output: Output) -> None:
     """Show what is written, set aside and not settled, and how long settling takes.
 
     FROM WRITING TO SETTLED has one value a batch: that of its oldest message. It reaches back as far as the progress of
@@ -109,8 +182,7 @@ def delivery(*, target: Target, cluster: Cluster, archive: Path | None, output: 
     from outbox.spark.reports import delivery as frames
     from outbox.store.status import standings
 
-    with target.opened() as (database, channel), session(cluster) as spark:
-        log = _Log(spark, target, archive)
+    with work.begun() as (log, database, channel):
         now, found = standings(database, channel)
         per_hour = _rows(frames.messages_per_hour(log.messages(frames.PER_HOUR_COLUMNS)))
         parked = log.table("parked", frames.PARKED_COLUMNS)
@@ -169,7 +241,7 @@ _TIMES = "From writing to settled, in seconds, one value a batch (its oldest mes
 @about_a_database
 @reported
 @option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many contradictions.")
-def transactions(*, target: Target, cluster: Cluster, archive: Path | None, output: Output, limit: int) -> None:
+def transactions(*, work: Work, output: Output, limit: int) -> None:
     """Show what became of half messages, and what contradicts that.
 
     Half messages are committed, rolled back, open, or parked: given up, they wait for a person. A verdict that has not
@@ -178,14 +250,13 @@ def transactions(*, target: Target, cluster: Cluster, archive: Path | None, outp
     """
     from outbox.spark.reports import reconciliation as frames
 
-    with target.opened() as (database, channel), session(cluster) as spark:
-        log = _Log(spark, target, archive)
+    with work.begun() as (log, database, channel):
         reconciled = _reconciled(log, database, channel).cache()
         counts = _rows(frames.states(reconciled))
         problems = frames.contradictions(reconciled)
-        if archive is None and sum(row["contradictions"] for row in counts):
+        if work.archive is None and sum(row["contradictions"] for row in counts):
             # Read once more: what was decided while this was read only looks like one.
-            problems = frames.unless_healed(problems, _reconciled(_Log(spark, target, None), database, channel)).cache()
+            problems = frames.unless_healed(problems, _reconciled(log, database, channel)).cache()
             counts = _with_problems(counts, problems)
         number, shown = problems.count(), _rows(problems.limit(limit))
     if output.plot is not None:
@@ -219,9 +290,7 @@ def transactions(*, target: Target, cluster: Cluster, archive: Path | None, outp
 @option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many messages.")
 def order(
     *,
-    target: Target,
-    cluster: Cluster,
-    archive: Path | None,
+    work: Work,
     output: Output,
     header: str | None,
     json_path: str | None,
@@ -237,10 +306,10 @@ def order(
 
     if (header is None) == (json_path is None):
         raise click.UsageError("say where the version is: by --header NAME or --json-path PATH, one of the two")
-    with target.opened(), session(cluster) as spark:
+    with work.begun() as (log, _, _):
         version = frames.version_in_header(header) if header else frames.version_in_body(json_path or "")
-        log = _Log(spark, target, archive)
-        messages = log.windows(topics) if archive is not None else log.messages(frames.COLUMNS, topics=topics)
+        by_window = work.archive is not None
+        messages = log.windows(topics) if by_window else log.messages(frames.COLUMNS, topics=topics)
         audited = frames.versions(messages, version).cache()
         summary, found = _rows(frames.summary(audited)), _rows(frames.breaks(audited))
         by = frames.order_of(messages)
@@ -268,45 +337,7 @@ def order(
         click.get_current_context().exit(1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """What a report reads: the tables of a database, and its messages there or in an archive."""
-
-    spark: SparkSession
-    target: Target
-    archive: Path | None
-
-    def messages(
-        self, columns: str, *, since: Position | None = None, halves: bool = False, topics: Sequence[str] | None = None
-    ) -> DataFrame:
-        """The messages with these columns, and perhaps others."""
-        if self.archive is not None and since is None:
-            from outbox.spark import archived
-
-            return archived(self.spark, self.archive, topics=topics)
-        options = {} if since is None else {"since": str(since)}
-        if topics is not None:
-            options["topics"] = ",".join(topics)
-        return self._read({**options, "halves": str(halves).lower()}, columns)
-
-    def windows(self, topics: Sequence[str] | None) -> DataFrame:
-        """The messages of the archive, with the numbers of their windows."""
-        from outbox.spark import archived
-        from outbox.spark.reports.order import with_window
-
-        assert self.archive is not None
-        return with_window(archived(self.spark, self.archive, topics=topics))
-
-    def table(self, name: str, columns: str | None = None) -> DataFrame:
-        """Another table of the database."""
-        return self._read({"table": name}, columns)
-
-    def _read(self, options: Mapping[str, str], columns: str | None) -> DataFrame:
-        reader = self.spark.read.format("outbox").options(**source_options(self.target), **options)
-        return (reader if columns is None else reader.schema(columns)).load()
-
-
-def _reconciled(log: _Log, database: Database, channel: Channel) -> DataFrame:
+def _reconciled(log: Log, database: Database, channel: Channel) -> DataFrame:
     from outbox.spark.manifest import Archive
     from outbox.spark.reports import reconciliation as frames
     from outbox.store.purge import purged_id
