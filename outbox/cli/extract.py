@@ -62,8 +62,8 @@ def extract(
     written last, and only files that manifests count belong to the archive: whenever this is killed, nothing is missing
     and nothing there twice. Read it by outbox.spark.archived(spark, PATH).
 
-    Spark runs on this machine unless --master or --remote say otherwise. The folder must be on a disk that all its
-    executors see, and so must a database URL with a password: as OUTBOX_DATABASE in their environment.
+    Spark runs on this machine unless --master or --remote say otherwise. On a cluster every executor needs outbox-log
+    with its extra, the folder under the same path, and, for a URL with a password, OUTBOX_DATABASE in its environment.
     """
     _require_sense(until_empty=until_empty, follow=follow, register=register, hold=hold, master=master, remote=remote)
     from outbox.cli.spark import place_of, require_extra, session

@@ -111,15 +111,18 @@ def _started(master: str | None, remote: str | None, *, verbose: bool) -> SparkS
     if remote is not None:
         if find_spec("grpc") is None:
             raise MissingExtraError("Spark Connect needs packages of its own: pip install 'pyspark[connect]'")
-        with _explained(None, f"Spark Connect does not answer at {remote}"):
+        with _explained(None, f"Spark Connect does not answer at {remote}", "is it running?"):
             return SparkSession.builder.remote(remote).getOrCreate()
+    fix = "it needs Java 17 or newer (JAVA_HOME, or java on the PATH)"
+    if master is not None:
+        fix = f"is {master} there, and of the same version?"
     builder = SparkSession.builder.appName("outbox").master(master or "local[*]")
     if master is None:
         for name, value in _LOCAL.items():
             builder = builder.config(name, value)
     with (
         tempfile.TemporaryFile() as said,
-        _explained(said, "Spark does not start"),
+        _explained(said, "Spark does not start", fix),
         _silenced(said if master is None and not verbose else None),
     ):
         return builder.getOrCreate()
@@ -144,7 +147,7 @@ def _silenced(said: IO[bytes] | None) -> Iterator[None]:
 
 
 @contextmanager
-def _explained(said: IO[bytes] | None, what: str) -> Iterator[None]:
+def _explained(said: IO[bytes] | None, what: str, fix: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
@@ -153,8 +156,9 @@ def _explained(said: IO[bytes] | None, what: str) -> Iterator[None]:
             said.seek(0)
             lines = [line for line in said.read().decode(errors="replace").splitlines() if line.strip()]
         telling = [line for line in lines if not line.startswith(_NOISE)]
-        reason = (telling or [str(error).strip().partition("\n")[0] or type(error).__name__])[-1].strip()
-        fix = "it needs Java 17 or newer (JAVA_HOME, or java on the PATH)" if said is not None else "is it running?"
+        raised = str(error).strip().splitlines() or [type(error).__name__]
+        # Py4J says on a line of its own what Java said.
+        reason = [*telling, *(line[2:] for line in raised if line.startswith(": ")), raised[0]][0].strip()
         raise SparkStartError(f"{what}: {reason:.300}; {fix}") from error
 
 
