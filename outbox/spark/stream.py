@@ -92,7 +92,7 @@ class Follower:
         server = self._planner.server()
         if server != end.server and self._options.on_identity_change == "fail":
             raise self._changed(end.server, server)
-        known = self._on(start, end.server, None)
+        known = self._on(start, end.server, end.progress.target or end.progress.base)
         window, after = _window_of(known, end)
         whole = self._unpurged(window, end.gone or known.gone)
         return self._planner.tasks(
@@ -165,8 +165,8 @@ class Follower:
         # Without a limit it is enough to know that there is something.
         return page if limit is not None else replace(page, more=False)
 
-    def _on(self, offset: Offset, server: Server, head: Position | None) -> Offset:
-        """The offset as it counts on a server; `head` is what that one has come to."""
+    def _on(self, offset: Offset, server: Server, head: Position) -> Offset:
+        """The offset as it counts on a server that has come to `head`."""
         changed = offset.server != server
         if changed and (self._options.on_identity_change == "fail" or offset.server.dialect != server.dialect):
             raise self._changed(offset.server, server)
@@ -201,9 +201,9 @@ class Follower:
         return whole if self._options.fail_on_data_loss else None
 
 
-def _lies_ahead(offset: Offset, head: Position | None) -> bool:
+def _lies_ahead(offset: Offset, head: Position) -> bool:
     newest = offset.progress.target or offset.progress.base
-    return head is not None and newest.head > head.head
+    return newest.head > head.head
 
 
 def _end_of(known: Offset, window: Window, page: Page) -> Offset:
