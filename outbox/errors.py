@@ -12,6 +12,7 @@ OutboxError
 ├── PositionError            a position that does not belong to this server any more
 ├── PurgedError              retention has removed messages that a reader had not read yet
 ├── OptionError              an option of the Spark source that is unknown or outside its limits
+├── ArchiveError             a folder of extracted messages that cannot be read, or not be continued
 ├── MissingExtraError        an optional dependency is not installed
 ├── SenderError              a destination that cannot be opened
 ├── HungHandlerError         too many calls of a handler never came back
@@ -72,6 +73,10 @@ class PurgedError(OutboxError):
 
 class OptionError(OutboxError, ValueError):
     """An option of the Spark source is unknown, or outside its limits."""
+
+
+class ArchiveError(OutboxError):
+    """An archive of extracted messages cannot be read, or an extract cannot go on with it."""
 
 
 class MissingExtraError(OutboxError, ImportError):

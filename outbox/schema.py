@@ -33,7 +33,7 @@ from sqlalchemy.types import TypeEngine
 
 from outbox.checks import HALF_TOPIC
 
-VERSION = 4
+VERSION = 5
 SLOTS = 256
 PREFIX = "outbox_"
 #: Where the revision of the tables is written down; ours alone, so that it never meets the application's own Alembic.
@@ -41,6 +41,7 @@ VERSION_TABLE = "outbox_alembic_version"
 
 #: Ids and keys compare by bytes, whatever the database's locale.
 _Name: TypeEngine[str] = Text().with_variant(Text(collation="C"), "postgresql")
+_KINDS = "relay, compensation, check or extract"
 #: In UTC; SQLite keeps it as text that sorts by time.
 _Moment = DateTime(timezone=True)
 
@@ -190,8 +191,15 @@ def _subscription(metadata: MetaData) -> Table:
         Column("generation", Integer, nullable=False, server_default=text("1")),
         Column("created_at", _Moment, nullable=False),
         Column("grace_ms", Integer, nullable=False, server_default=text("0"), comment="reads so long after the commit"),
-        Column("kind", Text, nullable=False, server_default=text("'relay'"), comment="relay, compensation or check"),
+        Column(
+            "kind",
+            Text,
+            nullable=False,
+            server_default=text("'relay'"),
+            comment="relay, compensation, check or extract",
+        ),
         Column("tags", Text, comment="JSON list; null: all"),
+        Column("hold_ms", BigInteger, comment="of an extract: holds rows back so long after its last progress"),
         comment="readers of the log; shrinks by hand",
     )
 

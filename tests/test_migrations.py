@@ -169,6 +169,17 @@ def test_an_upgrade_tells_compensations_from_relays(empty):
     assert (differences(empty), meta(empty)) == ([], (schema.VERSION, 256))
 
 
+def test_an_upgrade_leaves_subscriptions_without_a_hold(empty):
+    with empty.begin() as connection:
+        command.upgrade(migrate._config(connection=connection, schema=None, slots=256), "0004")
+
+    migrate.upgrade(empty)
+
+    with empty.connect() as connection:
+        assert connection.execute(text("SELECT name, hold_ms FROM outbox_subscription")).all() == [("relay", None)]
+    assert (differences(empty), meta(empty)) == ([], (schema.VERSION, 256))
+
+
 def test_processes_that_start_together_may_all_make_the_table_of_records(empty):
     where = "app" if empty.dialect.name == "postgresql" else None
     engines = [sqlalchemy.create_engine(empty.url) for _ in range(4)]

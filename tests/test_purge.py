@@ -9,7 +9,7 @@ from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Done, Outbox, Reject, Relay, SubscriptionError
 from outbox.checks import HALF_TOPIC
-from outbox.position import EARLIEST, Position, Progress
+from outbox.position import EARLIEST, Position, Progress, Window
 from outbox.store.database import Database
 from outbox.store.log import Log
 from outbox.store.purge import Purge, Purged
@@ -166,6 +166,20 @@ def test_what_was_purged_is_written_down(outbox):
     purge(outbox)
 
     assert (tuple(before), tuple(meta(outbox))) == ((None, 0), (str(passed), 5))
+
+
+def test_only_what_was_deleted_is_written_down_as_purged(outbox):
+    """A reader without a subscription goes by it: of the rows that were passed and are there it has lost nothing."""
+    send(outbox, b"old")
+    seen = now(outbox)
+    send(outbox, b"young")
+    aged(outbox, b"old")
+    settle(outbox.engine, Progress(now(outbox)))
+
+    purge(outbox, WEEK)
+
+    purged = Position.parse(meta(outbox).purged)
+    assert (Window(seen, now(outbox)).overlaps(purged), Window(EARLIEST, seen).overlaps(purged)) == (False, True)
 
 
 def test_a_later_purge_forgets_nothing_of_an_earlier_one(outbox):

@@ -21,6 +21,8 @@ _VERBS = {
     "half": ("outbox.cli.half:half", "Look at pending transactions, and decide on them."),
     "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
     "subscriptions": ("outbox.cli.subscriptions:subscriptions", "List, alter and drop the readers of the log."),
+    "extract": ("outbox.cli.extract:extract", "Write messages to Parquet files, by Spark."),
+    "report": ("outbox.cli.report:report", "Look at the log with Spark: delivery, transactions, order."),
     "purge": ("outbox.cli.purge:purge", "Delete old messages that every subscription is past."),
     "db": ("outbox.cli.db:db", "Make the tables, and check them."),
     "restore": ("outbox.cli.restore:restore", "Bring a log that was copied to another server in line."),

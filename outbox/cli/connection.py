@@ -64,7 +64,7 @@ def asked(database: Database) -> Iterator[tuple[Database, Channel]]:
 
 def named(target: Target) -> str:
     """Which database that is, without secrets. Opens nothing; a mistake in the options is told all the same."""
-    url = _supported(target)
+    url = url_of(target)
     if url.get_backend_name() == "sqlite" and target.schema is not None:
         raise _usage("SQLite has no schemas; leave the schema out")
     engine = _made(url)
@@ -75,7 +75,7 @@ def named(target: Target) -> str:
 
 def engine_of(target: Target, *, create: bool = False, make: str = "outbox db upgrade") -> Engine:
     """An engine for the URL of the options. `make`: the command that creates a missing file, for the error."""
-    url = _supported(target)
+    url = url_of(target)
     if url.get_backend_name() == "sqlite":
         _require_file(url, create=create, make=make)
     return _made(url)
@@ -112,7 +112,8 @@ def _business_engine(url: str) -> Engine:
         raise _Failure(f"--business: {error.message}", error.exit_code) from None
 
 
-def _supported(target: Target) -> URL:
+def url_of(target: Target) -> URL:
+    """The URL of the database that the options name, by the driver that is used here."""
     url = _parsed(target.url)
     keep_secret(url.password)
     if url.get_backend_name() not in ("postgresql", "sqlite"):

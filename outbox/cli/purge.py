@@ -2,32 +2,101 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
 from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
 from outbox.cli.output import say, show_json
+from outbox.cli.spark import on_spark, require_extra, session, source_options
+
+if TYPE_CHECKING:
+    from outbox.spark.reports.archive import Range
+    from outbox.store.database import Database
+    from outbox.store.dialect import Channel
+    from outbox.store.purge import Purged
+
+_PATH = click.Path(path_type=Path)
 
 
 @click.command()
 @about_a_database
 @option("--older-than", type=DURATION, required=True, help="How long messages are kept, by the database's clock: 7d.")
 @option("--dry-run", is_flag=True, help="Count what would go, and delete nothing.")
+@option("--archive", type=_PATH, metavar="PATH", help="Only what is proven, with Spark, to be in this archive.")
+@option("--plot", type=_PATH, metavar="FILE.png", help="With --archive: draw what was compared. Needs the extra plot.")
+@on_spark
 @as_json
-def purge(*, target: Target, older_than: timedelta, dry_run: bool, json: bool) -> None:
+def purge(
+    *,
+    target: Target,
+    older_than: timedelta,
+    dry_run: bool,
+    archive: Path | None,
+    plot: Path | None,
+    master: str | None,
+    remote: str | None,
+    json: bool,
+) -> None:
     """Delete messages that are older than this, and that every subscription is past.
 
     In small batches; readers and writers go on. Messages that were set aside are copies, and stay.
+
+    With --archive PATH, which `outbox extract` has written, messages are first compared with their copies there, by
+    number and checksum for each range of ids. If one range differs, nothing is deleted, and the first such range is
+    named. Messages behind the end of the archive stay.
     """
     from outbox.store.purge import Purge
 
+    if archive is None and plot is not None:
+        raise click.UsageError("--plot shows the comparison with an archive; say which by --archive PATH")
     with target.opened() as (database, channel):
-        work = Purge(database)
-        done = work.rehearse(channel, older_than) if dry_run else work.run(channel, older_than)
+        if archive is None:
+            work = Purge(database)
+            done = work.rehearse(channel, older_than) if dry_run else work.run(channel, older_than)
+            ranges: tuple[Range, ...] = ()
+        else:
+            job = _Archived(target, master, remote, archive, older_than, plot)
+            done, ranges = job.purge(database, channel, dry_run=dry_run)
     if json:
-        show_json({"rows": done.rows, "before": done.before, "held_by": done.held_by, "dry_run": dry_run})
+        proven = {} if archive is None else {"ranges": [asdict(each) for each in ranges]}
+        show_json({"rows": done.rows, "before": done.before, "held_by": done.held_by, "dry_run": dry_run, **proven})
         return
+    if archive is not None:
+        say(f"{sum(each.rows for each in ranges)} messages in {len(ranges)} ranges of ids are the same in {archive}")
     say(f"{done.rows} messages from before {done.before:%Y-%m-%d %H:%M:%S %Z} {'would go' if dry_run else 'deleted'}")
     for name in done.held_by:
         say(f"older ones stay for {name}, which has not passed them; see: outbox status")
+
+
+@dataclass(frozen=True, slots=True)
+class _Archived:
+    """A purge of what is in an archive."""
+
+    target: Target
+    master: str | None
+    remote: str | None
+    archive: Path
+    older_than: timedelta
+    plot: Path | None
+
+    def purge(self, database: Database, channel: Channel, *, dry_run: bool) -> tuple[Purged, tuple[Range, ...]]:
+        """Compare, then delete."""
+        from outbox.spark import register
+        from outbox.spark.reports.archive import compare_with_archive, purge_archived
+
+        if self.plot is not None:
+            require_extra("matplotlib", extra="plot")
+        source = source_options(self.target, local=self.master is None and self.remote is None)
+        with session(master=self.master, remote=self.remote) as spark:
+            register(spark)
+            compared = compare_with_archive(spark, database, channel, self.archive, self.older_than, source=source)
+        if self.plot is not None:
+            from outbox.spark.reports import plots
+
+            plots.archive(self.plot, [{**asdict(each), "same": each.same} for each in compared.ranges])
+        done = purge_archived(database, channel, self.older_than, compared, rehearsal=dry_run)
+        return done, compared.ranges

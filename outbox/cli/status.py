@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from outbox.store.database import Database
     from outbox.store.dialect import Channel
     from outbox.store.half_status import HalfStanding
+    from outbox.store.reader import Hold
     from outbox.store.status import Standing
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
@@ -45,6 +46,9 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta) -> N
     topic: HALF waits for a verdict, OLDEST is the age of the oldest of these, GIVEN UP waits for a person; COMMITTED
     and ROLLED BACK reach back as far as the log. --json also has RocketMQ's metrics under their names, with
     rocketmq_finish_message_latency in seconds.
+
+    An extract to an archive has no worker: the last column says since when retention waits for its
+    next progress, or that it is released.
     """
     show = _show_json if json else _show_table
     if watch:
@@ -118,6 +122,8 @@ def _half_row(half: HalfStanding) -> tuple[str, ...]:
 def _row(standing: Standing) -> tuple[str, ...]:
     lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.backlog.number else "-"
     worker = str(standing.holder.owner)[:_OWNER] if standing.is_run and standing.holder is not None else "nobody"
+    if standing.hold is not None:
+        worker = "released" if standing.hold.released else f"held since {standing.hold.since:%Y-%m-%d %H:%M}"
     parked = (str(count) for count in standing.parked.values())
     return (standing.subscription.name, str(standing.backlog), lag, *parked, worker)
 
@@ -132,6 +138,8 @@ def _warnings(standing: Standing, all: Sequence[Standing]) -> list[str]:
 
 def _of_nobody(standing: Standing, all: Sequence[Standing]) -> list[str]:
     name = standing.subscription.name
+    if standing.hold is not None:
+        return _of_extract(name, standing.hold, standing.idle or 0.0)
     if standing.is_run:
         return []
     if standing.subscription.destination is None:
@@ -145,6 +153,16 @@ def _of_nobody(standing: Standing, all: Sequence[Standing]) -> list[str]:
         advice = f"start a producer of it, or run: outbox check --group {group}"
         return [f"nobody checks back on group {group}{since}, and messages after its position are not purged; {advice}"]
     return [f"nobody runs {name}{since}; messages after its position are not purged"]
+
+
+def _of_extract(name: str, hold: Hold, idle: float) -> list[str]:
+    since, until = (f"{moment:%Y-%m-%d %H:%M} UTC" for moment in (hold.since, hold.until))
+    if hold.released:
+        over = f"it made no progress from {since} until {until}, when its hold ended"
+        return [f"extract {name} is released: {over}; messages after its position may be purged"]
+    if idle < (hold.until - hold.since).total_seconds() / 2:
+        return []
+    return [f"extract {name} has made no progress since {since}; after {until} purge no longer waits for it"]
 
 
 def _others_are_used(name: str, all: Sequence[Standing]) -> bool:
@@ -199,7 +217,7 @@ def _metrics(look: _Look) -> dict[str, object]:
         "rocketmq_send_to_dlq_messages_total": {
             each.subscription.name: each.parked["dead"].number
             for each in look.standings
-            if each.subscription.kind != "check"
+            if each.subscription.kind not in ("check", "extract")
         },
     }
 
@@ -225,5 +243,8 @@ def _as_json(standing: Standing, all: Sequence[Standing]) -> dict[str, object]:
         "noticed_at": holder.noticed_at if holder is not None else None,
         "parked": {state: count.number for state, count in standing.parked.items()},
         "parked_is_minimum": [state for state, count in standing.parked.items() if count.about],
+        "held_since": None if standing.hold is None else standing.hold.since,
+        "held_until": None if standing.hold is None else standing.hold.until,
+        "released": None if standing.hold is None else standing.hold.released,
         "warnings": _warnings(standing, all),
     }

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
     from outbox.store.lease import Holder
+    from outbox.store.reader import Hold
     from outbox.store.subscription import Subscription
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "CREATED", "WORKER")
@@ -30,17 +31,22 @@ def subscriptions() -> None:
 def list_(*, target: Target, json: bool) -> None:
     """List the subscriptions: what they read, where they send it, who works on them."""
     from outbox.store.lease import Leases, Partition
+    from outbox.store.reader import Readers
     from outbox.store.subscription import Subscriptions
 
     with target.opened() as (database, channel):
         found = [
-            (each, Leases(database).look(channel, Partition(each.name, each.generation)))
+            (
+                each,
+                Leases(database).look(channel, Partition(each.name, each.generation)),
+                Readers(database).hold(channel, each),
+            )
             for each in Subscriptions(database).all(channel)
         ]
     if json:
-        show_json([_as_json(each, holder) for each, holder in found])
+        show_json([_as_json(*each) for each in found])
     else:
-        show_table(_HEADERS, [_row(each, holder) for each, holder in found])
+        show_table(_HEADERS, [_row(*each) for each in found])
 
 
 @subscriptions.command()
@@ -116,25 +122,32 @@ def drop(*, target: Target, name: str, yes: bool) -> None:
         then = "A worker of that name would begin anew."
         if stored.kind == "check":
             then = "Nobody would be asked about its pending transactions any more; decide them before by outbox half."
+        if stored.kind == "extract":
+            then = "Messages that its archive does not have yet may be purged then."
         confirmed(f"drop {' and '.join(found)}{lost}? {then}", yes=yes)
         errand.drop(database, channel, stored)
     say(f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} dropped{lost}")
 
 
-def _row(subscription: Subscription, holder: Holder | None) -> tuple[object, ...]:
+def _row(subscription: Subscription, holder: Holder | None, hold: Hold | None) -> tuple[object, ...]:
+    worker = holder.owner if holder is not None and holder.live else "nobody"
+    if hold is not None:
+        worker = "released" if hold.released else f"held since {hold.since:%Y-%m-%d %H:%M}"
     return (
         subscription.name,
         _topics(subscription),
         _destination(subscription),
-        subscription.on_dead or "(none yet)",
+        subscription.on_dead or ("(none yet)" if hold is None else "-"),
         f"{subscription.created_at:%Y-%m-%d %H:%M:%S}",
-        holder.owner if holder is not None and holder.live else "nobody",
+        worker,
     )
 
 
 def _destination(subscription: Subscription) -> str:
     if subscription.kind == "check":
         return "(check-back)"
+    if subscription.hold is not None:
+        return f"archive {subscription.destination}"
     return subscription.destination or "(none yet)"
 
 
@@ -150,7 +163,7 @@ def _topics(subscription: Subscription) -> str:
     return "all topics" if subscription.topics is None else ",".join(subscription.topics)
 
 
-def _as_json(subscription: Subscription, holder: Holder | None) -> dict[str, object]:
+def _as_json(subscription: Subscription, holder: Holder | None, hold: Hold | None) -> dict[str, object]:
     live = holder is not None and holder.live
     return {
         "name": subscription.name,
@@ -163,4 +176,8 @@ def _as_json(subscription: Subscription, holder: Holder | None) -> dict[str, obj
         "created_at": subscription.created_at,
         "worker": holder.owner if holder is not None and live else None,
         "live": live,
+        "hold_seconds": None if subscription.hold is None else subscription.hold.total_seconds(),
+        "held_since": None if hold is None else hold.since,
+        "held_until": None if hold is None else hold.until,
+        "released": None if hold is None else hold.released,
     }

@@ -5,14 +5,20 @@ Needs the extra: pip install 'outbox-log[spark]'.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from outbox.spark.jdbc import jdbc_predicates
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    import os
 
-__all__ = ["jdbc_predicates", "position", "register"]
+    from pyspark.sql import DataFrame, SparkSession
+
+    from outbox.spark.manifest import Manifest
+
+__all__ = ["archived", "extract", "jdbc_predicates", "position", "register"]
 
 
 def register(spark: SparkSession) -> None:
@@ -53,3 +59,96 @@ def position(
     place = Place(rows=Address(url=url, env=url_env, service=service), schema=schema)
     with closing(Planner(place)) as planner:
         return write(planner.now())
+
+
+def extract(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    url: str | None = None,
+    url_env: str | None = None,
+    service: str | None = None,
+    schema: str | None = None,
+    topics: Iterable[str] | None = None,
+    halves: bool = False,
+    register: str | None = None,
+    hold: timedelta = timedelta(days=30),
+    delta: bool = False,
+    accept_gap: bool = False,
+    accept_server: bool = False,
+    rows_per_task: int = 500_000,
+) -> Manifest | None:
+    """Extract everything that was committed since the archive's last window, as one more window of Parquet files.
+
+    The executors write the files themselves; the manifest that makes them count comes last. A killed extract leaves an
+    archive as it was, and the next one begins where its last manifest ends: nothing is missing, nothing there twice.
+
+    Args:
+        spark: a session, also one of Spark Connect.
+        path: the folder of the archive, on a disk that the driver and all executors see under this path.
+        url: the database's URL, without a password. One of `url`, `url_env` and `service` is needed.
+        url_env: the name of an environment variable that holds the URL, on the driver and on every executor.
+        service: the name of a service of libpq.
+        schema: of the tables, on PostgreSQL.
+        topics: only these; None: all. The same at every extract to one archive.
+        halves: half messages of transactions, too.
+        register: a name under which retention waits for this archive, at most `hold` after its last window.
+        hold: how long that is.
+        delta: also commit the files to a Delta table at `path`. Needs the extra `delta`.
+        accept_gap: go on although messages were purged before they were extracted; the manifest notes it.
+        accept_server: go on although another server, or another timeline, has the database now.
+        rows_per_task: the most rows that one task writes.
+
+    Returns:
+        The manifest of the window; None: nothing was committed since the last one, and nothing was written.
+
+    Raises:
+        ArchiveError: the archive cannot be read or written, or another extract was quicker.
+        PurgedError: messages were purged before they were extracted.
+        PositionError: the archive is of another server, or the server has lost what the archive has.
+        DatabaseError: the database cannot be reached, or refuses.
+        MissingExtraError: a package is not installed.
+    """
+    from contextlib import closing
+
+    from outbox.spark.job import Extract, Extraction
+    from outbox.spark.manifest import Archive
+    from outbox.spark.place import Address, Place
+    from outbox.spark.registration import Registration
+    from outbox.store.subscription import chosen_topics
+
+    place = Place(rows=Address(url=url, env=url_env, service=service), schema=schema)
+    wanted = Extraction(
+        topics=chosen_topics(topics),
+        halves=halves,
+        register=None if register is None else Registration(register, hold),
+        delta=delta,
+        accept_gap=accept_gap,
+        accept_server=accept_server,
+        rows_per_task=rows_per_task,
+    )
+    with closing(Extract(spark, Archive(path), place, wanted)) as job:
+        return job.step()
+
+
+def archived(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    topics: Iterable[str] | None = None,
+    days: tuple[str, str] | None = None,
+) -> DataFrame:
+    """Return an archive's messages, with all columns of `messages`: exactly the files that its manifests count.
+
+    Args:
+        spark: a session, also one of Spark Connect.
+        path: the folder of the archive.
+        topics: only these; None: all. Other files are not looked at.
+        days: the first and the last day, as `("2026-01-01", "2026-01-31")`, in UTC, of `created_at`; None: all.
+
+    Raises:
+        ArchiveError: the archive cannot be read.
+    """
+    from outbox.spark import frames
+
+    return frames.archived(spark, path, topics=topics, days=days)

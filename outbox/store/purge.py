@@ -1,4 +1,7 @@
-"""Purging: rows that every subscription is past, and that are older than the retention, leave the log."""
+"""Purging: rows that every subscription is past, and that are older than the retention, leave the log.
+
+A reader outside of the database counts as long as its hold lasts.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,7 @@ from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.lease import Partition
 from outbox.store.progress import ProgressLog
+from outbox.store.reader import Readers
 from outbox.store.subscription import Subscriptions
 
 BATCH = 2_000
@@ -37,12 +41,13 @@ _DELETE_OPS = f"""
       AND decided_at < :before
       AND NOT EXISTS (SELECT 1 FROM {{message}} WHERE topic = '{HALF_TOPIC}' AND key = transaction_id)
 """
-_DELETE = "DELETE FROM {message} WHERE {gone}"
+_DELETE = "DELETE FROM {message} WHERE {gone} RETURNING {number}"
 _COUNT = "SELECT count(*) FROM {message} WHERE {gone}"
 #: Takes the row's lock for the transaction: what was purged is written by one at a time.
 _LOCK = "UPDATE {meta} SET purged_id = purged_id RETURNING purged, purged_id"
 _RECORD = "UPDATE {meta} SET purged = :purged, purged_id = :id"
 _CUTOFF = "SELECT {before}"
+_PURGED_ID = "SELECT purged_id FROM {meta}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +59,27 @@ class Purged:
     held_by: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Old:
+    """What is old enough to go: messages that were written before a moment; none of them has an id above `last_id`."""
+
+    before: datetime
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is known to be kept elsewhere, in an archive say: of what is old enough, all that a position sees."""
+
+    old: Old
+    position: Position
+
+
+def purged_id(database: Database, channel: Channel) -> int:
+    """Return the highest id that a purge has ever come to; 0: there was none."""
+    return int(channel.rows(database.sql(_PURGED_ID))[0][0])
+
+
 class Purge:
     """Deletes in small batches, each a short transaction of its own that also records how far it went."""
 
@@ -62,50 +88,64 @@ class Purge:
         self._batch = batch
         number = "xact_id" if "xact_id" in database.tables.message.columns else "id"
         gone = database.sql(_GONE, number=number, open=database.among(f"{number} + 0", numbers="open"))
-        self._delete = database.sql(_DELETE, gone=gone)
+        self._delete = database.sql(_DELETE, gone=gone, number=number)
         self._count = database.sql(_COUNT, gone=gone)
         self._newest = database.sql(_NEWEST, number=number)
 
-    def run(self, channel: Channel, older_than: timedelta) -> Purged:
-        """Delete what may go.
+    def run(self, channel: Channel, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
+        """Delete what may go; with `kept`, nothing else than that.
 
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell what is still needed.
         """
-        return self._go(channel, older_than, rehearsal=False)
+        return self._go(channel, older_than, kept, rehearsal=False)
 
-    def rehearse(self, channel: Channel, older_than: timedelta) -> Purged:
+    def rehearse(self, channel: Channel, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
         """Count what would go, and delete nothing."""
-        return self._go(channel, older_than, rehearsal=True)
+        return self._go(channel, older_than, kept, rehearsal=True)
 
-    def _go(self, channel: Channel, older_than: timedelta, *, rehearsal: bool) -> Purged:
+    def old(self, channel: Channel, older_than: timedelta) -> Old:
+        """Find out what is old enough to go.
+
+        Raises:
+            SubscriptionError: there is no subscription.
+        """
         identity.verify(self._database, channel)
+        self._passed_by_all(channel)
         before = self._moment_before(channel, older_than)
+        return Old(before=before, last_id=self._old_ids(channel, before)[1])
+
+    def _go(self, channel: Channel, older_than: timedelta, kept: Kept | None, *, rehearsal: bool) -> Purged:
+        identity.verify(self._database, channel)
+        before = self._moment_before(channel, older_than) if kept is None else kept.old.before
         self._passed_by_all(channel)
         first, last = self._old_ids(channel, before)
+        last = last if kept is None else min(last, kept.old.last_id)
         rows = 0
         for after, upto in self._spans(channel, first, last):
             bounds = {"after": after, "upto": upto, "before": self._database.dialect.bind_moment(before)}
-            rows += self._counted(channel, bounds) if rehearsal else self._deleted(channel, bounds)
+            count = self._counted if rehearsal else self._deleted
+            rows += count(channel, bounds, kept)
         if not rehearsal:
             self._delete_ops(channel, before)
         return Purged(rows=rows, before=before, held_by=self._holding(channel, last))
 
-    def _counted(self, channel: Channel, bounds: dict[str, Any]) -> int:
-        passed = self._passed_by_all(channel)
+    def _counted(self, channel: Channel, bounds: dict[str, Any], kept: Kept | None) -> int:
+        passed = self._passed_by_all(channel, kept)
         return int(channel.rows(self._count, {**bounds, **self._of(passed)})[0][0])
 
-    def _deleted(self, channel: Channel, bounds: dict[str, Any]) -> int:
+    def _deleted(self, channel: Channel, bounds: dict[str, Any], kept: Kept | None) -> int:
         """One batch. Positions are read with it: a subscription that came meanwhile counts."""
         with channel.transaction():
             stored, purged_id = channel.rows(self._database.sql(_LOCK))[0]
-            passed = self._passed_by_all(channel)
-            gone = channel.run(self._delete, {**bounds, **self._of(passed)})
+            passed = self._passed_by_all(channel, kept)
+            gone = [number for (number,) in channel.rows(self._delete, {**bounds, **self._of(passed)})]
             if gone:
-                purged = passed if stored is None else passed.union(Position.parse(stored))
+                purged = _deleted_of(passed, max(gone))
+                purged = purged if stored is None else purged.union(Position.parse(stored))
                 record = {"purged": str(purged), "id": max(purged_id, bounds["upto"])}
                 channel.run(self._database.sql(_RECORD), record)
-        return gone
+        return len(gone)
 
     def _delete_ops(self, channel: Channel, before: datetime) -> None:
         """Delete old verdicts whose half messages are gone, a batch at a time."""
@@ -120,19 +160,22 @@ class Purge:
     def _of(self, passed: Position) -> dict[str, Any]:
         return {"head": passed.head, "open": self._database.bind(passed.open), "half": HALF_TOPIC}
 
-    def _passed_by_all(self, channel: Channel) -> Position:
+    def _passed_by_all(self, channel: Channel, kept: Kept | None = None) -> Position:
         """What every subscription's stored base sees; a window that is half done is not passed."""
         bases = [base for _, base in self._bases(channel)]
         if not bases:
             raise SubscriptionError(
                 "there is no subscription, so nobody has read these messages yet; nothing is purged before a first one"
             )
-        return _seen_by_all(bases)
+        return _seen_by_all(bases if kept is None else [*bases, kept.position])
 
     def _bases(self, channel: Channel) -> list[tuple[str, Position]]:
-        progress = ProgressLog(self._database)
+        progress, readers = ProgressLog(self._database), Readers(self._database)
         found = []
         for each in Subscriptions(self._database).all(channel):
+            hold = readers.hold(channel, each)
+            if hold is not None and hold.released:
+                continue
             for number in range(each.partitions):
                 settled = progress.newest(channel, Partition(each.name, each.generation, number))
                 found.append((each.name, EARLIEST if settled is None else settled.progress.base))
@@ -180,3 +223,12 @@ class Purge:
 def _seen_by_all(bases: Sequence[Position]) -> Position:
     """The position that sees what each of these sees."""
     return Position.of(min(base.head for base in bases), (n for base in bases for n in base.open))
+
+
+def _deleted_of(passed: Position, highest: int) -> Position:
+    """Return the position that sees what was deleted: of what all had passed nothing above the highest deleted number.
+
+    A reader without a subscription compares it with its window. One that sees all that was passed would tell a reader
+    of the newest rows that rows were lost which are all there.
+    """
+    return Position.of(highest + 1, passed.open)

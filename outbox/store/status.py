@@ -14,6 +14,7 @@ from outbox.store.dialect import Channel, Row
 from outbox.store.half import REAL_TOPIC
 from outbox.store.lease import Holder, Leases, Partition
 from outbox.store.progress import ProgressLog
+from outbox.store.reader import Hold, Readers
 from outbox.store.subscription import Subscription, Subscriptions
 
 #: Counted up to here; what is more is estimated.
@@ -43,7 +44,8 @@ class Standing:
     `backlog`: messages of the log that are not settled yet; of a subscription that checks back those without a verdict.
     `lag`: the age of the oldest of them in seconds; 0 without any, and at most that if `lag_about`. `parked`: messages
     set aside, by state. `idle`: seconds since its last settle. `unread`: of one that checks back, the messages of the
-    backlog that were looked at, by real topic: how many, and when the oldest was written.
+    backlog that were looked at, by real topic: how many, and when the oldest was written. `hold`: of a reader outside
+    of the database, since when and until when retention waits for it.
     """
 
     subscription: Subscription
@@ -54,6 +56,7 @@ class Standing:
     idle: float | None
     parked: dict[str, Count]
     unread: dict[str, tuple[int, datetime]] = field(default_factory=dict)
+    hold: Hold | None = None
 
     @property
     def is_run(self) -> bool:
@@ -131,6 +134,7 @@ def _standing(database: Database, channel: Channel, subscription: Subscription, 
         idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
         parked=dict(parked(database, channel, subscription.name)),
         unread=unsettled.by_topic() if subscription.kind == "check" else {},
+        hold=Readers(database).hold(channel, subscription),
     )
 
 

@@ -18,8 +18,9 @@ from outbox.store.dialect import Channel, Row
 from outbox.store.log import Log, Selection
 
 OnDead = Literal["block", "continue"]
-#: What a subscription does: sends; sends what direct writers have left behind; asks what became of transactions.
-Kind = Literal["relay", "compensation", "check"]
+#: What a subscription does: sends; sends what direct writers have left behind; asks what became of transactions; or it
+#: stands for a reader outside of the database, which holds retention back for a while.
+Kind = Literal["relay", "compensation", "check", "extract"]
 #: Where a new subscription starts: "earliest", "latest", or a moment.
 Start = Literal["earliest", "latest"] | datetime
 
@@ -79,7 +80,10 @@ class Declaration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """A row of `outbox_subscription`. Destination and policy are None until a first worker declares them."""
+    """A row of `outbox_subscription`. Destination and policy are None until a first worker declares them.
+
+    `hold`: of an extract, for how long it holds retention back after its last progress.
+    """
 
     name: str
     topics: tuple[str, ...] | None
@@ -91,6 +95,7 @@ class Subscription:
     grace: timedelta = timedelta(0)
     kind: Kind = "relay"
     tags: tuple[str, ...] | None = None
+    hold: timedelta | None = None
 
     @property
     def direct(self) -> str | None:
@@ -109,7 +114,7 @@ class Subscription:
         return Selection(topics=self.topics, tags=self.tags, skips=self.name)
 
 
-_COLUMNS = "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags"
+_COLUMNS = "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, hold_ms"
 _FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
 _ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
@@ -325,6 +330,7 @@ class Subscriptions:
             grace=timedelta(milliseconds=row[7]),
             kind=row[8],
             tags=None if row[9] is None else tuple(json.loads(row[9])),
+            hold=None if row[10] is None else timedelta(milliseconds=row[10]),
         )
 
 

@@ -67,6 +67,11 @@ def alter(database: Database, channel: Channel, changed: Subscription) -> None:
     stored = Subscriptions(database).get(channel, changed.name)
     if changed.direct is not None and replace(stored, grace=changed.grace) != changed:
         raise SubscriptionError(f"{changed.name} follows {changed.direct}; alter that one")
+    if changed.kind == "extract":
+        raise SubscriptionError(
+            f"{changed.name} is an extract, which has the topics of its archive; for another hold run it with other"
+            f" options: outbox extract {changed.destination} --register {changed.name} --hold 30d"
+        )
     if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:
         raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")
     follower = Subscriptions(database).find(channel, compensation_of(changed.name))

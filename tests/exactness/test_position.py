@@ -93,6 +93,16 @@ def test_a_window_holds_what_was_settled_between_its_ends(base: Position, target
     assert sorted([*window.late, *fresh]) == sorted(settled(target) - settled(base))
 
 
+@given(positions(), positions(), positions())
+@example(Position(9, (3,)), Position(9), Position(4))
+@example(Position(5), Position(9, (5, 6)), Position(8, (7,)))
+def test_a_window_overlaps_what_another_position_sees(base: Position, target: Position, seen: Position) -> None:
+    """Of a reader: whether rows of its window were purged."""
+    window = Window(base, target)
+
+    assert window.overlaps(seen) == any(window.holds(n) and seen.sees(n) for n in range(END + 2))
+
+
 @given(st.lists(st.tuples(st.sampled_from(["begin", "end", "look"]), st.integers(0, 5)), max_size=60))
 def test_windows_in_sequence_hold_every_transaction_once(events: list[tuple[str, int]]) -> None:
     """A server draws numbers and finishes transactions in any order; each is in the first window that can see it."""

@@ -1,0 +1,215 @@
+"""`outbox extract`: messages as Parquet files, for whoever wants to analyse or keep them."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import click
+
+from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, option
+from outbox.cli.output import age, say, show_json
+from outbox.cli.spark import on_spark
+
+if TYPE_CHECKING:
+    from outbox.spark.job import Extract, Extraction, Going
+    from outbox.spark.manifest import Archive, Manifest
+
+#: Between two lines about a window that is being written, where there is no terminal.
+_LINE_EVERY_SECONDS = 10.0
+
+
+@click.command()
+@about_a_database
+@click.argument("path")
+@option("--until-empty", is_flag=True, help="Extract again and again, until nothing new was committed.")
+@option("--follow", is_flag=True, help="Go on until interrupted.")
+@option("--interval", type=DURATION, default="10s", show_default=True, help="Pause of --follow when there is nothing.")
+@option("--topics", type=NAMES, help="Only these topics; otherwise all.")
+@option("--halves", is_flag=True, help="Half messages of transactions, too.")
+@option("--register", metavar="NAME", help="Let retention wait for this archive, under this name.")
+@option("--hold", type=DURATION, help="With --register: how long after its last window at most. [default: 30d]")
+@option("--delta", is_flag=True, help="Commit the files to a Delta table at PATH, too.")
+@option("--accept-gap", is_flag=True, help="Go on although messages were purged before they were extracted.")
+@option("--accept-server", is_flag=True, help="Go on although another server or timeline has the database now.")
+@option("--clean", type=DURATION, help="Extract nothing; delete files that do not count and are older than this: 1d.")
+@on_spark
+@as_json
+def extract(
+    *,
+    target: Target,
+    path: str,
+    until_empty: bool,
+    follow: bool,
+    interval: timedelta,
+    register: str | None,
+    hold: timedelta | None,
+    clean: timedelta | None,
+    master: str | None,
+    remote: str | None,
+    json: bool,
+    topics: tuple[str, ...] | None,
+    **wanted: bool,
+) -> None:
+    """Extract messages to Parquet files in the folder PATH, by topic and day.
+
+    Each run adds a window: what was committed since the one before it. Its manifest, PATH/_outbox/NUMBER.json, is
+    written last, and only files that manifests count belong to the archive: whenever this is killed, nothing is missing
+    and nothing there twice. Read it by outbox.spark.archived(spark, PATH).
+
+    Spark runs on this machine unless --master or --remote say otherwise. On a cluster every executor needs outbox-log
+    with its extra, the folder under the same path, and, for a URL with a password, OUTBOX_DATABASE in its environment.
+    """
+    _require_sense(until_empty=until_empty, follow=follow, register=register, hold=hold, master=master, remote=remote)
+    from outbox.cli.spark import place_of, require_extra, session
+    from outbox.spark.manifest import Archive
+
+    archive = Archive(path)
+    if clean is not None:
+        _clean(archive, clean, json=json)
+        return
+    require_extra("pyspark", "pyarrow")
+    if wanted["delta"]:
+        require_extra("deltalake", extra="delta")
+    asked = _wanted(topics, register, hold, **wanted)
+    # What is wrong with the options, the database or the archive shows before Spark is started, which takes a while.
+    archive.last()
+    with target.opened():
+        pass
+    place = place_of(target, local=master is None and remote is None)
+    verbose = bool(click.get_current_context().params.get("verbose"))
+    with session(master=master, remote=remote, verbose=verbose) as spark, _progress() as tell:
+        from outbox.spark.job import Extract
+
+        with closing(Extract(spark, archive, place, asked, on_progress=tell)) as job:
+            _run(job, json=json, until_empty=until_empty, follow=follow, interval=interval)
+
+
+def _require_sense(
+    *,
+    until_empty: bool,
+    follow: bool,
+    register: str | None,
+    hold: timedelta | None,
+    master: str | None,
+    remote: str | None,
+) -> None:
+    if until_empty and follow:
+        raise click.UsageError("--until-empty and --follow exclude each other")
+    if master is not None and remote is not None:
+        raise click.UsageError("--master and --remote exclude each other")
+    if hold is not None and register is None:
+        raise click.UsageError("--hold says how long retention waits for --register NAME; give that, too")
+
+
+def _wanted(topics: tuple[str, ...] | None, register: str | None, hold: timedelta | None, **wanted: bool) -> Extraction:
+    from outbox.spark.job import Extraction
+    from outbox.spark.registration import Registration
+    from outbox.store.subscription import chosen_topics
+
+    registration = None if register is None else Registration(register, hold or timedelta(days=30))
+    return Extraction(topics=chosen_topics(topics), register=registration, **wanted)
+
+
+def _clean(archive: Archive, older_than: timedelta, *, json: bool) -> None:
+    files, size = archive.clean(older_than)
+    if json:
+        show_json({"deleted": files, "bytes": size})
+    else:
+        say(f"{archive.path}: {files} files that no manifest counts are deleted, {_size(size)}")
+
+
+def _run(job: Extract, *, json: bool, until_empty: bool, follow: bool, interval: timedelta) -> None:
+    from outbox.relay import stopping_on_signals
+
+    stop = threading.Event()
+    with stopping_on_signals(stop.set):
+        worked = False
+        while not stop.is_set():
+            began = time.monotonic()
+            try:
+                manifest = job.step()
+            except Exception as error:
+                if not (follow and worked and _passes(error)):
+                    raise
+                stop.wait(interval.total_seconds())
+                continue
+            worked = True
+            _show(manifest, time.monotonic() - began, json=json, quiet=follow)
+            if not follow and not (until_empty and manifest is not None and manifest.rows):
+                return
+            if manifest is None or not manifest.rows:
+                stop.wait(interval.total_seconds())
+
+
+def _passes(error: Exception) -> bool:
+    """Whether the database may be back soon; it was there before."""
+    from outbox.cli.failures import told
+    from outbox.errors import DatabaseError
+
+    if not isinstance(error, DatabaseError):
+        return False
+    told(error)
+    return True
+
+
+def _show(manifest: Manifest | None, seconds: float, *, json: bool, quiet: bool) -> None:
+    if manifest is None:
+        if not quiet and not json:
+            say("nothing new")
+        return
+    if json:
+        show_json(
+            {
+                "window": manifest.window,
+                "rows": manifest.rows,
+                "files": len(manifest.files),
+                "bytes": manifest.bytes,
+                "since": str(manifest.since),
+                "until": str(manifest.until),
+                "gap": None if manifest.gap is None else str(manifest.gap),
+                "seconds": round(seconds, 3),
+            }
+        )
+        return
+    gap = "" if manifest.gap is None else f"; messages up to {manifest.gap} were purged before, and are missing"
+    say(
+        f"window {manifest.window}: {manifest.rows} messages in {len(manifest.files)} files,"
+        f" {_size(manifest.bytes)}, {age(seconds)}{gap}"
+    )
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[Going], None]]:
+    """Show how far a window is: in place on a terminal, elsewhere as a line now and then."""
+    if sys.stderr.isatty():
+        from rich.console import Console
+
+        with Console(stderr=True).status("") as status:
+            yield lambda going: status.update(_going(going))
+        return
+    said_at = time.monotonic()
+
+    def tell(going: Going) -> None:
+        nonlocal said_at
+        if time.monotonic() - said_at >= _LINE_EVERY_SECONDS:
+            said_at = time.monotonic()
+            say(_going(going))
+
+    yield tell
+
+
+def _going(going: Going) -> str:
+    return f"window {going.window}: {going.done} of {going.tasks} tasks, {going.rows} messages"
+
+
+def _size(number: int) -> str:
+    for size, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if number >= size:
+            return f"{number / size:.1f} {unit}"
+    return f"{number} bytes"

@@ -1,0 +1,391 @@
+"""`outbox report`: what Spark finds out about a log, as tables, JSON, CSV files and pictures."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from outbox.cli.options import NAMES, Target, about_a_database, as_json, option
+from outbox.cli.output import say, show_json, show_table
+from outbox.cli.spark import on_spark, require_extra, session, source_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from outbox.position import Position
+    from outbox.store.database import Database
+    from outbox.store.dialect import Channel
+
+F = TypeVar("F", bound=Callable[..., Any])
+Row = Mapping[str, Any]
+
+_SHOWN = 80
+#: Verdicts so shortly before the end of an archive may be of messages behind it.
+_BEFORE_THE_END = timedelta(hours=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Table:
+    """One table of a report: what it is, its rows, and the columns whose values are numbers."""
+
+    name: str
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Row]
+    numbers: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """How a report is wanted."""
+
+    json: bool
+    csv: Path | None
+    plot: Path | None
+
+    def require_extra(self) -> None:
+        """Refuse a picture that could not be drawn, before anything is read."""
+        if self.plot is not None:
+            require_extra("matplotlib", extra="plot")
+
+    def show(self, tables: Sequence[Table], **extra: object) -> None:
+        """Show the tables of a report; `extra` is for programs besides."""
+        if self.csv is not None:
+            for table in tables:
+                _write_csv(self.csv, table)
+        if self.json:
+            show_json({**extra, **{table.name: table.rows for table in tables}})
+            return
+        for table in tables:
+            click.echo(f"{table.title}:")
+            if table.rows:
+                headers = [name.replace("_", " ").upper() for name in table.columns]
+                rows = [[_shown(row[name]) for name in table.columns] for row in table.rows]
+                show_table(headers, rows, numbers=[name.replace("_", " ").upper() for name in table.numbers])
+            else:
+                click.echo("none")
+            click.echo()
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a report is about, and where Spark runs for it."""
+
+    target: Target
+    archive: Path | None
+    master: str | None
+    remote: str | None
+
+    @contextmanager
+    def begun(self) -> Iterator[tuple[Log, Database, Channel]]:
+        """Open the database, look whether the archive is there, and start Spark, which takes a while, last."""
+        from outbox.spark import register
+        from outbox.spark.manifest import Archive
+
+        if self.archive is not None and Archive(self.archive).last() is None:
+            raise click.ClickException(f"there is no archive in {self.archive}; write one by: outbox extract PATH")
+        with self.target.opened() as (database, channel):
+            source = source_options(self.target, local=self.master is None and self.remote is None)
+            with session(master=self.master, remote=self.remote) as spark:
+                register(spark)
+                yield Log(spark, source, self.archive), database, channel
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """What a report reads: the tables of a database, and its messages there or in an archive."""
+
+    spark: SparkSession
+    source: Mapping[str, str]
+    archive: Path | None
+
+    def messages(
+        self, columns: str, *, since: Position | None = None, halves: bool = False, topics: Sequence[str] | None = None
+    ) -> DataFrame:
+        """The messages with these columns, and perhaps others."""
+        if self.archive is not None and since is None:
+            from outbox.spark import archived
+
+            return archived(self.spark, self.archive, topics=topics)
+        options = {} if since is None else {"since": str(since)}
+        if topics is not None:
+            options["topics"] = ",".join(topics)
+        return self._read({**options, "halves": str(halves).lower()}, columns)
+
+    def windows(self, topics: Sequence[str] | None) -> DataFrame:
+        """The messages of the archive, with the numbers of their windows."""
+        from outbox.spark import archived
+        from outbox.spark.reports.order import with_window
+
+        assert self.archive is not None
+        return with_window(archived(self.spark, self.archive, topics=topics))
+
+    def table(self, name: str, columns: str | None = None) -> DataFrame:
+        """Another table of the database."""
+        return self._read({"table": name}, columns)
+
+    def _read(self, options: Mapping[str, str], columns: str | None) -> DataFrame:
+        reader = self.spark.read.format("outbox").options(**self.source, **options)
+        return (reader if columns is None else reader.schema(columns)).load()
+
+
+def reported(function: F) -> F:
+    """Give a report the options that all of them have."""
+
+    @functools.wraps(function)
+    def command(
+        *, target: Target, json: bool, csv_: Path | None, plot: Path | None, archive: Path | None,
+        master: str | None, remote: str | None, **rest: Any,
+    ) -> Any:  # fmt: skip
+        output = Output(json=json, csv=csv_, plot=plot)
+        output.require_extra()
+        return function(work=Work(target, archive, master, remote), output=output, **rest)
+
+    path = click.Path(path_type=Path)
+    for decorate in (
+        on_spark,
+        as_json,
+        option("--csv", "csv_", type=path, metavar="FOLDER", help="Also write each table to a file there."),
+        option("--plot", type=path, metavar="FILE.png", help="Also draw a picture. Needs the extra plot."),
+        option("--archive", type=path, metavar="PATH", help="Read messages from this archive, not from the database."),
+    ):
+        command = decorate(command)
+    return command  # type: ignore[return-value]
+
+
+@click.group(no_args_is_help=True)
+def report() -> None:
+    """Look at the log with Spark.
+
+    Needs the extra: pip install 'outbox-log[spark]'. Spark runs on this machine, unless --master or --remote says
+    otherwise. Messages are read from the database, or from an archive that `outbox extract` has written.
+    """
+
+
+@report.command()
+@about_a_database
+@reported
+def delivery(*, work: Work, output: Output) -> None:
+    """Show what is written, set aside and not settled, and how long settling takes.
+
+    FROM WRITING TO SETTLED has one value a batch: that of its oldest message. It reaches back as far as the progress of
+    subscriptions is kept, which is a day; SINCE says from when.
+    """
+    from outbox.spark.reports import delivery as frames
+    from outbox.store.status import standings
+
+    with work.begun() as (log, database, channel):
+        now, found = standings(database, channel)
+        per_hour = _rows(frames.messages_per_hour(log.messages(frames.PER_HOUR_COLUMNS)))
+        parked = log.table("parked", frames.PARKED_COLUMNS)
+        by_age, dead = _rows(frames.parked_by_age(parked, now)), _rows(frames.dead_letters(parked))
+        kept = frames.kept_batches(log.table("progress"), [each.subscription for each in found])
+        settled = frames.settled_batches(log.messages(frames.BATCH_COLUMNS, since=kept.since), kept).cache()
+        batches, times = _rows(settled), _rows(frames.settling_times(settled))
+    backlog = [
+        {"subscription": each.subscription.name, "messages": each.backlog.number, "estimate": each.backlog.about,
+         "lag_seconds": round(each.lag, 3)}
+        for each in found
+    ]  # fmt: skip
+    if output.plot is not None:
+        from outbox.spark.reports import plots
+
+        plots.delivery(
+            output.plot,
+            per_hour=per_hour,
+            batches=batches,
+            times=times,
+            parked=by_age,
+            backlog={row["subscription"]: row["messages"] for row in backlog},
+        )
+    output.show(
+        [
+            Table(
+                name="per_hour", title="Messages written", rows=per_hour,
+                columns=("hour", "topic", "messages"), numbers=("messages",),
+            ),
+            Table(
+                name="times", title=_TIMES, rows=times,
+                columns=("subscription", "since", "batches", "messages", "p50", "p95", "p99"),
+                numbers=("batches", "messages", "p50", "p95", "p99"),
+            ),
+            Table(
+                name="backlog", title="Not settled yet", rows=backlog,
+                columns=("subscription", "messages", "estimate", "lag_seconds"), numbers=("messages", "lag_seconds"),
+            ),
+            Table(
+                name="parked", title="Set aside", rows=by_age,
+                columns=("subscription", "state", "age", "messages", "oldest"), numbers=("messages",),
+            ),
+            Table(
+                name="dead", title="Dead letters", rows=dead,
+                columns=("subscription", "topic", "letters", "oldest", "newest", "error"), numbers=("letters",),
+            ),
+        ],
+        at=now,
+    )  # fmt: skip
+
+
+_TIMES = "From writing to settled, in seconds, one value a batch (its oldest message), as far back as progress is kept"
+
+
+@report.command()
+@about_a_database
+@reported
+@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many contradictions.")
+def transactions(*, work: Work, output: Output, limit: int) -> None:
+    """Show what became of half messages, and what contradicts that.
+
+    Half messages are committed, rolled back, open, or parked: given up, they wait for a person. A verdict that has not
+    had its effect, or an effect without its verdict, is a contradiction, and ends this with exit code 1. Nothing is
+    concluded from the absence of what may have been purged; UNPROVEN counts such cases.
+    """
+    from outbox.spark.reports import reconciliation as frames
+
+    with work.begun() as (log, database, channel):
+        reconciled = _reconciled(log, database, channel).cache()
+        counts = _rows(frames.states(reconciled))
+        problems = frames.contradictions(reconciled)
+        if work.archive is None and sum(row["contradictions"] for row in counts):
+            # Read once more: what was decided while this was read only looks like one.
+            problems = frames.unless_healed(problems, _reconciled(log, database, channel)).cache()
+            counts = _with_problems(counts, problems)
+        number, shown = problems.count(), _rows(problems.limit(limit))
+    if output.plot is not None:
+        from outbox.spark.reports import plots
+
+        plots.transactions(output.plot, counts)
+    numbers = ("committed", "rolled_back", "open", "parked", "contradictions", "unproven")
+    output.show(
+        [
+            Table(
+                name="states", title="Half messages", rows=counts, numbers=numbers,
+                columns=("producer_group", "topic", *numbers[:4], "oldest_open", *numbers[4:]),
+            ),
+            Table(
+                name="contradictions", title="Contradictions", rows=shown, numbers=("id",),
+                columns=("id", "message_id", "transaction_id", "producer_group", "topic", "state", "problem"),
+            ),
+        ]
+    )  # fmt: skip
+    _say_more(number, len(shown))
+    if number:
+        click.get_current_context().exit(1)
+
+
+@report.command()
+@about_a_database
+@reported
+@option("--header", metavar="NAME", help="The header that holds the version.")
+@option("--json-path", metavar="PATH", help="Where in the body the version is: $.version.")
+@option("--topics", type=NAMES, help="Only of these topics.")
+@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many messages.")
+def order(
+    *,
+    work: Work,
+    output: Output,
+    header: str | None,
+    json_path: str | None,
+    topics: tuple[str, ...] | None,
+    limit: int,
+) -> None:
+    """Show keys whose version does not rise from message to message.
+
+    Of an archive the order is that in which its readers get the messages: by window, then by id. Of the database it is
+    that of the ids, which is the order of commits where the writers of a key wait for one another.
+    """
+    from outbox.spark.reports import order as frames
+
+    if (header is None) == (json_path is None):
+        raise click.UsageError("say where the version is: by --header NAME or --json-path PATH, one of the two")
+    with work.begun() as (log, _, _):
+        version = frames.version_in_header(header) if header else frames.version_in_body(json_path or "")
+        by_window = work.archive is not None
+        messages = log.windows(topics) if by_window else log.messages(frames.COLUMNS, topics=topics)
+        audited = frames.versions(messages, version).cache()
+        summary, found = _rows(frames.summary(audited)), _rows(frames.breaks(audited))
+        by = frames.order_of(messages)
+    if output.plot is not None:
+        from outbox.spark.reports import plots
+
+        plots.order(output.plot, summary=summary, breaks=found)
+    numbers = ("keys", "messages", "without_version", "unreadable", "fell", "repeated", "broken_keys")
+    output.show(
+        [
+            Table(
+                name="summary", title=f"Versions of keys, in the order of {', '.join(by)}", rows=summary,
+                columns=("topic", *numbers), numbers=numbers,
+            ),
+            Table(
+                name="breaks", title="Messages whose version does not rise", rows=found[:limit],
+                columns=(*by, "topic", "key", "created_at", "previous", "version", "problem"),
+                numbers=(*by, "previous", "version"),
+            ),
+        ],
+        order=by,
+    )  # fmt: skip
+    _say_more(len(found), len(found[:limit]))
+    if found:
+        click.get_current_context().exit(1)
+
+
+def _reconciled(log: Log, database: Database, channel: Channel) -> DataFrame:
+    from outbox.spark.manifest import Archive
+    from outbox.spark.reports import reconciliation as frames
+    from outbox.store.purge import purged_id
+
+    ends = None if log.archive is None else Archive(log.archive).last()
+    return frames.reconcile(
+        log.messages(frames.MESSAGE_COLUMNS, halves=True),
+        log.table("op", frames.OP_COLUMNS),
+        log.table("parked", frames.PARKED_COLUMNS),
+        purged_id=purged_id(database, channel) if log.archive is None else 0,
+        decided_before=None if ends is None else ends.written_at - _BEFORE_THE_END,
+    )
+
+
+def _with_problems(counts: Sequence[Row], problems: DataFrame) -> list[Row]:
+    """Count contradictions anew."""
+    grouped = problems.groupBy("producer_group", "topic").count().collect()
+    found = {(row["producer_group"], row["topic"]): row["count"] for row in grouped}
+    return [{**row, "contradictions": found.get((row["producer_group"], row["topic"]), 0)} for row in counts]
+
+
+def _rows(frame: DataFrame) -> list[Row]:
+    rows: list[Row] = frame.toArrow().to_pylist()
+    return rows
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, datetime):
+        return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+    if isinstance(value, bool):
+        return "yes" if value else ""
+    if isinstance(value, float):
+        return f"{value:,.3f}"
+    if isinstance(value, str) and len(value) > _SHOWN:
+        return f"{value[:_SHOWN]}…"
+    return value
+
+
+def _write_csv(folder: Path, table: Table) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{table.name}.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(table.columns)
+        for row in table.rows:
+            values = (row[name] for name in table.columns)
+            writer.writerow([each.isoformat() if isinstance(each, datetime) else each for each in values])
+
+
+def _say_more(number: int, shown: int) -> None:
+    if number > shown:
+        say(f"{shown} of {number} are shown; raise --limit to see more")

@@ -1,0 +1,177 @@
+"""Spark as commands use it: a session of their own, quiet and on this machine, or one on a cluster."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from typing import IO, TYPE_CHECKING, Any, TypeVar
+
+from outbox.cli.options import Target, option
+from outbox.errors import MissingExtraError, OutboxError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from outbox.spark.place import Place
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DATABASE_VARIABLE = "OUTBOX_DATABASE"
+
+#: What a session on this machine is made with: nobody but this command uses it, so it listens to nobody else.
+_LOCAL = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.memory": "1g",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.sql.shuffle.partitions": "4",
+    "spark.log.level": "ERROR",
+}
+#: Lines of Java's that tell nobody why Spark did not start.
+_NOISE = ("WARNING", "Using Spark", "Setting default", "\tat ", "  ")
+
+
+def on_spark(function: F) -> F:
+    """Give a command `--master` and `--remote`."""
+    for decorate in reversed(_OPTIONS):
+        function = decorate(function)
+    return function
+
+
+class SparkStartError(OutboxError):
+    """Spark could not be started, or reached."""
+
+
+def require_extra(*packages: str, extra: str = "spark") -> None:
+    """Refuse to go on without packages, before anything is started.
+
+    Raises:
+        MissingExtraError: one is not installed.
+    """
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtraError(f"{package} is not installed: pip install 'outbox-log[{extra}]'")
+
+
+@contextmanager
+def session(*, master: str | None, remote: str | None, verbose: bool = False) -> Iterator[SparkSession]:
+    """Open a Spark session, and stop it at the end; one that is there already is used, and stays.
+
+    Raises:
+        SparkStartError: it does not start.
+        MissingExtraError: Spark is not installed.
+    """
+    require_extra("pyspark", "pyarrow")
+    from pyspark.sql import SparkSession
+
+    there = None if remote is not None else SparkSession.getActiveSession()
+    if there is not None:
+        yield there
+        return
+    # Else Spark takes whatever python3 comes first, which may have none of these packages.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    started = _started(master, remote, verbose=verbose)
+    try:
+        yield started
+    finally:
+        # The JVM may be gone by now, and there is nothing left to stop.
+        with suppress(Exception):
+            started.stop()
+
+
+def place_of(target: Target, *, local: bool) -> Place:
+    """Where a command's database is, told so that no password appears in a plan or a log.
+
+    The processes of a session on this machine inherit the environment; on a cluster the variable has to be set.
+    """
+    from outbox.cli.connection import url_of
+    from outbox.spark.place import Address, Place
+
+    url = url_of(target)
+    if url.get_backend_name() == "sqlite" and url.database:
+        url = url.set(database=os.path.abspath(url.database))  # noqa: PTH100 - it is a text
+    text = url.render_as_string(hide_password=False)
+    if url.password is None and not any("password" in name.lower() for name in url.query):
+        return Place(rows=Address(url=text), schema=target.schema)
+    if local:
+        os.environ[DATABASE_VARIABLE] = text
+    return Place(rows=Address(env=DATABASE_VARIABLE), schema=target.schema)
+
+
+def source_options(target: Target, *, local: bool) -> dict[str, str]:
+    """Return the options by which the source reads a command's database."""
+    place = place_of(target, local=local)
+    found = {"url": place.rows.url, "urlEnv": place.rows.env, "schema": place.schema}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _started(master: str | None, remote: str | None, *, verbose: bool) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    if remote is not None:
+        if find_spec("grpc") is None:
+            raise MissingExtraError("Spark Connect needs packages of its own: pip install 'pyspark[connect]'")
+        with _explained(None, f"Spark Connect does not answer at {remote}", "is it running?"):
+            return SparkSession.builder.remote(remote).getOrCreate()
+    fix = "it needs Java 17 or newer (JAVA_HOME, or java on the PATH)"
+    if master is not None:
+        fix = f"is {master} there, and of the same version?"
+    builder = SparkSession.builder.appName("outbox").master(master or "local[*]")
+    if master is None:
+        for name, value in _LOCAL.items():
+            builder = builder.config(name, value)
+    with (
+        tempfile.TemporaryFile() as said,
+        _explained(said, "Spark does not start", fix),
+        _silenced(said if master is None and not verbose else None),
+    ):
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _silenced(said: IO[bytes] | None) -> Iterator[None]:
+    """Have what is started meanwhile write elsewhere: Java greets with warnings that concern nobody here."""
+    if said is None:
+        yield
+        return
+    sys.stderr.flush()
+    kept = [(number, os.dup(number)) for number in (1, 2)]
+    try:
+        for number, _ in kept:
+            os.dup2(said.fileno(), number)
+        yield
+    finally:
+        for number, copy in kept:
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+@contextmanager
+def _explained(said: IO[bytes] | None, what: str, fix: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        lines: list[str] = []
+        if said is not None:
+            said.seek(0)
+            lines = [line for line in said.read().decode(errors="replace").splitlines() if line.strip()]
+        telling = [line for line in lines if not line.startswith(_NOISE)]
+        raised = str(error).strip().splitlines() or [type(error).__name__]
+        # Py4J says on a line of its own what Java said.
+        reason = [*telling, *(line[2:] for line in raised if line.startswith(": ")), raised[0]][0].strip()
+        raise SparkStartError(f"{what}: {reason:.300}; {fix}") from error
+
+
+_OPTIONS = [
+    functools.partial(option, show_default="Spark on this machine")(
+        "--master", metavar="URL", help="A cluster: spark://host:7077, yarn, k8s://…, local[4]."
+    ),
+    option("--remote", metavar="URL", help="A server of Spark Connect: sc://host:15002."),
+]

@@ -1,0 +1,106 @@
+"""An archive as a Delta table, too: the same files, committed window by window after their manifests.
+
+The manifests count; the table follows them. Each commit carries the window as the version of an application's
+transaction, so that a window which was committed before a crash is not committed again.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from outbox.errors import ArchiveError, MissingExtraError
+from outbox.spark.manifest import Archive, ArchivedFile, Manifest
+from outbox.spark.tables import arrow_schema
+from outbox.store.extraction import MESSAGES, columns_of
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from deltalake.transaction import AddAction
+
+#: By this name the table remembers which windows it has.
+APPLICATION = "outbox-extract"
+
+
+def commit_missing(archive: Archive) -> int:
+    """Commit the windows that the Delta table in an archive's folder does not have yet; return how many.
+
+    Raises:
+        MissingExtraError: deltalake is not installed.
+        ArchiveError: the table is not one of this archive, or cannot be written.
+    """
+    try:
+        from deltalake.exceptions import DeltaError
+    except ImportError as error:
+        raise MissingExtraError("a Delta table needs an extra: pip install 'outbox-log[delta]'") from error
+    manifests = archive.manifests()
+    if not manifests:
+        return 0
+    try:
+        table = _table(archive)
+        committed = 0
+        while (version := table.transaction_version(APPLICATION) or 0) < len(manifests):
+            _commit(table, manifests[version])
+            table.update_incremental()
+            committed += 1
+    except DeltaError as error:
+        raise ArchiveError(
+            f"the Delta table at {archive.path} was not written: {error}; the manifests are, and the next run commits"
+            " what is missing"
+        ) from error
+    if version > len(manifests):
+        raise ArchiveError(
+            f"the Delta table at {archive.path} has window {version}, but the last manifest is that of"
+            f" {len(manifests)}: it is of another archive; restore both from the same backup, or delete _delta_log"
+        )
+    return committed
+
+
+def _table(archive: Archive) -> DeltaTable:
+    """The table, which is made when there is none."""
+    from deltalake import DeltaTable
+
+    return DeltaTable.create(
+        str(archive.path), arrow_schema(MESSAGES, tuple(columns_of(MESSAGES))), mode="ignore", partition_by=["topic"]
+    )
+
+
+def _commit(table: DeltaTable, manifest: Manifest) -> None:
+    from deltalake import CommitProperties, Transaction
+
+    # A second extract that commits the same window fails: the version that the transaction saw has moved.
+    table.create_write_transaction(
+        actions=[_added(file, manifest) for file in manifest.files],
+        mode="append",
+        schema=table.schema(),
+        partition_by=["topic"],
+        commit_properties=CommitProperties(
+            custom_metadata={
+                "outbox.window": str(manifest.window),
+                "outbox.since": str(manifest.since),
+                "outbox.until": str(manifest.until),
+            },
+            app_transactions=[Transaction(APPLICATION, manifest.window)],
+        ),
+    )
+
+
+def _added(file: ArchivedFile, manifest: Manifest) -> AddAction:
+    from deltalake.transaction import AddAction
+
+    return AddAction(
+        # The library writes it as a URL; our own % stands for itself.
+        path=file.path,
+        size=file.bytes,
+        partition_values={"topic": file.topic},
+        modification_time=int(manifest.written_at.timestamp() * 1000),
+        data_change=True,
+        stats=json.dumps(
+            {
+                "numRecords": file.rows,
+                "minValues": {"id": file.first_id},
+                "maxValues": {"id": file.last_id},
+                "nullCount": {"id": 0},
+            }
+        ),
+    )

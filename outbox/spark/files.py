@@ -1,0 +1,174 @@
+"""Writing the messages of one task into Parquet files, one per topic and day, in bounded memory."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from outbox.spark.checksum import MODULUS, checksum
+from outbox.spark.manifest import ArchivedFile, flush_folder, partition_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: A row group is about so large before it is compressed; all that wait for theirs together are at most so large.
+ROW_GROUP_BYTES, WAITING_BYTES = 16 * 1024 * 1024, 48 * 1024 * 1024
+#: Files that are open at a time; a system lets a process have 1024, or as few as 256.
+MOST_OPEN = 100
+#: Columns whose values repeat. A dictionary of those that do not costs time, and is thrown away.
+_REPEATING = ["topic", "key", "slot", "tags", "content_type", "direct", "xact_id"]
+
+
+class TaskFiles:
+    """Writes batches of one task; `close` returns the files that came of them. On an error they are deleted."""
+
+    def __init__(self, root: Path, stem: str) -> None:
+        self._root = root
+        self._stem = stem
+        self._open: dict[tuple[str, str], _File] = {}
+        self._done: list[ArchivedFile] = []
+        self._paths: list[Path] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Append rows, which are in the order of their ids, to the files of their topics and days."""
+        for topic, day, rows in _by_folder(batch):
+            file = self._open.pop((topic, day), None) or self._opened(topic, day, batch.schema)
+            # The one that was written to last is last.
+            self._open[topic, day] = file
+            file.append(rows)
+        while sum(file.waiting for file in self._open.values()) > WAITING_BYTES:
+            max(self._open.values(), key=lambda file: file.waiting).flush()
+
+    def close(self) -> list[ArchivedFile]:
+        """Finish all files, and have the disk keep them and their names."""
+        while self._open:
+            self._finish(next(iter(self._open)))
+        folders = {folder for path in self._paths for folder in (path.parent, path.parent.parent)}
+        for folder in sorted(folders | {self._root}):
+            flush_folder(folder)
+        return self._done
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            return
+        for file in self._open.values():
+            with suppress(Exception):
+                file.abandon()
+        for path in self._paths:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+    def _opened(self, topic: str, day: str, schema: pa.Schema) -> _File:
+        if len(self._open) >= MOST_OPEN:
+            self._finish(next(iter(self._open)))
+        path = self._root / partition_of(topic, day) / f"{self._stem}-{uuid.uuid4()}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._paths.append(path)
+        return _File(path, topic, day, schema)
+
+    def _finish(self, key: tuple[str, str]) -> None:
+        self._done.append(self._open.pop(key).finish(self._root))
+
+
+class _File:
+    """One Parquet file, while it is written."""
+
+    def __init__(self, path: Path, topic: str, day: str, schema: pa.Schema) -> None:
+        import pyarrow.parquet as pq
+
+        self._path, self._topic, self._day = path, topic, day
+        self._writer = pq.ParquetWriter(
+            path,
+            schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=[name for name in _REPEATING if name in schema.names],
+            # Nobody asks for the smallest body, and it may be large.
+            write_statistics=[name for name in schema.names if name not in ("body", "headers")],
+        )
+        self._batches: list[pa.RecordBatch] = []
+        self._first: int | None = None
+        self._last = self._rows = self._checksum = 0
+        self.waiting = 0
+
+    def append(self, batch: pa.RecordBatch) -> None:
+        """Keep rows for the next row group, and write it when it is large enough."""
+        ids = batch.column("id")
+        if self._first is None:
+            self._first = ids[0].as_py()
+        self._last = ids[len(ids) - 1].as_py()
+        self._rows += len(ids)
+        self._checksum = (self._checksum + checksum(batch)) % MODULUS
+        self._batches.append(batch)
+        self.waiting += batch.nbytes
+        if self.waiting >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what was kept as a row group."""
+        import pyarrow as pa
+
+        if self._batches:
+            table = pa.Table.from_batches(self._batches)
+            self._writer.write_table(table, row_group_size=max(1, len(table)))
+        self._batches, self.waiting = [], 0
+
+    def finish(self, root: Path) -> ArchivedFile:
+        """Write the rest and the end of the file, and have the disk keep it."""
+        self.flush()
+        self._writer.close()
+        with self._path.open("rb+") as file:
+            os.fsync(file.fileno())
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            size = file.tell()
+        assert self._first is not None
+        return ArchivedFile(
+            path=self._path.relative_to(root).as_posix(),
+            topic=self._topic,
+            day=self._day,
+            rows=self._rows,
+            bytes=size,
+            sha256=digest,
+            first_id=self._first,
+            last_id=self._last,
+            checksum=self._checksum,
+        )
+
+    def abandon(self) -> None:
+        """Close the file as it is."""
+        self._writer.close()
+
+
+def _by_folder(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
+    """Part rows by topic and day, each part in the order of its ids and without the memory of the others."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    days = batch.column("created_at").cast(pa.date32())
+    topics = batch.column("topic").dictionary_encode()
+    first, last = pc.min_max(days).values() if len(days) else (None, None)
+    if len(topics.dictionary) == 1 and first == last:
+        yield topics.dictionary[0].as_py(), str(first), batch
+        return
+    codes = pc.add(pc.multiply(topics.indices.cast(pa.int64()), 1 << 32), days.cast(pa.int32()).cast(pa.int64()))
+    order = pc.sort_indices(
+        pa.table({"code": codes, "id": batch.column("id")}), [("code", "ascending"), ("id", "ascending")]
+    )
+    runs = pc.run_end_encode(codes.take(order), run_end_type=pa.int64())
+    start = 0
+    for end in runs.run_ends.to_pylist():
+        chosen = order.slice(start, end - start)
+        part = batch.take(chosen)
+        yield part.column("topic")[0].as_py(), str(days[chosen[0].as_py()]), part
+        start = end

@@ -1,0 +1,33 @@
+"""An archive as a DataFrame: the files that its manifests count, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from outbox.spark.manifest import Archive
+from outbox.spark.tables import ddl
+from outbox.store.extraction import MESSAGES, columns_of
+
+if TYPE_CHECKING:
+    import os
+
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def archived(
+    spark: SparkSession, path: str | os.PathLike[str], *, topics: Iterable[str] | None, days: tuple[str, str] | None
+) -> DataFrame:
+    """Read an archive as it is now, narrowed by whole files."""
+    archive = Archive(path)
+    schema = ddl(MESSAGES, tuple(columns_of(MESSAGES)))
+    wanted = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
+    first, last = days or ("", "9999-12-31")
+    files = [
+        str(archive.path / file.path)
+        for file in archive.counted()
+        if (wanted is None or file.topic in wanted) and first <= file.day <= last
+    ]
+    if not files:
+        return spark.createDataFrame([], schema)
+    return spark.read.schema(schema).parquet(*files)

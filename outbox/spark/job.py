@@ -1,0 +1,308 @@
+"""The extract: what was committed since the last window goes to an archive, written by Spark's executors themselves.
+
+Spark hands out the tasks and nothing else; no message passes through the JVM. A window is never cut: a cut by
+transaction would deliver a key's messages out of order, and one by id is no position. What a window needs in memory is
+its list of files; how large it may be is bounded by the disk. A window that is killed is done again as a whole.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from outbox import errors
+from outbox.errors import ArchiveError, OutboxError, PositionError, PurgedError
+from outbox.position import EARLIEST, Position, Window
+from outbox.spark.files import TaskFiles
+from outbox.spark.manifest import FOLDER, Archive, ArchivedFile, Manifest, sorted_files
+from outbox.spark.planner import ROWS_PER_TASK, Planner
+from outbox.spark.registration import Registration
+from outbox.store.extraction import Narrowing
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from outbox.spark.place import Place
+    from outbox.spark.task import Task
+    from outbox.store.stamp import Stamp
+
+#: A window without rows is committed only so long after the one before it: an idle archive keeps few manifests, and
+#: its position, by which retention goes, does not grow old.
+EMPTY_AFTER = timedelta(minutes=5)
+
+_FILES = (
+    "array<struct<path string, topic string, day string, rows bigint, bytes bigint, sha256 string, first_id bigint,"
+    " last_id bigint, checksum bigint>>"
+)
+_LOOK_EVERY_SECONDS = 0.5
+#: An error of this library, as it stands in what Python wrote about an executor's.
+_OURS = re.compile(r"^outbox\.errors\.(\w+): (.+)$", re.MULTILINE)
+_LAST_LINE = re.compile(r"^(\w[\w.]*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Going:
+    """How far a window is: how many of its tasks are done, and how many rows those have written."""
+
+    window: int
+    tasks: int
+    done: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extraction:
+    """What an extract is to do.
+
+    `topics`: these; None: all. `halves`: half messages, too. `register`: the name under which retention waits for it.
+    `accept_gap`: go on although messages were purged before they were extracted; the manifest notes it.
+    `accept_server`: go on although another server, or another timeline, has the database now.
+    """
+
+    topics: tuple[str, ...] | None = None
+    halves: bool = False
+    register: Registration | None = None
+    delta: bool = False
+    accept_gap: bool = False
+    accept_server: bool = False
+    rows_per_task: int = ROWS_PER_TASK
+    empty_after: timedelta = EMPTY_AFTER
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What executors get: everything about one window. `signs`: where each task leaves a sign when it is done."""
+
+    root: Path
+    window: int
+    tasks: tuple[Task, ...]
+    signs: Path | None
+
+
+class Extract:
+    """Extracts window after window to one archive. `on_progress` is called twice a second while one is written."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        archive: Archive,
+        place: Place,
+        wanted: Extraction = Extraction(),
+        *,
+        on_progress: Callable[[Going], object] | None = None,
+    ) -> None:
+        self._spark = spark
+        self._archive = archive
+        self._place = place
+        self._wanted = wanted
+        self._on_progress = on_progress
+        self._planner = Planner(place)
+        self._begun = False
+
+    def step(self) -> Manifest | None:
+        """Extract what has been committed since the last window; None: there was nothing, and nothing was written.
+
+        Raises:
+            ArchiveError: the archive cannot be read or written, another extract has committed the window, or holds
+                other topics.
+            PurgedError: messages were purged before they were extracted.
+            PositionError: the archive is of another server, or the server has lost what the archive has.
+            DatabaseError: the database cannot be reached, or refuses.
+        """
+        last = self._archive.last()
+        self._begin(last)
+        stamp = self._planner.now()
+        since = EARLIEST if last is None else last.until
+        self._require_same_server(last, stamp)
+        window = Window(since, stamp.position)
+        gap = self._gap(window)
+        files = self._extracted(1 if last is None else last.window + 1, window)
+        if not files and gap is None and not self._is_due(last):
+            return None
+        manifest = Manifest(
+            window=1 if last is None else last.window + 1,
+            database=asdict(stamp.server),
+            since=since,
+            until=stamp.position,
+            written_at=datetime.now(UTC),
+            files=sorted_files(files),
+            topics=self._wanted.topics,
+            halves=self._wanted.halves,
+            gap=gap,
+        )
+        self._archive.commit(manifest)
+        self._store(manifest)
+        return manifest
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self._planner.close()
+
+    def _begin(self, last: Manifest | None) -> None:
+        """Once: see that the archive is of the same messages, and tell the database how far it is."""
+        if self._begun:
+            return
+        wanted = self._wanted
+        if last is not None and (last.topics, last.halves) != (wanted.topics, wanted.halves):
+            has = "all topics" if last.topics is None else f"the topics {','.join(last.topics)}"
+            halves = "with" if last.halves else "without"
+            raise ArchiveError(
+                f"{self._archive.path} holds {has} {halves} half messages; other messages of the windows that it has"
+                " would be missing. Extract the same, or to another folder"
+            )
+        if wanted.register is not None:
+            wanted.register.begin(self._place, self._archive, last, wanted.topics)
+        self._settle_delta()
+        self._begun = True
+
+    def _store(self, manifest: Manifest) -> None:
+        """Tell others what the archive has now; the manifest itself is what counts."""
+        if self._wanted.register is not None:
+            self._wanted.register.advance(self._place, manifest)
+        self._settle_delta()
+
+    def _settle_delta(self) -> None:
+        if self._wanted.delta:
+            from outbox.spark.delta import commit_missing
+
+            commit_missing(self._archive)
+
+    def _is_due(self, last: Manifest | None) -> bool:
+        return last is None or datetime.now(UTC) - last.written_at >= self._wanted.empty_after
+
+    def _require_same_server(self, last: Manifest | None, stamp: Stamp) -> None:
+        if last is None:
+            return
+        here = asdict(stamp.server)
+        if dict(last.database) != here and not self._wanted.accept_server:
+            differing = ", ".join(f"{name} {last.database.get(name)} then, {here[name]} now" for name in here)
+            raise PositionError(
+                f"{self._archive.path} was extracted from another server or timeline ({differing}), so its position"
+                " means nothing here, and messages could be missed. Extract to another folder; or, if this server goes"
+                " on with the same ids (after pg_upgrade, or a failover that lost nothing), accept it:"
+                " --accept-server"
+            )
+        if stamp.position.head < last.until.head:
+            raise PositionError(
+                f"{self._archive.path} is at {last.until}, but {self._place.label()} only at {stamp.position}: the"
+                " database has gone back, to a backup say, and draws ids anew that the archive has. Extract to another"
+                " folder"
+            )
+
+    def _gap(self, window: Window) -> Position | None:
+        """What was purged of a window before it was read; None: nothing. The first window begins with what is there."""
+        gone = self._planner.purged()
+        if window.base == EARLIEST or gone is None or not window.overlaps(gone):
+            return None
+        if self._wanted.accept_gap:
+            return gone
+        raise PurgedError(
+            f"messages after {window.base}, where {self._archive.path} ends, were purged before they were extracted:"
+            f" purge has come to {gone}. Keep them longer (outbox purge --older-than), or let retention wait for this"
+            " extract (--register NAME --hold 30d). To go on with what is left, and have the gap noted in the manifest:"
+            " --accept-gap"
+        )
+
+    def _extracted(self, number: int, window: Window) -> list[ArchivedFile]:
+        """Have the executors write the files of a window, of which nothing is purged meanwhile."""
+        gone = self._planner.purged()
+        # What is gone already is not asked for: it has been judged.
+        whole = Window(window.base if gone is None else window.base.union(gone), window.target)
+        wanted = self._wanted
+        tasks = self._planner.tasks(
+            window,
+            narrowing=Narrowing(topics=wanted.topics or (), halves=wanted.halves),
+            rows_per_task=wanted.rows_per_task,
+            whole=whole,
+        )
+        files: list[ArchivedFile] = []
+        if tasks:
+            with self._watched(number, len(tasks)) as signs, explained():
+                files = run(self._spark, Work(self._archive.path, number, tuple(tasks), signs))
+        self._planner.require_unpurged(whole)
+        return files
+
+    @contextmanager
+    def _watched(self, number: int, tasks: int) -> Iterator[Path | None]:
+        """Tell whoever wants to know how far the tasks are, by signs that each leaves when it is done."""
+        if self._on_progress is None:
+            yield None
+            return
+        signs = self._archive.path / FOLDER / f"{uuid.uuid4().hex}.running"
+        signs.mkdir(parents=True)
+        stop, tell = threading.Event(), self._on_progress
+
+        def look() -> None:
+            while not stop.wait(_LOOK_EVERY_SECONDS):
+                done = [path.name.partition("-") for path in signs.iterdir()]
+                rows = sum(int(rows) for _, _, rows in done)
+                tell(Going(window=number, tasks=tasks, done=len(done), rows=rows))
+
+        thread = threading.Thread(target=look, name="outbox-progress", daemon=True)
+        thread.start()
+        try:
+            yield signs
+        finally:
+            stop.set()
+            thread.join()
+            with suppress(OSError):
+                for path in signs.iterdir():
+                    path.unlink()
+                signs.rmdir()
+
+
+def run(spark: SparkSession, work: Work) -> list[ArchivedFile]:
+    """Have Spark run every task once, or again where an executor was lost; return the files of those that count."""
+    from pyspark.sql.functions import udf
+
+    # Plain functions and `range` are there over Spark Connect, too; those that take Arrow's batches want pandas.
+    task = udf(lambda number: [asdict(file) for file in files_of(work, number)], _FILES, useArrow=False)
+    numbers = spark.range(0, len(work.tasks), 1, len(work.tasks))
+    # Deterministic functions may be called twice for a row.
+    rows = numbers.select(task.asNondeterministic()("id").alias("files")).collect()
+    return [ArchivedFile(**file.asDict()) for row in rows for file in row.files]
+
+
+def files_of(work: Work, number: int) -> list[ArchivedFile]:
+    """Write the messages of one task, on an executor; on an error nothing of it stays."""
+    from outbox.spark.fetch import batches
+
+    with TaskFiles(work.root, f"{work.window:08}-{number:04}") as files, closing(batches(work.tasks[number])) as found:
+        for batch in found:
+            files.write(batch)
+        done = files.close()
+    if work.signs is not None:
+        with suppress(OSError):
+            (work.signs / f"{number}-{sum(file.rows for file in done)}").touch()
+    return done
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """Turn what Spark says about a failed executor into the error that the executor raised."""
+    try:
+        yield
+    except OutboxError:
+        raise
+    except Exception as error:
+        text = str(error)
+        ours = _OURS.findall(text)
+        if ours:
+            name, said = ours[-1]
+            kind: Any = getattr(errors, name, ArchiveError)
+            raise (kind(said) if name not in _WITH_PARTS else ArchiveError(said)) from error
+        if "No module named 'outbox" in text:
+            raise ArchiveError("outbox-log is not installed on Spark's executors; install it there, too") from error
+        lines = _LAST_LINE.findall(text) or [text.strip().partition("\n")[0]]
+        raise ArchiveError(f"Spark could not write the window: {lines[-1]:.300}; none of it counts") from error
+
+
+#: Errors that are not made of one text.
+_WITH_PARTS = {"InvalidMessageError", "VerdictStandsError"}

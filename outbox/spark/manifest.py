@@ -1,0 +1,302 @@
+"""Manifests of an archive: one per window, committed after its files, never changed.
+
+A reader of an archive takes the files that manifests count, and no others: what a killed extract has left behind is in
+none of them. The position up to which the archive is complete is that of its last manifest.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import quote, unquote, urlsplit
+
+from outbox.errors import ArchiveError, PositionError
+from outbox.position import Position
+
+FOLDER = "_outbox"
+VERSION = 1
+
+_NAME = re.compile(r"(\d{8,})\.json")
+#: A file name has at most 255 bytes.
+_LONGEST_TOPIC = 249
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArchivedFile:
+    """A Parquet file: rows of one topic and one day (UTC, of `created_at`) in the order of their ids.
+
+    `path` is relative to the archive. `checksum`: as `checksum.py` makes it of the rows, in any order.
+    """
+
+    path: str
+    topic: str
+    day: str
+    rows: int
+    bytes: int
+    sha256: str
+    first_id: int
+    last_id: int
+    checksum: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What one window has brought: every message that was committed after `since` and not after `until`.
+
+    `database`: which server and database the positions are of. `topics`: the only ones that were extracted; None: all.
+    `halves`: with half messages. `gap`: rows of the window were purged before it was read, by the position that was
+    purged then; somebody has ordered to go on without them.
+    """
+
+    window: int
+    database: Mapping[str, str | int | None]
+    since: Position
+    until: Position
+    written_at: datetime
+    files: tuple[ArchivedFile, ...] = field(repr=False)
+    topics: tuple[str, ...] | None = None
+    halves: bool = False
+    gap: Position | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many messages the window has brought."""
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        """How large the files are together."""
+        return sum(file.bytes for file in self.files)
+
+    def to_json(self) -> str:
+        """Return the text of its file."""
+        return json.dumps(
+            {
+                "version": VERSION,
+                "window": self.window,
+                "database": dict(self.database),
+                "since": str(self.since),
+                "until": str(self.until),
+                "topics": self.topics,
+                "halves": self.halves,
+                "gap": None if self.gap is None else str(self.gap),
+                "rows": self.rows,
+                "written_at": self.written_at.isoformat(),
+                "files": [asdict(file) for file in self.files],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read the text of a file.
+
+        Raises:
+            ArchiveError: it is no manifest, or one that a newer version has written.
+        """
+        try:
+            return cls._of(json.loads(text))
+        except (ValueError, KeyError, TypeError, AttributeError, PositionError) as error:
+            raise ArchiveError(f"is not a manifest ({type(error).__name__}: {error})") from error
+
+    @classmethod
+    def _of(cls, stored: dict[str, Any]) -> Self:
+        if stored["version"] != VERSION:
+            raise ArchiveError(f"is of version {stored['version']}, not {VERSION}; install a newer outbox-log")
+        made = cls(
+            window=stored["window"],
+            database=stored["database"],
+            since=Position.parse(stored["since"]),
+            until=Position.parse(stored["until"]),
+            written_at=datetime.fromisoformat(stored["written_at"]),
+            files=tuple(ArchivedFile(**file) for file in stored["files"]),
+            topics=None if stored["topics"] is None else tuple(stored["topics"]),
+            halves=stored["halves"],
+            gap=None if stored["gap"] is None else Position.parse(stored["gap"]),
+        )
+        if made.rows != stored["rows"]:
+            raise ValueError(f"its files have {made.rows} rows, not {stored['rows']}")
+        return made
+
+
+class Archive:
+    """A folder of extracted messages, on a disk that the driver and all executors see under one path."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = _local(os.fspath(path))
+        self._folder = self.path / FOLDER
+
+    def last(self) -> Manifest | None:
+        """Return the newest manifest, whose `until` is where the next window begins; None: there is none yet.
+
+        Raises:
+            ArchiveError: it cannot be read, or one before it is missing.
+        """
+        numbers = self._numbers()
+        return self._read(numbers[-1]) if numbers else None
+
+    def manifests(self) -> list[Manifest]:
+        """Return all manifests in their order.
+
+        Raises:
+            ArchiveError: one cannot be read or is missing, or does not begin where the one before it ends.
+        """
+        found = [self._read(number) for number in self._numbers()]
+        for before, after in pairwise(found):
+            if after.since != before.until:
+                raise ArchiveError(
+                    f"{self._file(after.window)} begins at {after.since}, but the one before it ends at {before.until};"
+                    " these are manifests of two archives; restore the right ones from a backup"
+                )
+        return found
+
+    def commit(self, manifest: Manifest) -> None:
+        """Make a window part of the archive: from now on its files count. All of it or nothing, also in a crash.
+
+        Raises:
+            ArchiveError: another extract has committed this window; or a file of it is not there.
+        """
+        self._require_files(manifest)
+        file = self._file(manifest.window)
+        temporary = self._folder / f"{file.stem}-{uuid.uuid4().hex}.tmp"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("xb") as opened:
+                opened.write(manifest.to_json().encode())
+                opened.flush()
+                os.fsync(opened.fileno())
+            # A link never replaces what is there, unlike a rename.
+            os.link(temporary, file)
+        except FileExistsError:
+            raise ArchiveError(
+                f"{file} is there already: another extract writes to {self.path}, too, and has committed this window;"
+                " its rows count once, by that extract; let only one of the two run"
+            ) from None
+        except OSError as error:
+            raise ArchiveError(f"{file} cannot be written: {_reason(error)}; hard links are needed") from error
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
+        flush_folder(self._folder)
+
+    def counted(self) -> list[ArchivedFile]:
+        """Return the files that manifests count, in the order of the windows."""
+        return [file for manifest in self.manifests() for file in manifest.files]
+
+    def clean(self, older_than: timedelta) -> tuple[int, int]:
+        """Delete files that no manifest counts, as a killed extract leaves them; return how many, and their bytes.
+
+        Those of an extract that is running are not counted yet either: what is younger than `older_than` stays.
+        """
+        # The manifests are read last: what is committed meanwhile is counted.
+        before = time.time() - older_than.total_seconds()
+        found = {path: path.stat() for path in self._files()}
+        counted = {self.path / file.path for file in self.counted()}
+        doomed = [path for path, stat in found.items() if path not in counted and stat.st_mtime < before]
+        for path in doomed:
+            path.unlink(missing_ok=True)
+        return len(doomed), sum(found[path].st_size for path in doomed)
+
+    def _files(self) -> Iterator[Path]:
+        """Files of ours, except manifests."""
+        yield from self.path.glob("topic=*/day=*/*.parquet")
+        yield from self._folder.glob("*.tmp")
+
+    def _require_files(self, manifest: Manifest) -> None:
+        """Notice, before it counts, that an executor has written to a disk of its own, or that files were deleted."""
+        for file in manifest.files:
+            path = self.path / file.path
+            try:
+                size = path.stat().st_size
+            except OSError as error:
+                raise ArchiveError(
+                    f"{path}, which an executor has written, is not there ({_reason(error)}); nothing of window"
+                    f" {manifest.window} counts; the path must be of a disk that the driver and all executors share"
+                ) from None
+            if size != file.bytes:
+                raise ArchiveError(f"{path} has {size} bytes, but {file.bytes} were written; the window does not count")
+
+    def _numbers(self) -> list[int]:
+        """The windows that are committed, without a hole."""
+        try:
+            names = [_NAME.fullmatch(name) for name in os.listdir(self._folder)]  # noqa: PTH208 - names are enough
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise ArchiveError(f"{self._folder} cannot be read: {_reason(error)}") from error
+        numbers = sorted(int(name[1]) for name in names if name is not None)
+        missing = set(range(1, len(numbers) + 1)).difference(numbers)
+        if missing:
+            raise ArchiveError(
+                f"{self._file(min(missing))} is missing, although a later window is there; restore it from a backup"
+            )
+        return numbers
+
+    def _read(self, number: int) -> Manifest:
+        file = self._file(number)
+        try:
+            manifest = Manifest.from_json(file.read_text())
+        except (OSError, UnicodeDecodeError) as error:
+            raise ArchiveError(f"{file} cannot be read: {_reason(error)}") from error
+        except ArchiveError as error:
+            raise ArchiveError(f"{file} {error}") from error
+        if manifest.window != number:
+            raise ArchiveError(f"{file} is the manifest of window {manifest.window}; its name was changed")
+        return manifest
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{number:08}.json"
+
+
+def partition_of(topic: str, day: str) -> str:
+    """Return the folder of a topic's messages of one day, relative to the archive."""
+    name = quote(topic, safe="")
+    if len(name) > _LONGEST_TOPIC:
+        name = f"{name[:200]}~{hashlib.blake2b(topic.encode(), digest_size=16).hexdigest()}"
+    return f"topic={name}/day={day}"
+
+
+def flush_folder(folder: Path) -> None:
+    """Have the names in a folder survive a crash of the machine, where the system can."""
+    if not hasattr(os, "O_DIRECTORY"):
+        return
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        # Some network file systems refuse, and have written the name already.
+        with suppress(OSError):
+            os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sorted_files(files: Iterable[ArchivedFile]) -> tuple[ArchivedFile, ...]:
+    """Return the files of a window in the order of their ids, then of their paths."""
+    return tuple(sorted(files, key=lambda file: (file.first_id, file.path)))
+
+
+def _local(text: str) -> Path:
+    """The folder that a path or a file: URL names."""
+    url = urlsplit(text)
+    # A single letter is a drive.
+    if "://" in text and url.scheme not in ("file", ""):
+        raise ArchiveError(
+            f"{text!r}: an archive lives in a folder that the driver and all executors see, not in {url.scheme}; mount"
+            " it, or extract to a shared disk and copy the files and then the manifests"
+        )
+    if url.scheme == "file":
+        return Path(unquote(url.path))
+    return Path(text).absolute()
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -1,0 +1,76 @@
+"""Registration: an extract tells its database how far the archive is, so that retention waits for it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from outbox.position import EARLIEST
+from outbox.spark.place import Place, engine_options, require_file
+
+if TYPE_CHECKING:
+    from outbox.spark.manifest import Archive, Manifest
+    from outbox.store.database import Database
+    from outbox.store.dialect import Channel
+
+logger = logging.getLogger("outbox.extract")
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """The name of an extract among the subscriptions, and how long after its last progress retention waits for it."""
+
+    name: str
+    hold: timedelta = timedelta(days=30)
+
+    def begin(
+        self, place: Place, archive: Archive, last: Manifest | None, topics: tuple[str, ...] | None = None
+    ) -> None:
+        """Register before the first read, and store where the archive is; it may be elsewhere than was stored.
+
+        Raises:
+            SubscriptionError: the name is somebody else's.
+        """
+        from outbox.store.reader import Readers
+
+        with _connected(place) as (database, channel):
+            readers = Readers(database)
+            readers.register(channel, self.name, archive=str(archive.path), hold=self.hold, topics=topics)
+            window, position = (0, EARLIEST) if last is None else (last.window, last.until)
+            readers.advance(channel, self.name, window, position)
+
+    def advance(self, place: Place, manifest: Manifest) -> None:
+        """Store the position of a manifest that was committed. What fails now is made up for by the next run."""
+        from outbox.store.reader import Readers
+
+        try:
+            with _connected(place) as (database, channel):
+                Readers(database).advance(channel, self.name, manifest.window, manifest.until)
+        except Exception as error:
+            logger.warning(
+                "%s: window %d is committed, but the database was not told, so retention waits where it did: %s",
+                self.name,
+                manifest.window,
+                str(error).partition("\n")[0],
+            )
+
+
+@contextmanager
+def _connected(place: Place) -> Iterator[tuple[Database, Channel]]:
+    from outbox import create_engine
+    from outbox.store.database import Database
+
+    url = place.primary.resolve()
+    if url.get_backend_name() == "sqlite":
+        require_file(url)
+    engine = create_engine(url.render_as_string(hide_password=False), **engine_options(url))
+    try:
+        database = Database(engine, place.schema)
+        with database.explained(), closing(database.open()) as channel:
+            yield database, channel
+    finally:
+        engine.dispose()

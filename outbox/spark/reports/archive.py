@@ -1,0 +1,229 @@
+"""Archive, then purge: messages leave the database only after they are proven to be in the archive.
+
+The proof reads both sides anew and row by row: the messages from the database, their copies from the Parquet files.
+Manifests say which files count and up to which position; what they say about the contents is not relied on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import reduce
+from os import PathLike
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as sf
+
+from outbox.checks import HALF_TOPIC
+from outbox.errors import ArchiveError
+from outbox.spark import archived, offset
+from outbox.spark.checksum import MODULUS
+from outbox.spark.manifest import Archive, Manifest
+from outbox.store.database import Database
+from outbox.store.dialect import Channel
+from outbox.store.extraction import MESSAGES, columns_of
+from outbox.store.purge import Kept, Old, Purge, Purged
+from outbox.store.stamp import Server, Stamp
+
+ROWS_PER_RANGE = 100_000
+
+_MASK = 2**60 - 1
+_EXAMPLES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Range:
+    """Messages of one range of ids: how many there are in the database, how many of these in the archive; checksums.
+
+    Both ids belong to it.
+    """
+
+    first_id: int
+    last_id: int
+    rows: int
+    archived: int
+    checksum: int
+    archived_checksum: int
+
+    @property
+    def same(self) -> bool:
+        """Whether the archive holds each message of the database, once and with the same contents."""
+        return (self.rows, self.checksum) == (self.archived, self.archived_checksum)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Messages that are old enough to go, beside their copies in an archive, range by range of their ids.
+
+    `differences`: some of the messages of the first range that differs, in words.
+    """
+
+    kept: Kept
+    ranges: tuple[Range, ...]
+    differences: str = ""
+
+
+def compare_with_archive(
+    spark: SparkSession,
+    database: Database,
+    channel: Channel,
+    path: str | PathLike[str],
+    older_than: timedelta,
+    *,
+    source: Mapping[str, str],
+    width: int = ROWS_PER_RANGE,
+) -> Comparison:
+    """Compare the messages of a database that are older than this with an archive, up to where it ends.
+
+    Args:
+        spark: a session.
+        database: where the messages are.
+        channel: a connection to it.
+        path: the folder of the archive.
+        older_than: how long messages are kept, by the clock of the database.
+        source: the options by which Spark reads the same database: url, urlEnv or service, and schema.
+        width: ids in a range.
+
+    Raises:
+        ArchiveError: there is no archive, or it cannot be read.
+        PositionError: the archive is of another server.
+        SubscriptionError: there is no subscription, so nobody can tell what is still needed.
+    """
+    last = Archive(path).last()
+    if last is None:
+        raise ArchiveError(f"{path} holds no archive; write one by: outbox extract {path}")
+    old = Purge(database).old(channel, older_than)
+    is_old = sf.col("id") <= old.last_id
+    stored = _stored(spark, last, old, source).where(is_old)
+    copies = archived(spark, path).where(is_old)
+    ranges = compare(stored, copies, width=width)
+    first = next((each for each in ranges if not each.same), None)
+    return Comparison(
+        kept=Kept(old=old, position=last.until),
+        ranges=tuple(ranges),
+        differences="" if first is None else _examples(first, stored, copies),
+    )
+
+
+def purge_archived(
+    database: Database, channel: Channel, older_than: timedelta, compared: Comparison, *, rehearsal: bool = False
+) -> Purged:
+    """Delete what every subscription is past, of what was proven to be in the archive, and nothing else.
+
+    What is committed after the comparison, with whatever id, is not among it: the archive's position does not see it.
+
+    Raises:
+        ArchiveError: a range differs, the first of which is named; nothing is deleted.
+    """
+    _require_same(compared)
+    purge = Purge(database)
+    return (purge.rehearse if rehearsal else purge.run)(channel, older_than, kept=compared.kept)
+
+
+def _stored(spark: SparkSession, last: Manifest, old: Old, source: Mapping[str, str]) -> DataFrame:
+    """What the archive should have of what is old; the source refuses if it is of another server."""
+    end = Stamp(position=last.until, server=Server(**last.database))  # type: ignore[arg-type]  # as it was written
+    options = {**source, "until": offset.write(end), "createdTo": old.before.isoformat(), "halves": "true"}
+    return spark.read.format("outbox").options(**options).load()
+
+
+def compare(stored: DataFrame, archived: DataFrame, *, width: int = ROWS_PER_RANGE) -> list[Range]:
+    """Compare messages of the database with their copies, by ranges of `width` ids; those without messages left out.
+
+    A checksum is the sum, modulo 2**63, of a hash of 60 bits over all columns of each row, made by Spark of what it has
+    read. What the archive has besides, because it was purged from the database before, does not count.
+
+    Args:
+        stored: what would be purged, of the database, with all columns of `messages`.
+        archived: the archive.
+        width: ids in a range.
+    """
+    copies = _copies(archived).select("id", "copies", "copies_sum")
+    rows = (
+        _hashed(stored)
+        .join(copies, "id", "left")
+        .groupBy(sf.floor(sf.col("id") / width).alias("range"))
+        .agg(
+            sf.count("*").alias("rows"),
+            sf.coalesce(sf.sum("copies"), sf.lit(0)).alias("archived"),
+            _sum_of("hash").alias("checksum"),
+            sf.coalesce(_sum_of("copies_sum"), sf.lit(0)).alias("archived_checksum"),
+        )
+        .orderBy("range")
+    )
+    return [
+        Range(
+            first_id=row["range"] * width,
+            last_id=(row["range"] + 1) * width - 1,
+            rows=row["rows"],
+            archived=row["archived"],
+            checksum=int(row["checksum"]) % MODULUS,
+            archived_checksum=int(row["archived_checksum"]) % MODULUS,
+        )
+        for row in rows.toArrow().to_pylist()
+    ]
+
+
+def differences(first: int, last: int, stored: DataFrame, archived: DataFrame) -> DataFrame:
+    """Return the messages between two ids (both belong to it) of which the archive has not one equal copy.
+
+    Returns:
+        id, topic, problem (missing, different, several times).
+    """
+    between = sf.col("id").between(first, last)
+    problem = (
+        sf.when(sf.col("copies").isNull(), "missing")
+        .when((sf.col("low") != sf.col("hash")) | (sf.col("high") != sf.col("hash")), "different")
+        .when(sf.col("copies") > 1, "several times")
+    )
+    joined = _hashed(stored.where(between)).join(_copies(archived.where(between)), "id", "left")
+    problems = joined.withColumn("problem", problem).where(sf.col("problem").isNotNull())
+    return problems.select("id", "topic", "problem").orderBy("id")
+
+
+def _require_same(compared: Comparison) -> None:
+    differing = [each for each in compared.ranges if not each.same]
+    if not differing:
+        return
+    first = differing[0]
+    halves = "; extract with --halves to another folder" if HALF_TOPIC in compared.differences else ""
+    raise ArchiveError(
+        f"the messages with ids {first.first_id} to {first.last_id} are not the same in the archive: the database has"
+        f" {first.rows} of them with checksum {first.checksum}, the archive {first.archived} with checksum"
+        f" {first.archived_checksum} ({compared.differences}); {len(differing)} of {len(compared.ranges)} ranges"
+        f" differ, and nothing was purged{halves}"
+    )
+
+
+def _examples(found: Range, stored: DataFrame, archived: DataFrame) -> str:
+    differing = differences(found.first_id, found.last_id, stored, archived).limit(_EXAMPLES).collect()
+    said = {"missing": "is missing", "different": "is different", "several times": "is there several times"}
+    return ", ".join(f"message {each['id']} of topic {each['topic']} {said[each['problem']]}" for each in differing)
+
+
+def _copies(archived: DataFrame) -> DataFrame:
+    """What the archive has of each id: how many copies, and their hashes."""
+    return (
+        _hashed(archived)
+        .groupBy("id")
+        .agg(
+            sf.count("*").alias("copies"),
+            _sum_of("hash").alias("copies_sum"),
+            sf.min("hash").alias("low"),
+            sf.max("hash").alias("high"),
+        )
+    )
+
+
+def _hashed(messages: DataFrame) -> DataFrame:
+    """The id and topic of each message, and a hash of all its columns."""
+    columns = [sf.col(name) for name in columns_of(MESSAGES)]
+    # Spark's hash passes over what is null, so that a value would count the same in the column beside it.
+    which = reduce(lambda bits, each: bits * 2 + each.isNull().cast("long"), columns, sf.lit(0).cast("long"))
+    return messages.select("id", "topic", sf.xxhash64(which, *columns).bitwiseAND(_MASK).alias("hash"))
+
+
+def _sum_of(column: str) -> Column:
+    """A sum that no number of rows overflows."""
+    return sf.sum(sf.col(column).cast("decimal(20,0)"))

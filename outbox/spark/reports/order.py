@@ -1,0 +1,97 @@
+"""The order audit: keys whose version does not rise from message to message.
+
+In which order the messages are looked at decides what is audited:
+
+- An archive, with the number of its window: what its readers get. Windows follow one another, and inside one the order
+  is that of the ids. This is the order that the library promises per key.
+- A stream, with the number of its batch in place of the window: the same.
+- A plain batch read is one window: the order is that of the ids alone. For writers of a key that serialise (each holds
+  the lock of the row that its message is about before it sends) that is the order of their commits. Where they do not,
+  a reader may get another order than that of the ids; only the first two show it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as sf
+
+from outbox.checks import HALF_TOPIC
+
+COLUMNS = "id long, topic string, key string, headers string, body binary, created_at timestamp"
+
+FELL, REPEATED = "fell", "repeated"
+
+
+def version_in_header(name: str) -> Column:
+    """The version that a header holds, as text; null without it."""
+    return sf.get_json_object("headers", "$['{}']".format(name.replace("'", "\\'")))
+
+
+def version_in_body(path: str) -> Column:
+    """The version at a JSON path of the body (`$.version`, `$.order.version`), as text; null without it."""
+    return sf.get_json_object(sf.col("body").cast("string"), path)
+
+
+def with_window(archived: DataFrame) -> DataFrame:
+    """Add the number of its window to each message of an archive, which the names of the files begin with."""
+    number = sf.regexp_extract(sf.col("_metadata.file_name"), r"^(\d+)-", 1)
+    return archived.withColumn("window", number.cast("bigint"))
+
+
+def order_of(messages: DataFrame) -> tuple[str, ...]:
+    """Return the columns by which messages are ordered: (window, id) of an archive, else id."""
+    return ("window", "id") if "window" in messages.columns else ("id",)
+
+
+def versions(messages: DataFrame, version: Column, *, order: Sequence[str] | None = None) -> DataFrame:
+    """Set each message of a key beside the one before it.
+
+    Args:
+        messages: without half messages, which are left out. Messages without a key have no order, and are left out too.
+        version: one of `version_in_header`, `version_in_body`, or any column that is a whole number or its text.
+        order: by which columns; None: see `order_of`.
+
+    Returns:
+        the columns of the order, topic, key, created_at, text (the version as it stands there), version (a whole
+        number; null: there is none, or something else), previous (the version before it of this key), problem (null,
+        "fell" or "repeated").
+    """
+    by = tuple(order or order_of(messages))
+    text = version.cast("string")
+    keyed = messages.where((sf.col("topic") != HALF_TOPIC) & sf.col("key").isNotNull())
+    rows = keyed.select(*by, "topic", "key", "created_at", text.alias("text"), text.try_cast("bigint").alias("version"))
+    # Those without a version stay in a partition of their own, where they are between no two others.
+    window = Window.partitionBy("key", sf.col("version").isNull()).orderBy(*by)
+    previous = sf.lag("version").over(window)
+    fell, repeated = sf.col("version") < sf.col("previous"), sf.col("version") == sf.col("previous")
+    return rows.withColumn("previous", previous).withColumn("problem", sf.when(fell, FELL).when(repeated, REPEATED))
+
+
+def breaks(audited: DataFrame) -> DataFrame:
+    """Return the messages whose version does not rise, in their order."""
+    return audited.where(sf.col("problem").isNotNull()).orderBy(*order_of(audited))
+
+
+def summary(audited: DataFrame) -> DataFrame:
+    """Sum `versions` up by topic.
+
+    Returns:
+        topic, keys, messages (that have a key), without_version, unreadable (a version that is no whole number), fell,
+        repeated, broken_keys.
+    """
+    broken = sf.col("problem").isNotNull()
+    return (
+        audited.groupBy("topic")
+        .agg(
+            sf.count_distinct("key").alias("keys"),
+            sf.count("*").alias("messages"),
+            sf.count_if(sf.col("text").isNull()).alias("without_version"),
+            sf.count_if(sf.col("text").isNotNull() & sf.col("version").isNull()).alias("unreadable"),
+            sf.count_if(sf.col("problem") == FELL).alias(FELL),
+            sf.count_if(sf.col("problem") == REPEATED).alias(REPEATED),
+            sf.count_distinct(sf.when(broken, sf.col("key"))).alias("broken_keys"),
+        )
+        .orderBy("topic")
+    )

@@ -1,0 +1,200 @@
+"""Half messages, the verdicts on them and the messages that were restored: what became of each, and what cannot be.
+
+Purge deletes half messages that have a verdict, verdicts after their half messages, and restored messages like any
+others. So what is *there* proves something, and what is absent proves something only where nothing was purged.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as sf
+
+from outbox.checks import HALF_TOPIC
+from outbox.message import TRANSACTION_ID
+from outbox.spark.reports.names import COMMITTED, OPEN, PARKED, ROLLED_BACK, STATES
+from outbox.store.half import REAL_TOPIC, WAY
+from outbox.store.subscription import check_of
+
+MESSAGE_COLUMNS = (
+    "id long, message_id string, topic string, key string, tags string, headers string, body binary,"
+    " created_at timestamp"
+)
+OP_COLUMNS = "transaction_id string, op string, decided_by string, decided_at timestamp"
+PARKED_COLUMNS = "subscription string, key string, state string"
+
+NOT_RESTORED = "committed, but its message is not in the log"
+AGAINST_VERDICT = "rolled back, but its message is in the log"
+WITHOUT_VERDICT = "no verdict, but its message is in the log"
+SEVERAL_TIMES = "its message is in the log more than once"
+ANOTHER_BODY = "its message is in the log with another body"
+
+_SAME = ("transaction_id", "message_id", "topic")
+
+
+def reconcile(
+    messages: DataFrame,
+    ops: DataFrame,
+    parked: DataFrame,
+    *,
+    purged_id: int = 0,
+    decided_before: datetime | None = None,
+) -> DataFrame:
+    """Say of each half message what became of it, and what contradicts that.
+
+    A commit appends the messages of its transaction together with its verdict; a rollback, or no verdict, appends none.
+
+    The three may be read at different moments, while transactions are being decided. A verdict that is younger than
+    `messages` then looks like one that restored nothing: `unless_healed` drops what a later look does not find again,
+    and for an archive, which ends somewhere, `decided_before` is a moment before its end.
+
+    Args:
+        messages: the log or an archive of it, *with* its half messages (`topics` or `halves` of the source).
+        ops: the table `op`.
+        parked: the table `parked`.
+        purged_id: highest id that was ever purged. A message that is absent may have been purged where its half message
+            is not above it; that is `unproven` and no contradiction.
+        decided_before: verdicts from this moment on say nothing about what is absent.
+
+    Returns:
+        id, message_id, transaction_id, producer_group, topic (the real one), verdict (who gives it: join, commit,
+        record, listener), created_at, state (one of `STATES`; parked: given up, it waits for a person), decided_by,
+        decided_at, copies (how often its message is in the log), unproven, problem (null: none). One row for each half
+        message; and one for each restored message whose half message is gone and that contradicts a verdict all the
+        same, without id and state.
+    """
+    halves, restored = _halves(messages), _restored(messages)
+    joined = (
+        halves.join(restored, list(_SAME), "full")
+        .join(ops.select("transaction_id", "op", "decided_by", "decided_at"), "transaction_id", "left")
+        .join(_given_up(parked), ["transaction_id", "producer_group"], "left")
+        .withColumn("copies", sf.coalesce("copies", sf.lit(0)))
+    )
+    has_half = sf.col("id").isNotNull()
+    counts = has_half | (sf.col("op") == "rollback") | (sf.col("copies") > 1)
+    missing = has_half & (sf.col("op") == "commit") & (sf.col("copies") == 0)
+    proves = sf.col("id") > purged_id
+    if decided_before is not None:
+        proves &= sf.col("decided_at") < sf.lit(decided_before)
+    return joined.where(counts).select(
+        "id",
+        "message_id",
+        "transaction_id",
+        "producer_group",
+        "topic",
+        "verdict",
+        "created_at",
+        sf.when(has_half, _state()).alias("state"),
+        "decided_by",
+        "decided_at",
+        "copies",
+        (missing & ~proves).alias("unproven"),
+        _problem(missing & proves).alias("problem"),
+    )
+
+
+def states(reconciled: DataFrame) -> DataFrame:
+    """Count half messages by producer group, topic and what became of them.
+
+    Returns:
+        producer_group, topic, committed, rolled_back, open, parked, oldest_open (when the first of the open ones was
+        stored), contradictions (null problems not counted), unproven.
+    """
+    is_open = sf.col("state") == OPEN
+    return (
+        reconciled.groupBy("producer_group", "topic")
+        .agg(
+            *(sf.count_if(sf.col("state") == state).alias(state.replace(" ", "_")) for state in STATES),
+            sf.min(sf.when(is_open, sf.col("created_at"))).alias("oldest_open"),
+            sf.count("problem").alias("contradictions"),
+            sf.count_if("unproven").alias("unproven"),
+        )
+        .orderBy("producer_group", "topic")
+    )
+
+
+def contradictions(reconciled: DataFrame) -> DataFrame:
+    """Return what cannot be, in the order of the log; the columns are those of `reconcile`."""
+    return reconciled.where(sf.col("problem").isNotNull()).orderBy("id", "transaction_id", "message_id")
+
+
+def unless_healed(first: DataFrame, second: DataFrame) -> DataFrame:
+    """Return the contradictions of a first look that a second one, at everything anew, has found again.
+
+    A verdict that falls between the reads of one look only *looks* like a contradiction; the next look, which begins
+    after that one has ended, sees all of it. What cannot be does not heal.
+    """
+    return first.join(second, ["transaction_id", "message_id", "problem"], "left_semi")
+
+
+def header(name: str) -> Column:
+    """A header of a message, as text; null without it."""
+    return sf.get_json_object("headers", f"$['{name}']")
+
+
+def _halves(messages: DataFrame) -> DataFrame:
+    """One row a half message. A message that was sent twice in its transaction has two rows, and is one message."""
+    halves = messages.where(sf.col("topic") == HALF_TOPIC).select(
+        "id",
+        "message_id",
+        sf.col("key").alias("transaction_id"),
+        sf.col("tags").alias("producer_group"),
+        header(REAL_TOPIC).alias("topic"),
+        header(WAY).alias("verdict"),
+        "created_at",
+        sf.xxhash64("body").alias("hash"),
+    )
+    rest = ("id", "producer_group", "verdict", "created_at", "hash")
+    first = sf.min(sf.struct(*rest)).alias("first")
+    return halves.groupBy(*_SAME).agg(first).select(*_SAME, *(f"first.{name}" for name in rest))
+
+
+def _restored(messages: DataFrame) -> DataFrame:
+    """What is in the log of transactions: a row for each message that was restored, with how often."""
+    # The text is looked for first, because most messages are of no transaction, and to read JSON is slow.
+    of_transactions = (sf.col("topic") != HALF_TOPIC) & sf.col("headers").contains(TRANSACTION_ID)
+    rows = messages.where(of_transactions).select(
+        header(TRANSACTION_ID).alias("transaction_id"), "message_id", "topic", sf.xxhash64("body").alias("hash")
+    )
+    return (
+        rows.where(sf.col("transaction_id").isNotNull())
+        .groupBy(*_SAME)
+        .agg(sf.count("*").alias("copies"), sf.min("hash").alias("low"), sf.max("hash").alias("high"))
+    )
+
+
+def _given_up(parked: DataFrame) -> DataFrame:
+    """The transactions that somebody has to decide on: one of their half messages is dead for its check-back."""
+    prefix = check_of("")
+    is_given_up = sf.col("subscription").startswith(prefix) & (sf.col("state") == "dead")
+    return (
+        parked.where(is_given_up)
+        .select(
+            sf.col("key").alias("transaction_id"),
+            sf.substr("subscription", sf.lit(len(prefix) + 1)).alias("producer_group"),
+            sf.lit(True).alias("given_up"),
+        )
+        .distinct()
+    )
+
+
+def _state() -> Column:
+    return (
+        sf.when(sf.col("op") == "commit", COMMITTED)
+        .when(sf.col("op") == "rollback", ROLLED_BACK)
+        .when(sf.col("given_up"), PARKED)
+        .otherwise(OPEN)
+    )
+
+
+def _problem(is_missing: Column) -> Column:
+    there = sf.col("copies") > 0
+    other_body = (sf.col("low") != sf.col("hash")) | (sf.col("high") != sf.col("hash"))
+    return (
+        sf.when(is_missing, NOT_RESTORED)
+        .when(there & (sf.col("op") == "rollback"), AGAINST_VERDICT)
+        .when(there & sf.col("op").isNull() & sf.col("id").isNotNull(), WITHOUT_VERDICT)
+        .when(sf.col("copies") > 1, SEVERAL_TIMES)
+        .when(there & other_body, ANOTHER_BODY)
+    )

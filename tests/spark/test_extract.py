@@ -1,0 +1,482 @@
+"""An extract brings every message into its archive once, and an archive that it cannot continue is left as it is."""
+
+import hashlib
+import json
+import shutil
+import sqlite3
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Outbox, create_engine
+from outbox.checks import HALF_TOPIC
+from outbox.errors import ArchiveError, OptionError, PositionError, PurgedError, SchemaError
+from outbox.position import Position, Progress
+from outbox.spark import archived
+from outbox.spark.checksum import checksum
+from outbox.spark.job import Extract, Extraction, Going
+from outbox.spark.manifest import FOLDER, Archive
+from outbox.spark.tables import arrow_schema
+from outbox.store.extraction import MESSAGES, columns_of
+from tests.spark.extracts import Here, extracted, files_in, ids_in, ids_of, run_here, table_of
+from tests.spark.reading import place_of
+from tests.test_purge import now, purge
+from tests.test_registered_readers import hold, long_ago
+from tests.test_status import settle
+
+
+@pytest.fixture
+def outbox(engine: Engine) -> Outbox:
+    return Outbox(engine)
+
+
+@pytest.fixture(autouse=True)
+def tasks_may_run_here(monkeypatch):
+    """Most of what an extract does needs no Spark."""
+    monkeypatch.setattr("outbox.spark.job.run", run_here)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "archive"
+
+
+def send(outbox, *bodies: str, topic: str = "orders") -> None:
+    with outbox.begin() as session:
+        for body in bodies:
+            outbox.send(session, topic, body, key=f"key-{body}", headers={"n": body}, tags="t")
+
+
+def purge_all(outbox) -> None:
+    """Everything that is there now."""
+    settle(outbox.engine, Progress(now(outbox)))
+    assert purge(outbox).rows > 0
+
+
+# What it writes
+
+
+def test_a_second_extract_brings_what_came_after_the_first(outbox, path):
+    send(outbox, "1", "2")
+    first = extracted(outbox.engine, path)
+    send(outbox, "3")
+    second = extracted(outbox.engine, path)
+
+    assert first is not None
+    assert second is not None
+    assert (first.window, first.rows, second.window, second.rows) == (1, 2, 2, 1)
+    assert first.until == second.since
+    assert table_of(path).column("body").to_pylist() == [b"1", b"2", b"3"]
+
+
+def test_an_archive_holds_every_column_as_it_is(outbox, path):
+    due = datetime(2030, 1, 31, 12, 30, 1, 234_000, tzinfo=UTC)
+    with outbox.begin() as session:
+        id = outbox.send(
+            session, "orders", b"\x00\xff", key="k", headers={"a": "ü"}, tags="t", deliver_at=due, content_type="x/y"
+        )
+        outbox.send(session, "orders", b"")
+
+    extracted(outbox.engine, path)
+
+    table = table_of(path)
+    first, second = table.to_pylist()
+    assert table.schema == arrow_schema(MESSAGES, tuple(columns_of(MESSAGES)))
+    assert {name: first[name] for name in ("id", "message_id", "topic", "key", "tags", "content_type", "body")} == {
+        "id": 1, "message_id": str(id), "topic": "orders", "key": "k", "tags": "t", "content_type": "x/y",
+        "body": b"\x00\xff",
+    }  # fmt: skip
+    assert (json.loads(first["headers"]), first["deliver_at"], first["expires_at"]) == ({"a": "ü"}, due, None)
+    assert abs((first["created_at"] - datetime.now(UTC)).total_seconds()) < 60
+    assert (second["key"], second["body"]) == (None, b"")
+
+
+def test_files_are_parted_by_topic_and_day_and_keep_the_order_of_ids(outbox, path):
+    for n in range(40):
+        send(outbox, str(n), topic=("orders", "a/b".replace("/", "|"))[n % 2])
+    with outbox.engine.begin() as connection:
+        day = {"postgresql": "timestamptz '2026-01-30 23:59:59Z'", "sqlite": "'2026-01-30 23:59:59.000'"}
+        connection.execute(
+            text(f"UPDATE outbox_message SET created_at = {day[outbox.engine.dialect.name]} WHERE id < 9")
+        )
+
+    manifest = extracted(outbox.engine, path)
+
+    assert manifest is not None
+    today = f"{datetime.now(UTC):%Y-%m-%d}"
+    folders = {str(Path(file.path).parent): (file.topic, file.day, file.rows) for file in manifest.files}
+    assert folders == {
+        "topic=orders/day=2026-01-30": ("orders", "2026-01-30", 4),
+        "topic=a%7Cb/day=2026-01-30": ("a|b", "2026-01-30", 4),
+        f"topic=orders/day={today}": ("orders", today, 16),
+        f"topic=a%7Cb/day={today}": ("a|b", today, 16),
+    }
+    for file in manifest.files:
+        table = pq.ParquetFile(path / file.path).read()
+        ids = table.column("id").to_pylist()
+        assert ids == sorted(ids)
+        assert (file.first_id, file.last_id, file.rows) == (ids[0], ids[-1], len(ids))
+        assert set(table.column("topic").to_pylist()) == {file.topic}
+
+
+def test_a_manifest_says_what_its_files_hold(outbox, path):
+    send(outbox, *map(str, range(30)))
+
+    manifest = extracted(outbox.engine, path, rows_per_task=7)
+
+    assert manifest is not None
+    assert len(manifest.files) == 5
+    for file in manifest.files:
+        content = (path / file.path).read_bytes()
+        assert (len(content), hashlib.sha256(content).hexdigest()) == (file.bytes, file.sha256)
+        (batch,) = pq.ParquetFile(path / file.path).read().combine_chunks().to_batches()
+        assert checksum(batch) == file.checksum
+    (whole,) = table_of(path).combine_chunks().to_batches()
+    assert checksum(whole) == sum(file.checksum for file in manifest.files) % 2**63
+
+
+def test_values_that_do_not_repeat_have_no_dictionary(outbox, path):
+    """To try one costs time, and it is thrown away."""
+    send(outbox, *map(str, range(30)))
+    manifest = extracted(outbox.engine, path)
+    assert manifest is not None
+
+    group = pq.ParquetFile(path / manifest.files[0].path).metadata.row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
+    assert {name for name, column in columns.items() if "RLE_DICTIONARY" in column.encodings} == {
+        "topic", "key", "slot", "tags", "content_type", "direct", "xact_id",
+    }  # fmt: skip
+
+
+def test_nothing_new_is_no_window(outbox, path):
+    send(outbox, "1")
+    extracted(outbox.engine, path)
+
+    assert extracted(outbox.engine, path) is None
+    assert len(Archive(path).manifests()) == 1
+
+
+def test_an_idle_archive_still_comes_along_now_and_then(outbox, path):
+    """Its position is that by which retention goes."""
+    extracted(outbox.engine, path)
+    with outbox.engine.begin() as connection:
+        connection.execute(text("SELECT 1 FROM outbox_meta"))
+    wanted = Extraction(empty_after=timedelta(0))
+
+    with closing(Extract(Here(), Archive(path), place_of(outbox.engine), wanted)) as job:  # type: ignore[arg-type]
+        found = job.step()
+
+    assert found is not None
+    assert (found.window, found.rows) == (2, 0)
+
+
+def test_rows_of_a_transaction_that_commits_late_come_in_a_later_window(pg_engine, path):
+    outbox = Outbox(pg_engine)
+    with pg_engine.connect() as late:
+        outbox.send(late, "orders", "late")
+        send(outbox, "1")
+        extracted(pg_engine, path)
+        late.commit()
+    send(outbox, "2")
+    extracted(pg_engine, path)
+
+    assert table_of(path).column("body").to_pylist() == [b"1", b"late", b"2"]
+
+
+def test_half_messages_come_only_when_they_are_asked_for(outbox, path, tmp_path):
+    send(outbox, "half", "whole")
+    with outbox.engine.begin() as connection:
+        connection.execute(text(f"UPDATE outbox_message SET topic = '{HALF_TOPIC}' WHERE id = 1"))
+
+    extracted(outbox.engine, path)
+    extracted(outbox.engine, tmp_path / "all", halves=True)
+
+    assert (ids_of(path), ids_of(tmp_path / "all")) == ([2], [1, 2])
+
+
+def test_only_the_topics_that_are_asked_for_come(outbox, path):
+    send(outbox, "1")
+    send(outbox, "2", topic="mail")
+
+    manifest = extracted(outbox.engine, path, topics=["mail"])
+
+    assert manifest is not None
+    assert (manifest.topics, ids_of(path)) == (("mail",), [2])
+
+
+def test_progress_is_told_while_it_works(outbox, path, monkeypatch):
+    monkeypatch.setattr("outbox.spark.job._LOOK_EVERY_SECONDS", 0.001)
+    send(outbox, *map(str, range(20)))
+    told: list[Going] = []
+    wanted = Extraction(rows_per_task=2)
+
+    with closing(
+        Extract(Here(), Archive(path), place_of(outbox.engine), wanted, on_progress=told.append)  # type: ignore[arg-type]
+    ) as job:
+        job.step()
+
+    assert {(going.window, going.tasks) for going in told} == {(1, 10)}
+    assert [going.done for going in told] == sorted(going.done for going in told)
+    assert all(going.rows == 2 * going.done for going in told)
+    assert [path.name for path in (path / FOLDER).iterdir()] == ["00000001.json"]
+
+
+# What it refuses
+
+
+@pytest.mark.parametrize("changed", [{"topics": ["orders"]}, {"halves": True}])
+def test_an_archive_of_other_messages_is_not_continued(outbox, path, changed):
+    send(outbox, "1")
+    extracted(outbox.engine, path)
+
+    with pytest.raises(ArchiveError, match=r"holds all topics without half messages; .* or to another folder"):
+        extracted(outbox.engine, path, **changed)
+
+
+def test_purged_messages_are_a_gap_that_is_named_and_can_be_accepted(outbox, path):
+    send(outbox, "1")
+    extracted(outbox.engine, path)
+    send(outbox, "2")
+    purge_all(outbox)
+    send(outbox, "3")
+
+    with pytest.raises(PurgedError, match=r"messages after \S+, where \S+ ends, were purged .* --accept-gap"):
+        extracted(outbox.engine, path)
+    assert len(files_in(path)) == 1
+    manifest = extracted(outbox.engine, path, accept_gap=True)
+
+    assert manifest is not None
+    assert isinstance(manifest.gap, Position)
+    assert (ids_of(path), extracted(outbox.engine, path)) == ([1, 3], None)
+
+
+def test_an_accepted_gap_is_noted_although_nothing_is_left(outbox, path):
+    """Else every later extract would meet it again."""
+    extracted(outbox.engine, path)
+    send(outbox, "1")
+    purge_all(outbox)
+
+    manifest = extracted(outbox.engine, path, accept_gap=True)
+
+    assert manifest is not None
+    assert (manifest.rows, manifest.gap is not None, extracted(outbox.engine, path)) == (0, True, None)
+
+
+def test_what_was_purged_before_the_first_extract_is_no_gap(outbox, path):
+    send(outbox, "1")
+    purge_all(outbox)
+    send(outbox, "2")
+
+    extracted(outbox.engine, path)
+
+    assert ids_of(path) == [2]
+
+
+def test_what_is_purged_while_an_extract_reads_stops_it(outbox, path, monkeypatch):
+    send(outbox, "1")
+    extracted(outbox.engine, path)
+    send(outbox, "2")
+
+    def run(spark, work):
+        purge_all(outbox)
+        return run_here(spark, work)
+
+    monkeypatch.setattr("outbox.spark.job.run", run)
+    with pytest.raises(PurgedError, match="purged while it went on"):
+        extracted(outbox.engine, path)
+
+    assert (ids_of(path), len(files_in(path))) == ([1], 1)
+
+
+def test_an_archive_of_another_server_is_not_continued(pg_engine, path):
+    outbox = Outbox(pg_engine)
+    send(outbox, "1")
+    extracted(pg_engine, path)
+    file = path / FOLDER / "00000001.json"
+    stored = json.loads(file.read_text())
+    stored["database"]["timeline"] = "00000009"
+    file.write_text(json.dumps(stored))
+    send(outbox, "2")
+
+    with pytest.raises(PositionError, match=r"timeline 00000009 then, 00000001 now.* --accept-server"):
+        extracted(pg_engine, path)
+
+    assert extracted(pg_engine, path, accept_server=True) is not None
+    assert ids_of(path) == [1, 2]
+
+
+def test_a_database_that_went_back_is_not_extracted(sqlite_engine, path, tmp_path):
+    """From a backup it draws ids anew that the archive has."""
+    outbox = Outbox(sqlite_engine)
+    send(outbox, "1")
+    backup = tmp_path / "backup.sqlite3"
+    with closing(sqlite3.connect(str(sqlite_engine.url.database))) as connection:
+        connection.execute(f"VACUUM INTO '{backup}'")
+    send(outbox, "2")
+    extracted(sqlite_engine, path)
+    sqlite_engine.dispose()
+    file = Path(str(sqlite_engine.url.database))
+    for each in file.parent.glob(f"{file.name}*"):
+        each.unlink()
+    shutil.copy(backup, file)
+
+    with pytest.raises(PositionError, match=r"is at 3:3:, but \S+ only at 2:2:: the database has gone back"):
+        extracted(create_engine(f"sqlite:///{file}"), path)
+
+
+def test_a_window_that_another_extract_was_quicker_with_does_not_count_twice(outbox, path, monkeypatch):
+    send(outbox, "1")
+
+    def slow(spark, work):
+        files = run_here(spark, work)
+        monkeypatch.setattr("outbox.spark.job.run", run_here)
+        extracted(outbox.engine, path)
+        return files
+
+    monkeypatch.setattr("outbox.spark.job.run", slow)
+    with pytest.raises(ArchiveError, match="another extract writes to"):
+        extracted(outbox.engine, path)
+
+    assert (ids_of(path), len(files_in(path))) == ([1], 2)
+    assert Archive(path).clean(timedelta(seconds=-1))[0] == 1
+    assert (ids_of(path), len(files_in(path))) == ([1], 1)
+
+
+def test_a_task_that_fails_leaves_nothing(outbox, path, monkeypatch):
+    """And the window is whole at the next try."""
+    send(outbox, *map(str, range(20)))
+    path.mkdir()
+    today = path / "topic=orders"
+    today.write_text("in the way")
+
+    with pytest.raises(ArchiveError, match=r"Spark could not write the window: .*; none of it counts"):
+        extracted(outbox.engine, path, rows_per_task=7)
+    assert (Archive(path).last(), files_in(path)) == (None, [])
+    today.unlink()
+    extracted(outbox.engine, path, rows_per_task=7)
+
+    assert ids_of(path) == ids_in(outbox.engine)
+
+
+@pytest.mark.parametrize("where", [{}, {"url": "sqlite:////a", "url_env": "B"}])
+def test_a_database_is_named_once(path, where):
+    from outbox.spark import extract
+
+    with pytest.raises(OptionError, match="exactly one of url, urlEnv, service"):
+        extract(Here(), path, **where)  # type: ignore[arg-type]
+
+
+def test_tables_of_another_version_are_refused(engine, path):
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_meta SET version = 4"))
+
+    with pytest.raises(SchemaError, match="of version 4"):
+        extracted(engine, path)
+
+
+# Retention
+
+
+def test_retention_waits_for_an_extract_that_is_registered(outbox, path):
+    send(outbox, "1")
+    extracted(outbox.engine, path, register="nightly")
+    send(outbox, "2")
+    settle(outbox.engine, Progress(now(outbox)))
+
+    assert (purge(outbox).rows, purge(outbox).held_by, ids_in(outbox.engine)) == (1, ("nightly",), [2])
+    extracted(outbox.engine, path, register="nightly")
+    assert (purge(outbox).rows, ids_of(path)) == (1, [1, 2])
+
+
+def test_an_extract_that_was_released_finds_the_gap(outbox, path):
+    send(outbox, "1")
+    extracted(outbox.engine, path, register="nightly")
+    send(outbox, "2")
+    settle(outbox.engine, Progress(now(outbox)))
+    long_ago(outbox, 31)
+    assert purge(outbox).rows == 2
+
+    with pytest.raises(PurgedError, match="--accept-gap"):
+        extracted(outbox.engine, path, register="nightly")
+    assert hold(outbox).released
+    extracted(outbox.engine, path, register="nightly", accept_gap=True)
+
+    assert not hold(outbox).released
+
+
+def test_a_position_that_the_database_was_not_told_is_told_by_the_next_run(outbox, path, monkeypatch, caplog):
+    """Killed, or cut off, between the manifest and the database."""
+    send(outbox, "1")
+    from outbox.spark.registration import Registration
+
+    with monkeypatch.context() as broken:
+        broken.setattr("outbox.store.reader.Readers.advance", lambda *_: 1 / 0)
+        broken.setattr(Registration, "begin", lambda *_: None)
+        extracted(outbox.engine, path, register="nightly")
+    assert "window 1 is committed, but the database was not told" in caplog.text
+    extracted(outbox.engine, path, register="nightly")
+    settle(outbox.engine, Progress(now(outbox)))
+
+    assert purge(outbox).rows == 1
+
+
+# In Spark itself
+
+
+def test_spark_writes_the_same_and_reads_what_counts(spark, outbox, path):
+    send(outbox, *map(str, range(50)))
+    send(outbox, "other", topic="mail")
+    extracted(outbox.engine, path, spark=spark, rows_per_task=20)
+    stray = path / "topic=orders" / "day=2026-01-01" / "00000002-0000-x.parquet"
+    stray.parent.mkdir()
+    shutil.copy(files_in(path)[0], stray)
+
+    frame = archived(spark, path)
+
+    assert sorted(row.id for row in frame.select("id").collect()) == ids_in(outbox.engine)
+    found = frame.toArrow().sort_by("id")
+    wanted = table_of(path).sort_by("id")
+    assert found.cast(pa.schema([field.with_nullable(True) for field in wanted.schema])).equals(wanted)
+    assert archived(spark, path, topics=["mail"]).count() == 1
+    assert archived(spark, path, days=("2000-01-01", "2000-12-31")).count() == 0
+
+
+def test_an_archive_without_messages_is_an_empty_frame(spark, outbox, path):
+    extracted(outbox.engine, path, spark=spark)
+
+    assert (archived(spark, path).count(), archived(spark, path).columns) == (0, list(columns_of(MESSAGES)))
+
+
+def test_an_executors_error_is_told_as_it_is(spark, outbox, path, monkeypatch):
+    """Not as Spark wraps it."""
+    send(outbox, "1")
+    extracted(outbox.engine, path, spark=spark)
+    send(outbox, "2")
+
+    def purged(spark, work):
+        purge_all(outbox)
+        return run_here(spark, work)
+
+    monkeypatch.setattr("outbox.spark.job.run", purged)
+    with pytest.raises(PurgedError, match=r"^rows of this read were purged while it went on"):
+        extracted(outbox.engine, path, spark=spark)
+
+    assert len(files_in(path)) == 1
+
+
+def test_a_file_that_cannot_be_written_ends_it(spark, outbox, path):
+    send(outbox, "1")
+    path.mkdir()
+    (path / "topic=orders").write_text("in the way")
+
+    with pytest.raises(ArchiveError, match=r"could not write the window: NotADirectoryError.*none of it counts"):
+        extracted(outbox.engine, path, spark=spark)
+
+    assert Archive(path).last() is None

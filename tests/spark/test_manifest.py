@@ -1,0 +1,281 @@
+"""Manifests say what an archive consists of, whatever was killed while it was written."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from outbox.errors import ArchiveError
+from outbox.position import EARLIEST, Position
+from outbox.spark.manifest import FOLDER, Archive, ArchivedFile, Manifest, partition_of
+
+DATABASE: dict[str, str | int | None] = {"dialect": "postgresql", "system": "42", "timeline": 1}
+
+
+def manifest(window, files=(), **changes) -> Manifest:
+    """The manifest of a window that begins where the one before it ends."""
+    made = Manifest(
+        window=window,
+        database=DATABASE,
+        since=Position((window - 1) * 10),
+        until=Position(window * 10),
+        written_at=datetime(2026, 1, 31, 12, tzinfo=UTC),
+        files=tuple(files),
+    )
+    return replace(made, **changes)
+
+
+def written(archive, name="1.parquet", content=b"rows", topic="orders", rows=4) -> ArchivedFile:
+    """A file of an archive, as an executor would write it."""
+    path = archive.path / partition_of(topic, "2026-01-31") / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return ArchivedFile(
+        path=str(path.relative_to(archive.path)),
+        topic=topic,
+        day="2026-01-31",
+        rows=rows,
+        bytes=len(content),
+        sha256="0" * 64,
+        first_id=1,
+        last_id=rows,
+        checksum=7,
+    )
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Archive:
+    return Archive(tmp_path / "archive")
+
+
+def test_a_manifest_is_read_as_it_was_written(archive):
+    wanted = manifest(
+        1, [written(archive)], topics=("orders",), halves=True, gap=Position(9, (3,)), until=Position(12, (7, 9))
+    )
+
+    archive.commit(wanted)
+
+    assert (archive.last(), archive.manifests(), archive.counted()) == (wanted, [wanted], list(wanted.files))
+    assert [path.name for path in (archive.path / FOLDER).iterdir()] == ["00000001.json"]
+
+
+def test_a_manifest_is_the_json_that_others_read(archive):
+    archive.commit(manifest(1, [written(archive)]))
+
+    stored = json.loads((archive.path / FOLDER / "00000001.json").read_text())
+
+    assert stored == {
+        "version": 1,
+        "window": 1,
+        "database": DATABASE,
+        "since": "0:0:",
+        "until": "10:10:",
+        "topics": None,
+        "halves": False,
+        "gap": None,
+        "rows": 4,
+        "written_at": "2026-01-31T12:00:00+00:00",
+        "files": [
+            {
+                "path": "topic=orders/day=2026-01-31/1.parquet",
+                "topic": "orders",
+                "day": "2026-01-31",
+                "rows": 4,
+                "bytes": 4,
+                "sha256": "0" * 64,
+                "first_id": 1,
+                "last_id": 4,
+                "checksum": 7,
+            }
+        ],
+    }
+
+
+def test_an_archive_that_is_not_there_yet_has_no_manifest(archive):
+    assert (archive.last(), archive.manifests(), archive.path.exists()) == (None, [], False)
+
+
+def test_a_window_is_committed_once(archive):
+    first = manifest(1, [written(archive)])
+    archive.commit(first)
+
+    with pytest.raises(ArchiveError, match=r"00000001\.json is there already: another extract .* let only one"):
+        archive.commit(manifest(1, [written(archive, "other.parquet")]))
+
+    assert archive.manifests() == [first]
+    assert len(list((archive.path / FOLDER).iterdir())) == 1
+
+
+def test_a_file_that_is_not_where_the_driver_looks_does_not_count(archive):
+    """An executor with a disk of its own writes to nowhere."""
+    lost = written(archive)
+    (archive.path / lost.path).unlink()
+
+    with pytest.raises(ArchiveError, match=r"1\.parquet, which an executor has written, is not there .* share"):
+        archive.commit(manifest(1, [lost]))
+
+    assert archive.last() is None
+
+
+def test_a_file_of_another_size_does_not_count(archive):
+    with pytest.raises(ArchiveError, match="has 4 bytes, but 5 were written"):
+        archive.commit(manifest(1, [replace(written(archive), bytes=5)]))
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "told"),
+    [
+        (1, "{", "is not a manifest"),
+        (1, "[]", "is not a manifest"),
+        (1, json.dumps({"version": 2}), "is of version 2, not 1; install a newer outbox-log"),
+        (1, manifest(2).to_json(), "is the manifest of window 2; its name was changed"),
+        (1, manifest(1).to_json().replace('"rows": 0', '"rows": 3'), "its files have 0 rows, not 3"),
+        (1, manifest(1).to_json().replace('"10:10:"', '"10"'), "not a position"),
+        (2, manifest(2).to_json(), r"00000001\.json is missing, although a later window is there"),
+    ],
+)
+def test_a_manifest_that_cannot_be_right_is_refused(archive, number, text, told):
+    folder = archive.path / FOLDER
+    folder.mkdir(parents=True)
+    (folder / f"{number:08}.json").write_text(text)
+
+    with pytest.raises(ArchiveError, match=told):
+        archive.last()
+
+
+def test_manifests_of_two_archives_are_refused(archive):
+    archive.commit(manifest(1))
+    archive.commit(manifest(2, since=Position(11)))
+
+    with pytest.raises(ArchiveError, match="begins at 11:11:, but the one before it ends at 10:10:"):
+        archive.manifests()
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/archive", "hdfs://host/archive"])
+def test_a_path_that_only_spark_could_open_is_refused(path):
+    with pytest.raises(ArchiveError, match="a folder that the driver and all executors see"):
+        Archive(path)
+
+
+def test_a_file_url_is_a_path(tmp_path):
+    assert Archive(f"file://{tmp_path}/a%20b").path == tmp_path / "a b"
+
+
+@pytest.mark.parametrize("topic", ["orders", "a.b-c_d|e%f", "..", "a/b", "ü", "%" * 249, "x" * 3000])
+def test_every_topic_has_a_folder_of_its_own(tmp_path, topic):
+    """Also one that no writer of ours would let through."""
+    folder = tmp_path / partition_of(topic, "2026-01-31")
+
+    folder.mkdir(parents=True)
+
+    assert [each.name for each in tmp_path.glob("topic=*/day=*")] == ["day=2026-01-31"]
+    assert partition_of(topic, "2026-01-31") != partition_of(topic + "x", "2026-01-31")
+
+
+def test_cleaning_takes_what_no_manifest_counts_and_is_old_enough(archive):
+    counted, stray, young = (written(archive, f"{name}.parquet") for name in ("counted", "stray", "young"))
+    archive.commit(manifest(1, [counted]))
+    torn = archive.path / FOLDER / "00000002-x.tmp"
+    torn.write_bytes(b"{")
+    long_ago = time.time() - 3600
+    for path in (archive.path / counted.path, archive.path / stray.path, torn):
+        os.utime(path, (long_ago, long_ago))
+
+    cleaned = archive.clean(timedelta(minutes=30))
+
+    assert cleaned == (2, 5)
+    left = sorted(path.name for path in archive.path.rglob("*") if path.is_file())
+    assert left == ["00000001.json", "counted.parquet", "young.parquet"]
+    assert (archive.path / young.path).exists()
+
+
+COMMITTER = """
+import os, signal, sys
+from datetime import UTC, datetime
+from outbox.position import Position
+from outbox.spark.manifest import Archive, Manifest
+from outbox.errors import ArchiveError
+
+path, name, until, fault = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+archive = Archive(path)
+link = os.link
+if fault == "before the link":
+    os.link = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+if fault == "after the link":
+    os.link = lambda *args: (link(*args), os.kill(os.getpid(), signal.SIGKILL))
+print("ready", flush=True)
+while True:
+    last = archive.last()
+    window = 1 if last is None else last.window + 1
+    if window > until:
+        break
+    database = {"by": name, "padding": "x" * 50_000}
+    try:
+        archive.commit(Manifest(
+            window=window, database=database, since=Position(window - 1), until=Position(window), files=(),
+            written_at=datetime.now(UTC),
+        ))
+        print(window, flush=True)
+    except ArchiveError:
+        pass
+"""
+
+
+def committer(archive: Archive, name: str, until: int, fault: str = "") -> subprocess.Popen[str]:
+    """A process that commits windows until there are so many."""
+    command = [sys.executable, "-c", COMMITTER, str(archive.path), name, str(until), fault]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def ended(process: subprocess.Popen[str]) -> list[int]:
+    """The windows that a process says it has committed."""
+    out, _ = process.communicate(timeout=60)
+    return [int(line) for line in out.split() if line.isdigit()]
+
+
+@pytest.mark.parametrize(("fault", "committed"), [("before the link", 0), ("after the link", 1)])
+def test_a_process_killed_at_the_commit_has_committed_all_of_it_or_nothing(archive, fault, committed):
+    killed = committer(archive, "killed", 3, fault)
+    ended(killed)
+
+    assert (killed.returncode, len(archive.manifests())) == (-signal.SIGKILL, committed)
+    assert ended(committer(archive, "next", 3)) == list(range(committed + 1, 4))
+    assert [each.database["by"] for each in archive.manifests()] == [
+        *["killed"] * committed,
+        *["next"] * (3 - committed),
+    ]
+
+
+def test_processes_killed_at_any_moment_leave_whole_manifests(archive, full):
+    said: list[int] = []
+    for seed in range(40 if full else 8):
+        process = committer(archive, str(seed), 1_000_000)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        time.sleep(random.Random(seed).uniform(0, 0.2))
+        process.kill()
+        said += ended(process)
+
+    windows = [each.window for each in archive.manifests()]
+    assert windows == list(range(1, len(windows) + 1))
+    assert set(said) <= set(windows)
+    assert archive.manifests()[0].since == EARLIEST
+
+
+def test_two_processes_that_commit_at_once_commit_every_window_once(archive):
+    processes = [committer(archive, name, 60) for name in ("one", "two")]
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(ended, processes)
+
+    assert sorted(one + two) == list(range(1, 61))
+    by = [each.database["by"] for each in archive.manifests()]
+    assert by == ["one" if window in one else "two" for window in range(1, 61)]
