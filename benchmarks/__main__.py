@@ -19,6 +19,7 @@ from benchmarks.imports import importing
 from benchmarks.latency import direct_latency, latency, latency_random
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.site import Site
+from benchmarks.spark import spark_extract, spark_noop_vs_jdbc
 from benchmarks.write import write
 from outbox.testing.servers import PostgresServer
 
@@ -44,6 +45,8 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("half_vs_send",): half_vs_send,
     ("half_pending_relay",): half_pending_relay,
     ("check_pass",): check_pass,
+    ("spark_noop_vs_jdbc",): spark_noop_vs_jdbc,
+    ("spark_extract_vs_jdbc", "spark_extract_vs_arrow", "spark_worker_memory"): spark_extract,
 }
 NAMES = tuple(name for names in BENCHMARKS for name in names)
 

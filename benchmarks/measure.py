@@ -87,6 +87,7 @@ class Scale:
     few_halves: int = 1_000
     half_drained: int = 40_000
     half_turns: int = 5
+    extracted: int = 2_000_000
 
 
 FULL = Scale()
@@ -114,6 +115,7 @@ QUICK = Scale(
     few_halves=100,
     half_drained=2_000,
     half_turns=1,
+    extracted=5_000,
 )
 
 

@@ -33,6 +33,10 @@ GOALS = {
     "half_vs_send": ">= 0.40",
     "half_pending_relay": ">= 0.95",
     "check_pass": "<= 1.50",
+    "spark_noop_vs_jdbc": ">= 1.40",
+    "spark_extract_vs_jdbc": ">= 1.40",
+    "spark_extract_vs_arrow": ">= 0.50",
+    "spark_worker_memory": "<= 1.00",
 }
 
 
