@@ -102,8 +102,12 @@ class MQClientError(OutboxError):
 class VerdictStandsError(OutboxError):
     """The opposite verdict on a transaction stands already, for ever."""
 
-    def __init__(self, transaction_id: str, verdict: str, asked: str) -> None:
+    def __init__(self, transaction_id: str, verdict: str, asked: str, by: str | None = None) -> None:
+        """`by`: who decided before, as it is stored."""
         done = {"commit": "was committed", "rollback": "was rolled back"}[verdict]
-        super().__init__(f"transaction {transaction_id} {done} before, and that stands; this {asked} changes nothing")
+        whom = "" if by is None else f" by {by}"
+        super().__init__(
+            f"transaction {transaction_id} {done} before{whom}, and that stands; this {asked} changes nothing"
+        )
         self.transaction_id = transaction_id
         self.verdict = verdict

@@ -165,8 +165,8 @@ class Transactions:
         others = [home.name for home in self._homes if home is not None and home.differs(location)]
         if len(others) == len(self._homes):
             raise DatabaseError(
-                f"this connection is to the database {location.name}, and the outbox is on {others[-1]}, whose relays"
-                " would never find the message; use an Outbox on the database that the transaction writes to"
+                f"this connection is to the database {location.name}, and {self._database.whose} is on {others[-1]},"
+                f" {self._database.whose_fate}"
             )
 
     def _prepare(self, engine: Engine) -> None:

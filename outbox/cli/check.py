@@ -66,8 +66,7 @@ def check(
 
     Without --listener only transactions that were begun with verdict="join" or "commit" are decided, and with
     --business those with "record": their databases know what became of them. All others wait, with nothing counted
-    against them, until this process is stopped and one that has a listener checks back: leave --listener out only where
-    the group has no others.
+    against them, for a process that has a listener: this one lets such a one go first.
     """
     for name in ("check_interval", "check_timeout", "age_limit"):
         if policy[name] <= timedelta(0):
@@ -102,6 +101,8 @@ def _service(
         business = None if business_url is None else open.enter_context(business_of(business_url))
         database = open.enter_context(reached(target))
         open.enter_context(database.explained())
+        if business is not None:
+            business.require_other_than(database)
         with asked(database) as (found, _channel):
             outbox = Outbox(found.engine, schema=found.schema, slots=found.slots)
         open.callback(outbox.close)
@@ -203,6 +204,7 @@ def _asked(listener: str | None, business: str | None) -> str:
 
 def _left(target: Target, group: str) -> str:
     """What is left, so that nobody takes the end of a run for the end of the work."""
+    from outbox.rocketmq.checker import NO_BUSINESS, NO_LISTENER
     from outbox.store.pending import HalfTransactions
 
     most = 1_000
@@ -210,4 +212,9 @@ def _left(target: Target, group: str) -> str:
         found = HalfTransactions(database).pending(channel, group=group, limit=most)
     given_up = sum(each.given_up for each in found)
     shown = f"{most} or more" if len(found) == most else str(len(found))
-    return f"done; {shown} transactions are pending{f', {given_up} of them given up' if given_up else ''}"
+    number = "1 transaction is" if len(found) == 1 else f"{shown} transactions are"
+    left = [f", {given_up} of them given up" if given_up else ""]
+    for answer, lack in ((NO_LISTENER, "--listener"), (NO_BUSINESS, "--business")):
+        waiting = sum(each.last_answer == answer and not each.given_up for each in found)
+        left.append(f", {waiting} of them for want of {lack}" if waiting else "")
+    return f"done; {number} pending{''.join(left)}"

@@ -49,15 +49,25 @@ def _require_no_slots(slots: int | None) -> None:
 
 
 def _upgrade_record(target: Target) -> None:
+    from sqlalchemy import inspect
+
     from outbox import migrate
     from outbox.cli.connection import engine_of
+    from outbox.store.place import place_of
 
     engine = engine_of(target, create=True)
     try:
+        has_outbox = inspect(engine).has_table("outbox_message", schema=target.schema)
         is_new = migrate.upgrade_record(engine, target.schema)
     finally:
         engine.dispose()
-    say("made the table outbox_record" if is_new else "the table outbox_record is there already")
+    where = place_of(engine.url, target.schema)
+    say(f"{where}: {'made the table outbox_record' if is_new else 'the table outbox_record is there already'}")
+    if has_outbox:
+        say(
+            "warning: this database has an outbox; records belong into the business database of a producer whose outbox"
+            " is elsewhere"
+        )
 
 
 def _upgrade(target: Target, slots: int | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from outbox.message import Message
     from outbox.store.database import Database
     from outbox.store.dialect import Channel
+    from outbox.store.half import Way
     from outbox.store.idempotency.op import Op
     from outbox.store.pending import Decided, HalfTransaction
 
@@ -163,11 +164,14 @@ def _end(target: Target, id: str, op: Op, by: str | None, business: str | None, 
     from outbox.cli.failures import is_locked
     from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker
+    from outbox.store.half import half_of
+    from outbox.store.pending import HalfTransactions
 
     with target.opened() as (database, channel):
         pending, stands = _found(database, channel, id)
         if pending is not None and stands is None and pending.verdict == "record" and not unchecked:
-            _require_record(id, op, business)
+            rows = HalfTransactions(database).messages(channel, id)
+            _require_record(database, id, op, business, half_of(rows[0]).recorded_in)
         outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
         broker = Broker(outbox, connections=1, reject_transactions=False)
         try:
@@ -184,11 +188,12 @@ def _end(target: Target, id: str, op: Op, by: str | None, business: str | None, 
             channel.notify()
         transaction, decided = _found(database, channel, id)
     number = 0 if transaction is None else transaction.messages
-    done = {"commit": f"committed; its {number} messages go out", "rollback": f"rolled back; {number} messages dropped"}
+    messages = f"{number} message{'' if number == 1 else 's'}"
+    done = {"commit": f"committed; {messages} to be delivered", "rollback": f"rolled back; {messages} dropped"}
     say(f"transaction {id}: {done[op]}" if is_new else f"transaction {id} {_was(decided)}; nothing changed")
 
 
-def _require_record(id: str, op: Op, business: str | None) -> None:
+def _require_record(database: Database, id: str, op: Op, business: str | None, recorded_in: str | None) -> None:
     """Have the business database agree with a verdict; it forbids the commit of one that is rolled back."""
     from outbox.cli.connection import business_of
     from outbox.cli.failures import is_locked
@@ -199,8 +204,9 @@ def _require_record(id: str, op: Op, business: str | None) -> None:
             " is recorded there first); or, if it is gone for good, decide with --unchecked"
         )
     with business_of(business) as records:
+        records.require_other_than(database)
         try:
-            records.require(id, op)
+            records.require(id, op, recorded_in)
         except Exception as error:
             if not is_locked(error):
                 raise
@@ -230,7 +236,7 @@ def _resumed(database: Database, channel: Channel, transaction: HalfTransaction)
         return f"transaction {transaction.transaction_id}: worker {error.holder.owner} will ask about it again"
     return (
         f"transaction {transaction.transaction_id} will be asked about again when somebody checks back on group"
-        f" {transaction.group}: {_checks_back(transaction.group)}"
+        f" {transaction.group}: {_checks_back(database, transaction.group, [transaction.verdict])}"
     )
 
 
@@ -250,12 +256,19 @@ def _unchecked(database: Database, channel: Channel, transactions: Sequence[Half
                 f" {group} any more; decide them by outbox half commit or rollback"
             )
         elif holder is None or not holder.live:
-            warnings.append(f"nobody checks back on group {group}: {_checks_back(group)}")
+            ways = {each.verdict for each in transactions if each.group == group}
+            warnings.append(f"nobody checks back on group {group}: {_checks_back(database, group, ways)}")
     return warnings
 
 
-def _checks_back(group: str) -> str:
-    return f"start a producer of it, or run: outbox check --group {group}"
+def _checks_back(database: Database, group: str, ways: Iterable[Way]) -> str:
+    """Say who could ask about transactions of a group that have these ways to a verdict."""
+    options = [f" --schema {database.schema}" if database.schema else "", f" --group {group}"]
+    options += [
+        " --listener MODULE:OBJECT" if "listener" in ways else "",
+        " --business URL" if "record" in ways else "",
+    ]
+    return f"start a producer of it, or run: outbox check{''.join(options)}"
 
 
 def _show(found: Sequence[HalfTransaction], what: str) -> None:

@@ -150,7 +150,7 @@ def _of_nobody(standing: Standing, all: Sequence[Standing]) -> list[str]:
     since = "" if standing.idle is None else f", for {age(standing.idle)}"
     if standing.subscription.kind == "check":
         (group,) = standing.subscription.tags or (name,)
-        advice = f"start a producer of it, or run: outbox check --group {group}"
+        advice = f"start a producer of it, or run outbox check; for its options: outbox half list --group {group}"
         return [f"nobody checks back on group {group}{since}, and messages after its position are not purged; {advice}"]
     return [f"nobody runs {name}{since}; messages after its position are not purged"]
 

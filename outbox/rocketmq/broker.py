@@ -18,8 +18,9 @@ from outbox.store.dialect import Channel
 from outbox.store.half import Half, Halves
 from outbox.store.idempotency.op import Decision, Op, Ops
 from outbox.store.log import Log
+from outbox.store.pending import HalfTransactions
 from outbox.store.steps import Steps, run
-from outbox.store.subscription import Declaration, Subscriptions, check_of
+from outbox.store.subscription import Declaration, Start, Subscriptions, check_of
 
 R = TypeVar("R")
 
@@ -59,7 +60,10 @@ class Broker:
             identity.establish(self.database, channel)
             identity.verify(self.database, channel)
             try:
-                Subscriptions(self.database).declare(channel, declaration_of(group, immunity), "latest")
+                # What was pending when a person dropped the subscription is found again.
+                left = HalfTransactions(self.database).pending(channel, group=group, limit=1)
+                start: Start = "earliest" if left else "latest"
+                Subscriptions(self.database).declare(channel, declaration_of(group, immunity), start)
             except SubscriptionError as error:
                 raise SubscriptionError(
                     f"the producer's transaction_timeout is longer than its group's: {error}"
@@ -193,4 +197,4 @@ def require(decision: Decision, transaction: str, op: Op, group: str | None = No
     if decision.op is None:
         raise MQClientError("Find prepared transaction message failed", SYSTEM_ERROR)
     if decision.op != op:
-        raise VerdictStandsError(transaction, decision.op, op)
+        raise VerdictStandsError(transaction, decision.op, op, decision.by)

@@ -7,9 +7,10 @@ from contextlib import contextmanager, suppress
 
 from sqlalchemy import Connection, Engine
 
-from outbox.errors import MQClientError, NoTransactionError, VerdictStandsError
+from outbox.errors import DatabaseError, MQClientError, NoTransactionError, VerdictStandsError
 from outbox.handles import Link
 from outbox.rocketmq.connections import Connections, on_channel
+from outbox.store.database import Database
 from outbox.store.idempotency.op import Op, Ops
 from outbox.store.idempotency.record import RecordDatabase, Records
 from outbox.store.steps import on, run
@@ -29,6 +30,30 @@ class Business:
         self._records = Records(self._database)
         self._connections = Connections(self._database.open, connections)
         self.transactions = Transactions(self._database)
+        self._identity: str | None = None
+        self._is_known = False
+
+    @property
+    def identity(self) -> str | None:
+        """What its half messages carry, so that records are never looked for elsewhere; None: it has none."""
+        if not self._is_known:
+            with self._connections.one() as channel:
+                self._identity, self._is_known = self._database.identity(channel), True
+        return self._identity
+
+    def require_other_than(self, outbox: Database) -> None:
+        """Refuse the outbox's own database, where no business has left a record.
+
+        Raises:
+            DatabaseError: it is that one.
+        """
+        here = self._database.dialect.location(self._database.engine)
+        is_same_kind = outbox.dialect.name == self._database.dialect.name
+        if here is not None and is_same_kind and here == outbox.dialect.location(outbox.engine):
+            raise DatabaseError(
+                f"the business database is the outbox's own ({here.name}): there a business transaction decides by"
+                ' verdict="join" or "commit", without a record'
+            )
 
     def join(self, link: Link, transaction: str) -> None:
         """Write the record as part of a business transaction.
@@ -53,13 +78,22 @@ class Business:
         with self._connections.one() as channel, self._database.explained():
             return self._records.fence(channel, transaction, patience=patience)
 
-    def require(self, transaction: str, op: Op) -> None:
+    def why_not(self, recorded_in: str | None) -> str | None:
+        """Say why records of a transaction cannot be here: its half message names another database; None: they may."""
+        if recorded_in is None or recorded_in == self.identity:
+            return None
+        return f"its record is in another business database ({recorded_in}) than this one ({self.identity})"
+
+    def require(self, transaction: str, op: Op, recorded_in: str | None) -> None:
         """Make sure that the records agree with a verdict; a rollback is recorded, if nothing is yet.
 
         Raises:
             VerdictStandsError: the opposite is recorded.
-            MQClientError: there is no record of the commit.
+            MQClientError: there is no record of the commit, or records of this transaction are in another database.
         """
+        why_not = self.why_not(recorded_in)
+        if why_not is not None:
+            raise MQClientError(f"transaction {transaction}: {why_not}")
         stands = (
             self.standing(transaction)
             if op == "commit"

@@ -28,6 +28,9 @@ logger = logging.getLogger("outbox")
 #: The shortest wait for the end of an immunity: an age that equals it is immune still.
 _TICK = timedelta(milliseconds=1)
 _AGAIN = timedelta(seconds=1)
+#: Why nothing can be found out here.
+NO_LISTENER = "no listener here"
+NO_BUSINESS = "the business database is not known here: business=… (or --business) is missing"
 #: Questions are spread over so much more than the interval.
 _JITTER = 0.1
 
@@ -61,8 +64,11 @@ class Checker:
         business: Business | None = None,
         *,
         spread: Callable[[], float] = random.random,
+        at_a_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        """`spread`: numbers from 0 to 1 by which questions are spread."""
+        """`spread`: numbers from 0 to 1 by which questions are spread. `at_a_loss`: called when there is a transaction
+        that only another process can find out about.
+        """
         self._broker = broker
         self._by = f"check {group}"
         self._policy = policy
@@ -73,6 +79,7 @@ class Checker:
             else Questions(question, seconds=policy.question.total_seconds(), threads=policy.threads)
         )
         self._spread = spread
+        self._at_a_loss = at_a_loss
         self._channel: Channel | None = None
 
     def check(self, rows: Sequence[Message]) -> list[Verdict]:
@@ -138,8 +145,13 @@ class Checker:
 
     def _by_record(self, channel: Channel, half: Half) -> Verdict:
         if self._business is None:
-            return self._later("the business database is not known here: business=… is missing")
+            self._at_a_loss()
+            return self._later(NO_BUSINESS)
         try:
+            why_not = self._business.why_not(half.recorded_in)
+            if why_not is not None:
+                logger.warning("transaction %s: %s", half.transaction, why_not)
+                return self._later(why_not)
             stands = self._business.fence(half.transaction)
         except Exception as error:
             return self._later(f"the business database does not say: {told(error)}")
@@ -150,8 +162,11 @@ class Checker:
     def _asked(self, channel: Channel, rows: list[Message]) -> dict[str, Verdict]:
         """Ask the listener about transactions, many at a time."""
         verdicts: dict[str, Verdict] = {}
+        if not rows:
+            return verdicts
         if self._questions is None:
-            return {row.key or "": self._later("no listener here") for row in rows}
+            self._at_a_loss()
+            return {row.key or "": self._later(NO_LISTENER) for row in rows}
         for row, answer in self._questions.ask(rows):
             transaction = row.key or ""
             if answer is None:

@@ -79,6 +79,10 @@ class TransactionMQProducer:
         reject_transactions: bool = False,
     ) -> None:
         self.group = checked_group(group)
+        _check_kinds(outbox, business)
+        _check_times(transaction_timeout, check_interval, age_limit, check_timeout, fence_after)
+        if check_max < 1:
+            raise ValueError(f"check_max must be at least 1, not {check_max}")
         self._outbox = outbox
         self._listener = listener
         self._question = question_of(listener)
@@ -121,18 +125,21 @@ class TransactionMQProducer:
             raise
         except Exception as error:
             raise MQClientError(f"send message Exception: {told(error)}") from error
-        state, raised = LocalTransactionState.UNKNOW, None
+        state, raised, odd = LocalTransactionState.UNKNOW, None, None
         try:
             answer = execute(_in_transaction(message, transaction.id), arg)
             op = op_of(answer)
             state = LocalTransactionState.UNKNOW if op is None else LocalTransactionState(op)
+            odd = _why_no_state(answer)
+            if odd is not None:
+                logger.warning("the local transaction of %s: %s", transaction.id, odd)
         except Exception as error:
             raised = error
             logger.warning("the local transaction of %s raised %s", transaction.id, type(error).__name__)
         state, unrecorded = self._recorded(transaction, state)
         if raised is not None and not swallow:
             raise raised
-        return _sent(transaction, message, place, queue, state, raised or unrecorded)
+        return _sent(transaction, message, place, queue, state, raised or unrecorded or odd)
 
     def _recorded(
         self, transaction: Transaction, state: LocalTransactionState
@@ -159,12 +166,12 @@ class TransactionMQProducer:
             verdict: who says what became of it when nobody ended it. "listener": the listener or checker is asked.
                 "join": a business transaction in the outbox's own database, which the transaction joins first of all.
                 "commit": one that commits it last of all. "record": one in the `business` database. None: "listener",
-                if the producer has one, else "commit".
+                if the producer has one, else "record", if it has a `business`, else "commit".
 
         Raises:
             MQClientError: nobody could be asked.
         """
-        way = verdict or ("commit" if self._question is None else "listener")
+        way = verdict or self._usual_way
         if way not in _WAYS:
             raise ValueError(f"verdict is one of {', '.join(_WAYS)}, not {verdict!r}")
         if way == "listener" and self._question is None:
@@ -172,6 +179,12 @@ class TransactionMQProducer:
         if way == "record" and self._business is None:
             raise MQClientError('verdict="record" needs the engine of the business database: business=…')
         return self._begin(way)
+
+    @property
+    def _usual_way(self) -> Way:
+        if self._question is not None:
+            return "listener"
+        return "commit" if self._business is None else "record"
 
     def send(self, message: Message, transaction: Transaction) -> TransactionSendResult:
         """Store a half message in a transaction, as RocketMQ's 5.x clients write it."""
@@ -192,6 +205,8 @@ class TransactionMQProducer:
         """
         if not transaction_id:
             raise MQClientError("transaction id cannot be empty")
+        if not isinstance(transaction_id, str):
+            raise TypeError(f"a transaction id is a str, not {type(transaction_id).__name__}")
         if not isinstance(state, LocalTransactionState | TransactionResolution):
             raise TypeError(f"a transaction ends with a state or a resolution, not with {type(state).__name__}")
         op = op_of(state)
@@ -200,7 +215,15 @@ class TransactionMQProducer:
             return TransactionResolution.UNKNOWN if decision.op is None else TransactionResolution(decision.op)
         # Of another group's, or of one that has its verdict, the broker says so.
         way = decision.way if decision.op is None and decision.group == self.group else None
-        end_by_word(self._broker, self._business, transaction_id, op, group=self.group, way=way)
+        end_by_word(
+            self._broker,
+            self._business,
+            transaction_id,
+            op,
+            group=self.group,
+            way=way,
+            recorded_in=decision.recorded_in,
+        )
         return TransactionResolution(op)
 
     # Checking back
@@ -249,6 +272,25 @@ class TransactionMQProducer:
         )
 
 
+def _check_kinds(outbox: object, business: object) -> None:
+    if not isinstance(outbox, Outbox):
+        raise TypeError(f"outbox is an Outbox, not {type(outbox).__name__}: pass Outbox(engine)")
+    if business is not None and not isinstance(business, Engine):
+        raise TypeError(f"business is the engine of the business database, not {type(business).__name__}")
+
+
+def _check_times(timeout: object, interval: object, age: object, question: object, fence: object) -> None:
+    times = {
+        "transaction_timeout": timeout, "check_interval": interval, "age_limit": age, "check_timeout": question,
+        "fence_after": fence,
+    }  # fmt: skip
+    for name, time in times.items():
+        if not isinstance(time, timedelta):
+            raise TypeError(f"{name} is a timedelta, not {type(time).__name__}: timedelta(seconds=…)")
+        if time < timedelta(0) or (time == timedelta(0) and name in ("check_interval", "check_timeout", "age_limit")):
+            raise ValueError(f"{name} must be greater than 0, not {time}")
+
+
 def _sent(
     transaction: Transaction,
     message: Message,
@@ -266,6 +308,16 @@ def _sent(
         transaction_id=transaction.id,
         local_transaction_state=state,
         error=error,
+    )
+
+
+def _why_no_state(answer: object) -> TypeError | None:
+    """Return the error of a local transaction that returned no state: most often it forgot to."""
+    if isinstance(answer, LocalTransactionState | TransactionResolution):
+        return None
+    return TypeError(
+        f"it returned {type(answer).__name__} instead of a LocalTransactionState, which counts as UNKNOW: check-back"
+        " will ask"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 
 from outbox.rocketmq.broker import Broker, declaration_of
@@ -14,6 +15,10 @@ from outbox.verdict import RetryPolicy
 from outbox.worker import Settings, Worker
 from outbox.worker.handover import HandlerPolicy
 
+logger = logging.getLogger("outbox")
+
+#: Longer than a worker that stands by needs to take a lease that was given back.
+_ASIDE_SECONDS = 2.0
 #: So many half messages are looked at together.
 _ROWS = 200
 #: A look takes what two rounds of questions may take, and some time for the database.
@@ -32,7 +37,7 @@ class CheckService:
         business: Business | None = None,
         settings: Settings | None = None,
     ) -> None:
-        self._checker = Checker(broker, group, policy, question, business)
+        self._checker = Checker(broker, group, policy, question, business, at_a_loss=self._step_aside)
         self._worker = Worker(
             broker.database,
             declaration_of(group, policy.transaction_timeout),
@@ -41,16 +46,48 @@ class CheckService:
             policy=HandlerPolicy(retry=RetryPolicy(attempts=policy.most), deadline=policy.question * _ROUNDS),
             settings=settings or Settings(limits=Limits(rows=_ROWS)),
         )
+        self._group = group
         self._name = f"outbox-check-{group}"
+        self._stopped = False
+        #: Whether it goes on until it is stopped, and whether it lets others have their turn first.
+        self._endless = self._aside = False
+        #: That it lacks something is news once.
+        self._log_level = logging.WARNING
         self._supervision: Supervision | None = None
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
         """Check until stopped."""
+        self._endless, go_on = True, True
         try:
-            self._worker.run(gives_up=False)
+            while go_on:
+                self._worker.run(gives_up=False)
+                go_on = self._aside and self._rest_aside()
         finally:
+            self._endless = False
             self._checker.close()
+
+    def _step_aside(self) -> None:
+        """Give the lease back for a while: another process of the group may have the listener, or the business
+        database, that this one lacks.
+        """
+        if self._endless and not self._aside:
+            level, self._log_level = self._log_level, logging.DEBUG
+            logger.log(
+                level,
+                "check:%s: transactions wait for a listener or a business database that this process does not have;"
+                " others are let go first for %g s",
+                self._group,
+                _ASIDE_SECONDS,
+            )
+            self._aside = True
+            self._worker.stop()
+
+    def _rest_aside(self) -> bool:
+        """Wait until others had their turn; False when a stop is asked."""
+        self._aside = False
+        self._worker.go_on()
+        return not self._stopped and self._worker.rest(_ASIDE_SECONDS)
 
     def once(self) -> None:
         """Check what is due."""
@@ -63,6 +100,7 @@ class CheckService:
         """Run in a thread of this process, until `stop`; what keeps it from working is logged, and tried again."""
         if self._thread is not None and self._thread.is_alive():
             return
+        self._stopped = False
         self._worker.go_on()
         self._supervision = Supervision(self.run, name="the check")
         self._thread = threading.Thread(target=self._supervision.run, name=self._name, daemon=True)
@@ -70,6 +108,7 @@ class CheckService:
 
     def stop(self, timeout: float | None = None) -> None:
         """Finish what is under way."""
+        self._stopped = True
         if self._supervision is not None:
             self._supervision.stop()
         self._worker.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, Unpack
@@ -14,6 +15,7 @@ from sqlalchemy import Connection
 
 from outbox.checks import checked_headers, stored_headers
 from outbox.errors import MQClientError, NoTransactionError, VerdictStandsError
+from outbox.handles import is_async
 from outbox.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced, uuid7
 from outbox.rocketmq.broker import Broker, require
 from outbox.rocketmq.business import before_commit, or_doomed
@@ -99,12 +101,10 @@ class Transaction:
                 " behind; send before commit(session)"
             )
         immunity = immunity_of(message)
-        half = Half(
-            transaction=self.id,
-            group=self._half.group,
-            way=self._half.way,
+        half = replace(
+            self._half,
             immunity=None if immunity is None else timedelta(seconds=immunity),
-            fence_after=self._half.fence_after,
+            recorded_in=self._recorded_in,
         )
         own = {**message.headers, TRANSACTION_ID: self.id}
         checked_headers(own)
@@ -148,7 +148,11 @@ class Transaction:
                 before_commit(transactions, link, lambda: self._restore_on(link))
                 self._decided = _Decided(transactions, link)
         else:
-            raise MQClientError(f'this transaction was begun with verdict="{self.verdict}"; begin it with "join"')
+            with_business = ' (or "record", for one of the business database)' if self._business is not None else ""
+            raise MQClientError(
+                f'this transaction was begun with verdict="{self.verdict}", so no business transaction joins it; begin'
+                f' it with verdict="join"{with_business}'
+            )
         self._joined = True
 
     def commit(self, handle: Handle | None = None) -> None:
@@ -167,7 +171,7 @@ class Transaction:
             self._commit_in(handle)
             self._joined = True
         else:
-            end_by_word(self._broker, self._business, self.id, "commit", group=self._half.group, way=self.verdict)
+            self._end("commit")
             self._ended = True
 
     def rollback(self) -> None:
@@ -180,7 +184,7 @@ class Transaction:
         self._require_sent()
         if self._decided is not None and self._decided.is_running():
             raise MQClientError(f"transaction {self.id} is decided by its business transaction: roll that one back")
-        end_by_word(self._broker, self._business, self.id, "rollback", group=self._half.group, way=self.verdict)
+        self._end("rollback")
         self._ended = True
 
     @property
@@ -215,6 +219,14 @@ class Transaction:
     def _by(self) -> str:
         return _by(self._half.group)
 
+    @property
+    def _recorded_in(self) -> str | None:
+        return self._business.identity if self.verdict == "record" and self._business is not None else None
+
+    def _end(self, op: Op) -> None:
+        way, recorded_in = self.verdict, self._recorded_in
+        end_by_word(self._broker, self._business, self.id, op, group=self._half.group, way=way, recorded_in=recorded_in)
+
     def _require_sent(self) -> None:
         if not self._sent:
             raise MQClientError("Transactional message has not been sent yet")
@@ -247,6 +259,11 @@ class Transaction:
         return running is not None and self._decided is not None and running is self._decided.transaction
 
     def _outermost(self, transactions: Transactions, handle: Handle, verb: str, *, flush: bool = False) -> Link:
+        if is_async(handle):
+            raise TypeError(
+                f"{verb} takes a Session or a Connection that blocks, not {type(handle).__name__}; with this one:"
+                f" await session.run_sync(transaction.{verb})"
+            )
         link = transactions.link_of(handle, verb, flush=flush)
         if isinstance(link, Connection):
             if link.in_nested_transaction():
@@ -309,7 +326,14 @@ class _Decided:
 
 
 def end_by_word(
-    broker: Broker, business: Business | None, transaction: str, op: Op, *, group: str, way: Way | None
+    broker: Broker,
+    business: Business | None,
+    transaction: str,
+    op: Op,
+    *,
+    group: str,
+    way: Way | None,
+    recorded_in: str | None,
 ) -> None:
     """End a transaction without being part of its business transaction, where it has one.
 
@@ -323,7 +347,7 @@ def end_by_word(
                 f"transaction {transaction} is decided by its record in the business database, whose engine this"
                 " producer does not have: business=…"
             )
-        business.require(transaction, op)
+        business.require(transaction, op, recorded_in)
     elif way in ("join", "commit") and op == "commit" and broker.standing(transaction).op is None:
         verb = "join(session) first" if way == "join" else "commit(session) last"
         raise MQClientError(

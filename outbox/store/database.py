@@ -27,6 +27,11 @@ class Database:
 
     #: What commands say that is missing, and how they are told to make or check it.
     _needed, _only = "the outbox tables are", ""
+    #: How errors name it, and what becomes of what is written elsewhere.
+    whose = "the outbox"
+    whose_fate = (
+        "whose relays would never find the message; use an Outbox on the database that the transaction writes to"
+    )
 
     def __init__(
         self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS, dialect: Dialect | None = None

@@ -31,6 +31,7 @@ _EXPIRES_AT = "outbox-expires-ms"
 #: What the restored message will have for headers, as it will be stored.
 _HEADERS = "outbox-headers"
 WAY, _FENCE_AFTER = "outbox-verdict", "outbox-fence-after-ms"
+RECORDED_IN = "outbox-recorded-in"
 
 #: Not after the verdict: nobody would restore it.
 _INSERT = f"""
@@ -63,7 +64,8 @@ class Half:
     """What a half message says of its transaction.
 
     `immunity`: it is not asked about before this time is over; None: the group's default. `fence_after`: when an absent
-    op means a rollback, for `way` "commit".
+    op means a rollback, for `way` "commit". `recorded_in`: the business database, for `way` "record"; None where it has
+    no identity, as files of SQLite have none.
     """
 
     transaction: str
@@ -71,6 +73,7 @@ class Half:
     way: Way
     immunity: timedelta | None = None
     fence_after: timedelta = timedelta(0)
+    recorded_in: str | None = None
 
     def headers_of(self, message: Message, slot: int, restored: str) -> str:
         """Return the headers of the half row for a message; `restored`: those of the message itself, as JSON."""
@@ -87,6 +90,8 @@ class Half:
         }
         if self.immunity is not None:
             headers[IMMUNITY] = str(self.immunity // timedelta(seconds=1))
+        if self.recorded_in is not None:
+            headers[RECORDED_IN] = self.recorded_in
         if message.tags is not None:
             headers[_TAGS] = message.tags
         if message.key is not None:
@@ -135,6 +140,7 @@ def half_of(row: Message) -> Half:
         way=way,
         immunity=None if immunity is None else timedelta(seconds=int(immunity)),
         fence_after=int(headers[_FENCE_AFTER]) * _MILLISECOND,
+        recorded_in=headers.get(RECORDED_IN),
     )
 
 

@@ -8,12 +8,13 @@ from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import URL, Engine, make_url, text
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, SchemaError, create_engine, migrate
 from outbox.rocketmq import TransactionMQProducer
 from outbox.store.lease import Leases, Partition
+from outbox.store.place import place_of
 from tests.command_line import outbox
 from tests.readers import delivered
 from tests.rocketmq.halves import ask, begun
@@ -134,7 +135,7 @@ def test_without_a_listener_only_the_database_decides(engine):
     assert (ended.code, ops(engine)) == (0, {joined.id: "rollback"})
     assert ended.err == (
         "check:shop: asks nobody but the outbox's own database, after 0 s\n"
-        "check:shop: done; 1 transactions are pending\n"
+        "check:shop: done; 1 transaction is pending, 1 of them for want of --listener\n"
     )
     (left,) = outbox(engine, "half", "list", "--json").json
     assert (left["transaction_id"], left["checks"], left["last_answer"]) == (asked.id, 0, "no listener here")
@@ -161,7 +162,7 @@ def test_what_was_given_up_is_told_at_the_end(engine, listeners):
 
     ended = outbox(engine, "check", "--listener", "shop_listeners:listener", "--once")
 
-    assert ended.err.endswith("check:shop: done; 1 transactions are pending, 1 of them given up\n")
+    assert ended.err.endswith("check:shop: done; 1 transaction is pending, 1 of them given up\n")
 
 
 @ONE_DATABASE
@@ -263,7 +264,7 @@ def test_a_business_database_without_records_is_told_with_what_makes_them(engine
     ended = outbox(engine, "check", "--once", "--business", f"sqlite:///{tmp_path / 'shop.db'}")
 
     assert (ended.code, ended.err) == (
-        1, "Error: --business: the table outbox_record is not there; run: outbox db upgrade --record-only\n",
+        1, f"Error: --business: the table outbox_record is not there; run: {makes(f'sqlite:///{tmp_path}/shop.db')}\n",
     )  # fmt: skip
 
 
@@ -329,6 +330,13 @@ def test_a_group_that_is_new_is_told(engine, listeners):
 # Records
 
 
+def makes(url):
+    """The command that makes the table: without the user, who may have a password."""
+    found = make_url(url)
+    plain = URL.create(found.get_backend_name(), host=found.host, port=found.port, database=found.database)
+    return f"outbox db upgrade --record-only --database {plain.render_as_string()}"
+
+
 @pytest.fixture(params=["postgresql", "sqlite"])
 def empty(request, tmp_path):
     """A business database without anything."""
@@ -343,9 +351,10 @@ def empty(request, tmp_path):
 def test_the_table_of_records_is_made_and_does_no_harm_again(empty):
     said = [outbox(empty, "db", "upgrade", "--record-only") for _ in range(2)]
 
+    place = place_of(make_url(empty))
     assert [(each.code, each.err) for each in said] == [
-        (0, "made the table outbox_record\n"),
-        (0, "the table outbox_record is there already\n"),
+        (0, f"{place}: made the table outbox_record\n"),
+        (0, f"{place}: the table outbox_record is there already\n"),
     ]
     checked = outbox(empty, "db", "check", "--record-only")
     assert (checked.code, checked.err) == (0, "everything is as it should be\n")
@@ -365,7 +374,7 @@ def test_a_business_database_is_checked_for_its_records_only(empty):
 
     assert (without.code, without.json) == (
         1,
-        [{"where": "outbox_record", "problem": "is not there", "fix": "run: outbox db upgrade --record-only"}],
+        [{"where": "outbox_record", "problem": "is not there", "fix": f"run: {makes(empty)}"}],
     )
     assert (damaged.code, [each["where"] for each in damaged.json]) == (1, ["outbox_record.decided_at"])
 

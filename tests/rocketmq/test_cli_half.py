@@ -132,9 +132,10 @@ def test_groups_that_nobody_checks_back_on_are_told(engine):
     warnings = outbox(engine, "half", "list").err.splitlines()
 
     dropped = "the subscription check:depot was dropped: nobody finds the pending transactions of group depot any more"
+    check = "outbox check --group shop --listener MODULE:OBJECT"
     assert warnings == [
         f"warning: {dropped}; decide them by outbox half commit or rollback",
-        "warning: nobody checks back on group shop: start a producer of it, or run: outbox check --group shop",
+        f"warning: nobody checks back on group shop: start a producer of it, or run: {check}",
     ]
 
 
@@ -223,7 +224,7 @@ def test_a_commit_by_hand_delivers(engine, given_up):
 
     ended = outbox(engine, "half", "commit", transaction.id)
 
-    assert (ended.code, ended.err) == (0, f"transaction {transaction.id}: committed; its 2 messages go out\n")
+    assert (ended.code, ended.err) == (0, f"transaction {transaction.id}: committed; 2 messages to be delivered\n")
     assert (bodies(engine), tuple(op(engine, transaction))) == (
         [b"of orders", b"of mail"], ("commit", f"admin {me()}"),
     )  # fmt: skip
@@ -234,7 +235,7 @@ def test_a_rollback_by_hand_drops_and_names_who_decided(engine):
 
     ended = outbox(engine, "half", "rollback", transaction.id, "--by", "ann")
 
-    assert (ended.code, ended.err) == (0, f"transaction {transaction.id}: rolled back; 1 messages dropped\n")
+    assert (ended.code, ended.err) == (0, f"transaction {transaction.id}: rolled back; 1 message dropped\n")
     assert (bodies(engine), tuple(op(engine, transaction))) == ([], ("rollback", "admin ann"))
 
 
@@ -256,10 +257,8 @@ def test_the_opposite_verdict_is_refused_with_the_one_that_stands(engine):
 
     ended = outbox(engine, "half", "commit", transaction.id)
 
-    assert (ended.code, ended.err) == (
-        1,
-        f"Error: transaction {transaction.id} was rolled back before, and that stands; this commit changes nothing\n",
-    )
+    stands = f"transaction {transaction.id} was rolled back before by admin {me()}, and that stands"
+    assert (ended.code, ended.err) == (1, f"Error: {stands}; this commit changes nothing\n")
     assert bodies(engine) == []
 
 

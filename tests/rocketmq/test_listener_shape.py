@@ -133,7 +133,8 @@ def test_only_a_state_is_a_verdict(engine, outbox, returned, recorded):
     result = sent(outbox, Listener(lambda _: returned))
     stands = {} if recorded is UNKNOW else {result.transaction_id: recorded.value}
 
-    assert (result.local_transaction_state, result.error) == (recorded, None)
+    is_state = isinstance(returned, LocalTransactionState | TransactionResolution)
+    assert (result.local_transaction_state, type(result.error)) == (recorded, type(None) if is_state else TypeError)
     assert (verdicts(engine), arrived(outbox)) == (stands, ["1"] if recorded is COMMIT else [])
 
 

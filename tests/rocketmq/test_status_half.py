@@ -156,7 +156,7 @@ def test_a_group_that_nobody_checks_back_on_is_told_with_what_to_do(engine):
 
     assert len(warnings) == 1
     assert warnings[0].startswith("nobody checks back on group shop, for ")
-    assert warnings[0].endswith("or run: outbox check --group shop")
+    assert warnings[0].endswith("or run outbox check; for its options: outbox half list --group shop")
 
 
 @ONE_DATABASE

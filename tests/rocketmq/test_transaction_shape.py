@@ -170,7 +170,9 @@ def test_a_contradiction_names_the_verdict_that_stands(outbox, producer, decide,
         contradict(transaction, producer, outbox, second)
 
     done = {"commit": "was committed", "rollback": "was rolled back"}[first]
-    text = f"transaction {transaction.id} {done} before, and that stands; this {second} changes nothing"
+    by = "check" if decide is by_check_back else "producer"
+    whom = f"{done} before by {by} {GROUP}"
+    text = f"transaction {transaction.id} {whom}, and that stands; this {second} changes nothing"
     assert (raised.value.transaction_id, raised.value.verdict, str(raised.value)) == (transaction.id, first, text)
     assert (arrived(outbox), transaction.resolution) == (expected, TransactionResolution(first))
 

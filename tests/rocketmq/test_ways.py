@@ -321,7 +321,7 @@ def test_a_business_database_that_is_away_says_nothing(engine, outbox, producer,
 @pytest.mark.parametrize(("way", "verb"), [("commit", "join"), ("listener", "join")])
 def test_a_transaction_is_joined_only_if_it_was_begun_so(engine, outbox, producer, where, way, verb):
     transaction = begun(producer, way)
-    with engine.connect() as connection, pytest.raises(MQClientError, match='begin it with "join"'):
+    with engine.connect() as connection, pytest.raises(MQClientError, match='begin it with verdict="join"'):
         transaction.join(connection)
 
     assert verdicts(engine) == {}

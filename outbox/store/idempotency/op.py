@@ -13,7 +13,7 @@ from outbox.message import Message
 from outbox.position import Position
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
-from outbox.store.half import IMMUNITY, RESTORED, WAY, Way
+from outbox.store.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way
 from outbox.store.lease import Lease
 from outbox.store.steps import Statement, Steps
 
@@ -46,16 +46,19 @@ _IS_COMMIT = "EXISTS (SELECT 1 FROM {op} WHERE transaction_id = :transaction AND
 _STANDING = f"""
     SELECT (SELECT op FROM {{op}} WHERE transaction_id = :transaction),
            (SELECT min(tags) FROM {{message}} WHERE {_HALVES}),
-           (SELECT min({{way}}) FROM {{message}} WHERE {_HALVES})
+           (SELECT min({{way}}) FROM {{message}} WHERE {_HALVES}),
+           (SELECT min({{recorded_in}}) FROM {{message}} WHERE {_HALVES}),
+           (SELECT decided_by FROM {{op}} WHERE transaction_id = :transaction)
 """
 _AMONG = "SELECT transaction_id FROM {op} WHERE {chosen}"
 _DEAD = """
     SELECT p.id, p.key FROM {parked} AS p JOIN {op} AS o ON o.transaction_id = p.key
     WHERE p.subscription = :subscription AND p.state = 'dead' ORDER BY p.id LIMIT :limit
 """
+#: A scalar sub-select, because a join may be answered by reading all verdicts.
 _PENDING = f"""
-    SELECT m.key, {{age}}, {{immunity}}, o.op FROM {{message}} AS m LEFT JOIN {{op}} AS o ON o.transaction_id = m.key
-    WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}} ORDER BY m.id
+    SELECT m.key, {{age}}, {{immunity}}, (SELECT o.op FROM {{op}} AS o WHERE o.transaction_id = m.key)
+    FROM {{message}} AS m WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}} ORDER BY m.id
 """
 
 
@@ -64,8 +67,8 @@ class Decision:
     """What came of a verdict on a transaction.
 
     `op`: the one that stands; None: the transaction is not known. `first`: this call brought it, and `restored` so many
-    messages. `group` and `way`: of its half messages, where they were asked for. `outermost`: it was written in no
-    savepoint.
+    messages. `group`, `way` and `recorded_in`: of its half messages, and `by`: who decided, where they were asked for.
+    `outermost`: it was written in no savepoint.
     """
 
     op: Op | None
@@ -73,6 +76,8 @@ class Decision:
     restored: int = 0
     group: str | None = None
     way: Way | None = None
+    recorded_in: str | None = None
+    by: str | None = None
     outermost: bool = True
 
 
@@ -111,7 +116,11 @@ class Ops:
         self._restore = database.sql(_RESTORE, decided=database.sql(_IS_COMMIT), **columns)
         after = database.sql(_RESTORE, decided="EXISTS (SELECT 1 FROM decided)", **columns)
         self._commit = f"WITH decided AS ({self._decide}) {after}, (SELECT outermost FROM decided)"
-        self._standing = database.sql(_STANDING, way=dialect.header.format(headers="headers", name=WAY))
+        self._standing = database.sql(
+            _STANDING,
+            way=dialect.header.format(headers="headers", name=WAY),
+            recorded_in=dialect.header.format(headers="headers", name=RECORDED_IN),
+        )
         among = database.among("transaction_id", texts="transactions")
         self._among = database.sql(_AMONG, chosen=among)
         self._dead = database.sql(_DEAD)
@@ -160,8 +169,9 @@ class Ops:
 
     def standing(self, transaction: str) -> Steps[Decision]:
         """Find out which verdict stands."""
-        op, group, way = (yield Statement(self._standing, {"transaction": transaction}, returns=True))[0]
-        return Decision(op=op, first=False, group=group, way=way)
+        rows = yield Statement(self._standing, {"transaction": transaction}, returns=True)
+        op, group, way, recorded_in, by = rows[0]
+        return Decision(op=op, first=False, group=group, way=way, recorded_in=recorded_in, by=by)
 
     def abort(self) -> Steps[None]:
         """Have a statement fail: PostgreSQL answers the COMMIT of such a transaction with a rollback."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from sqlalchemy import URL
+
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.idempotency.op import Op
@@ -19,6 +21,20 @@ class RecordDatabase(Database):
     """A business database: of our tables it has the one for records."""
 
     _needed, _only = "the table outbox_record is", " --record-only"
+    whose = "the producer's business database"
+    whose_fate = "where the record has to be; join with a transaction of that one"
+
+    def _command(self, verb: str) -> str:
+        """Name the database as well: the outbox's own is the one that commands take by default."""
+        url = self.engine.url
+        # Without user and password, which belong into the environment.
+        plain = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
+        return f"{super()._command(verb)} --database {plain.render_as_string()}"
+
+    def identity(self, channel: Channel) -> str | None:
+        """Return what no other database has; None: it has nothing of that kind."""
+        system, oid = channel.rows(self.dialect.identity)[0]
+        return None if system is None else f"{system}/{oid}"
 
 
 class Records:
