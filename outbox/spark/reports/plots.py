@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ _DPI = 120
 _ABOVE_LEGEND = 26
 #: More than so many are too many to tell apart: the rest is summed up, or left out and said so.
 _MOST_TOPICS, _MOST_SUBSCRIPTIONS, _MOST_BARS = 5, 3, 14
-_HOUR = timedelta(hours=1)
+_HOUR, _LEAST_HOURS = timedelta(hours=1), 12
 #: What is shorter is drawn here.
 _LEAST_SECONDS = 0.001
 
@@ -71,6 +72,12 @@ def delivery(
         left, right = bottom.subplots(1, 2, width_ratios=(3, 2))
         _parked(left, parked)
         _backlog(right, backlog)
+
+
+def written(path: Path, per_hour: Sequence[Row]) -> None:
+    """Draw rows of `messages_per_hour` alone."""
+    with _drawn(path, (10, 3.4)) as figure:
+        _per_hour(figure.subplots(), per_hour)
 
 
 def transactions(path: Path, rows: Sequence[Row]) -> None:
@@ -157,7 +164,8 @@ def _per_hour(axes: Axes, rows: Sequence[Row]) -> None:
         name = row["topic"] if row["topic"] in colours else f"{rest} others"
         heights[name][row["hour"]] += row["messages"]
     bottom: defaultdict[datetime, int] = defaultdict(int)
-    for name in sorted(heights, key=lambda name: -sum(heights[name].values())):
+    names = [*largest, *(name for name in heights if name not in colours)]
+    for name in names:
         hours = sorted(heights[name])
         axes.bar(
             hours,
@@ -169,8 +177,11 @@ def _per_hour(axes: Axes, rows: Sequence[Row]) -> None:
         )
         for hour in hours:
             bottom[hour] += heights[name][hour]
-    _legend_beside(axes, [(_short(name), colours.get(name, _OTHERS)) for name in heights])
-    axes.set_ylabel("messages per hour")
+    _legend_beside(axes, [(_short(name), colours.get(name, _OTHERS)) for name in names])
+    # A few hours are as wide as in a picture of many.
+    first, last = min(bottom), max(bottom) + _HOUR
+    axes.set_xlim(min(first, last - _LEAST_HOURS * _HOUR), last)
+    axes.set(ylabel="messages per hour", xlabel="written at (UTC)")
     _thousands(axes.yaxis)
     axes.grid(axis="y")
     _times(axes)
@@ -185,20 +196,26 @@ def _settling(figure: Figure, shown: Sequence[Row], batches: Sequence[Row]) -> N
         return
     panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     panels[0].set_ylabel("oldest message of a batch (s)")
+    least, most = math.inf, _LEAST_SECONDS
     for at, (axes, row) in enumerate(zip(panels, shown, strict=True)):
         name = _short(row["subscription"])
         _title(axes, f"From writing to settled: {name}" if at == 0 else name)
         own = [each for each in batches if each["subscription"] == row["subscription"]]
+        drawn = [max(each["seconds"], _LEAST_SECONDS) for each in own]
         axes.scatter(
             [each["settled_at"] for each in own],
-            [max(each["seconds"], _LEAST_SECONDS) for each in own],
-            s=9, color=_COLOURS[at], alpha=0.45, linewidths=0,
+            drawn,
+            s=9 if len(own) > 100 else 22, color=_COLOURS[at], alpha=0.45, linewidths=0,
         )  # fmt: skip
         axes.set_yscale("log")
+        least, most = min([least, *drawn]), max([most, *drawn])
         axes.yaxis.set_major_formatter(lambda seconds, _: f"{seconds:g}")
         _percentiles(axes, row)
         axes.set_xlabel("settled at (UTC)")
         _times(axes)
+    # Whole decades: what differs little looks so.
+    low, high = math.floor(math.log10(min(least, most))), math.floor(math.log10(most)) + 1
+    panels[0].set_ylim(10.0**low, 10.0**high)
 
 
 def _percentiles(axes: Axes, row: Row) -> None:
@@ -367,7 +384,10 @@ def _times(axes: Axes) -> None:
     dates = import_module("matplotlib.dates")
     locator = dates.AutoDateLocator(minticks=3, maxticks=8)
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    formatter = dates.ConciseDateFormatter(locator)
+    formatter.zero_formats[2:4] = ["%d %b", "%d %b"]
+    formatter.offset_formats[2:] = ["%b %Y", "%d %b %Y", "%d %b %Y", "%d %b %Y, %H:%M"]
+    axes.xaxis.set_major_formatter(formatter)
 
 
 def _thousands(*axes: Any) -> None:
