@@ -100,7 +100,7 @@ def _archive(folder: Path, dice: random.Random) -> None:
 
 def _busy(hour: int) -> float:
     """How much there is to do: little at night, most around noon."""
-    return 0.08 + max(0.0, 1 - abs(hour - 13) / 9) ** 0.8
+    return 0.08 + float(max(0.0, 1 - abs(hour - 13) / 9) ** 0.8)
 
 
 def _aside(subscription: str, state: str, age: str, messages: int) -> Row:

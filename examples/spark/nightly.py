@@ -34,9 +34,10 @@ def draw(messages: DataFrame, audited: DataFrame, folder: Path) -> None:
     plots.order(folder / "order.png", summary=summary, breaks=breaks)
 
 
-def night(spark: SparkSession, archive: Path) -> None:
-    """Do what one night has to do."""
-    manifest = extract(spark, archive, url_env="OUTBOX_DATABASE", halves=True, register="nightly")
+def night(spark: SparkSession, archive: Path, url: str | None = None) -> None:
+    """Do what one night has to do. Without a `url` the executors, too, find the database by OUTBOX_DATABASE."""
+    variable = "OUTBOX_DATABASE" if url is None else None
+    manifest = extract(spark, archive, url=url, url_env=variable, halves=True, register="nightly")
     print("nothing new" if manifest is None else f"window {manifest.window}: {manifest.rows} messages")
 
     messages = archived(spark, archive)

@@ -190,7 +190,7 @@ def delivery(*, work: Work, output: Output) -> None:
         kept = frames.kept_batches(log.table("progress"), [each.subscription for each in found])
         settled = frames.settled_batches(log.messages(frames.BATCH_COLUMNS, since=kept.since), kept).cache()
         batches, times = _rows(settled), _rows(frames.settling_times(settled))
-    backlog = [
+    backlog: list[dict[str, Any]] = [
         {"subscription": each.subscription.name, "messages": each.backlog.number, "estimate": each.backlog.about,
          "lag_seconds": round(each.lag, 3)}
         for each in found

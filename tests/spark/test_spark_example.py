@@ -23,23 +23,21 @@ def shop(folder, monkeypatch):
 
 
 def test_two_nights(shop, folder, spark, capsys):
-    """One session for both; the commands between them as they are typed."""
+    """In the session of this run, whose processes were started before there was a variable with this database."""
     url, archive = f"sqlite:///{folder}/shop.db", folder / "archive"
     nightly = runpy.run_path(str(FOLDER / "nightly.py"), run_name="nightly")
     shop["trade"](20)
-    nightly["night"](spark, archive)
+    nightly["night"](spark, archive, url)
     shop["trade"](5, seed=2)
-    nightly["night"](spark, archive)
+    nightly["night"](spark, archive, url)
     said = capsys.readouterr().out
     assert typed(url, "relay", "--to", f"file://{folder}/sent.jsonl", "--until-empty").code == 0
 
     purged = typed(url, "purge", "--older-than", "0s", "--archive", str(archive), "--json").json
 
     with shop["engine"].connect() as connection:
-        orders = connection.exec_driver_sql(
-            "SELECT customer, sum(total), sum(version) FROM orders GROUP BY 1 ORDER BY 1"
-        )
-        known = orders.all()
+        sums = "SELECT customer, sum(total), sum(version) FROM orders GROUP BY 1 ORDER BY 1"
+        known = connection.exec_driver_sql(sums).all()
     number = sum(versions for _, _, versions in known)
     windows = [int(rows) for rows in re.findall(r"window \d: (\d+) messages", said)]
     assert (len(windows), sum(windows), purged["rows"]) == (2, number, number)

@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from outbox.errors import MissingExtraError
 from outbox.spark.reports.names import AGES, STATES
 
 Row = Mapping[str, Any]
 #: Of matplotlib, whose type hints know neither times nor styles.
-Axes = Figure = Any
+Axes: TypeAlias = Any
+Figure: TypeAlias = Any
 
 #: Okabe and Ito's colours, which also people who do not see red and green tell apart.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
