@@ -109,7 +109,7 @@ def transactions(path: Path, rows: Sequence[Row]) -> None:
 
 
 def order(path: Path, *, summary: Sequence[Row], breaks: Sequence[Row]) -> None:
-    """Draw the order audit: rows of `summary` and `breaks`."""
+    """Draw the order audit: rows of `summary` and `breaks`, or some of the latter."""
     messages, keys = (sum(row[name] for row in summary) for name in ("messages", "keys"))
     with _drawn(path, (10, 6.2 if breaks else 2.2)) as figure:
         if not breaks:
@@ -118,8 +118,8 @@ def order(path: Path, *, summary: Sequence[Row], breaks: Sequence[Row]) -> None:
             _nothing(axes, f"none: the versions of {keys:,} keys rise over {messages:,} messages")
             return
         grid = figure.add_gridspec(2, 1, height_ratios=(1.3, 1))
-        _steps_back(figure.add_subplot(grid[0]), breaks, messages)
-        _worst_keys(figure.add_subplot(grid[1]), breaks)
+        _steps_back(figure.add_subplot(grid[0]), breaks, summary)
+        _worst_keys(figure.add_subplot(grid[1]), breaks, sum(row["broken_keys"] for row in summary))
 
 
 def archive(path: Path, ranges: Sequence[Row]) -> None:
@@ -265,8 +265,10 @@ def _backlog(axes: Axes, backlog: Mapping[str, int]) -> None:
     _thousands(axes.xaxis)
 
 
-def _steps_back(axes: Axes, breaks: Sequence[Row], messages: int) -> None:
-    _title(axes, f"Versions that do not rise: {len(breaks):,} among {messages:,} messages")
+def _steps_back(axes: Axes, breaks: Sequence[Row], summary: Sequence[Row]) -> None:
+    counts = {name: sum(row[name] for row in summary) for name in ("messages", "fell", "repeated")}
+    said = f"{counts['fell'] + counts['repeated']:,} among {counts['messages']:,} messages"
+    _title(axes, f"Versions that do not rise: {said}")
     axes.axhline(0, color=_INK, linewidth=0.8)
     for problem, colour in (("fell", _BAD), ("repeated", _COLOURS[1])):
         own = [row for row in breaks if row["problem"] == problem]
@@ -278,8 +280,8 @@ def _steps_back(axes: Axes, breaks: Sequence[Row], messages: int) -> None:
         if own:
             place = 0 if problem == "repeated" else min(row["version"] - row["previous"] for row in own) / 2
             axes.annotate(
-                f"{len(own):,} {problem}", (1.01, place), xycoords=("axes fraction", "data"), va="center", color=colour,
-                weight="bold", annotation_clip=False,
+                f"{counts[problem]:,} {problem}", (1.01, place), xycoords=("axes fraction", "data"), va="center",
+                color=colour, weight="bold", annotation_clip=False,
             )  # fmt: skip
     axes.set(ylabel="version minus the one before", xlabel="written at (UTC)")
     axes.margins(y=0.15)
@@ -288,12 +290,12 @@ def _steps_back(axes: Axes, breaks: Sequence[Row], messages: int) -> None:
     _times(axes)
 
 
-def _worst_keys(axes: Axes, breaks: Sequence[Row]) -> None:
+def _worst_keys(axes: Axes, breaks: Sequence[Row], keys: int) -> None:
     counts: defaultdict[str, int] = defaultdict(int)
     for row in breaks:
         counts[row["key"]] += 1
     worst = sorted(counts, key=lambda key: (-counts[key], key))[:8]
-    _title(axes, f"{len(counts):,} keys with such versions", left_out=len(counts) - len(worst))
+    _title(axes, f"{keys:,} keys with such versions", left_out=keys - len(worst))
     axes.barh(range(len(worst)), [counts[key] for key in worst], height=0.6, color=_BAD)
     for at, key in enumerate(worst):
         axes.text(counts[key], at, f" {counts[key]:,}", va="center")
