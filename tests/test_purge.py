@@ -12,7 +12,7 @@ from outbox.checks import HALF_TOPIC
 from outbox.position import EARLIEST, Position, Progress, Window
 from outbox.store.database import Database
 from outbox.store.log import Log
-from outbox.store.purge import Purge, Purged
+from outbox.store.purge import Kept, Old, Purge, Purged
 from outbox.store.subscription import Declaration, Subscriptions
 from tests.test_status import settle
 
@@ -158,14 +158,17 @@ def test_half_messages_wait_for_the_verdict_on_their_transaction(outbox):
 
 
 def test_what_was_purged_is_written_down(outbox):
+    """Up to the number of the last row, not to the position: the server itself may have drawn numbers in between."""
     send(outbox, *numbered(5))
-    passed = now(outbox)
-    settle(outbox.engine, Progress(passed))
+    settle(outbox.engine, Progress(now(outbox)))
     before = meta(outbox)
+    number = {"postgresql": "xact_id", "sqlite": "id"}[outbox.engine.dialect.name]
+    with outbox.engine.connect() as connection:
+        highest = connection.execute(text(f"SELECT max({number}) FROM outbox_message")).scalar_one()
 
     purge(outbox)
 
-    assert (tuple(before), tuple(meta(outbox))) == ((None, 0), (str(passed), 5))
+    assert (tuple(before), tuple(meta(outbox))) == ((None, 0), (str(Position(highest + 1)), 5))
 
 
 def test_only_what_was_deleted_is_written_down_as_purged(outbox):
@@ -274,6 +277,37 @@ def test_a_transaction_that_commits_late_loses_nothing(pg_engine):
     Relay(outbox, destination).until_empty()
 
     assert destination.bodies == [b"1", b"2", b"late"]
+
+
+def test_of_what_is_kept_elsewhere_only_what_its_position_sees_goes(pg_engine):
+    """A row that was committed behind it stays, also one whose id is below those that go."""
+    outbox = Outbox(pg_engine)
+    with pg_engine.connect() as late:
+        outbox.send(late, "orders", b"late")
+        send(outbox, b"1", b"2")
+        position = now(outbox)
+        late.commit()
+    send(outbox, b"3")
+    settle(outbox.engine, Progress(now(outbox)))
+    with closing(outbox.database.open()) as channel:
+        work = Purge(outbox.database, batch=2)
+        kept_elsewhere = Kept(old=work.old(channel, NOTHING), position=position)
+
+        rehearsed, purged = (do(channel, NOTHING, kept=kept_elsewhere) for do in (work.rehearse, work.run))
+
+    assert (rehearsed.rows, purged.rows, kept(outbox)) == (2, 2, [b"late", b"3"])
+
+
+def test_of_what_is_kept_elsewhere_nothing_goes_that_was_not_old_when_it_was_compared(outbox):
+    send(outbox, *numbered(3))
+    settle(outbox.engine, Progress(now(outbox)))
+    with closing(outbox.database.open()) as channel:
+        work = Purge(outbox.database)
+        old = Old(before=work.old(channel, NOTHING).before, last_id=2)
+
+        purged = work.run(channel, NOTHING, kept=Kept(old=old, position=now(outbox)))
+
+    assert (purged.rows, kept(outbox)) == (2, [b"3"])
 
 
 def test_a_copied_log_is_not_purged(pg_engine):

@@ -78,7 +78,10 @@ def _order(folder: Path, dice: random.Random) -> None:
         version = previous if problem == "repeated" else previous - dice.choice((1, 1, 1, 2, 3))
         at = MIDNIGHT + timedelta(minutes=dice.gauss(870, 90))
         breaks.append({"key": key, "version": version, "previous": previous, "problem": problem, "created_at": at})
-    plots.order(folder / "order.png", summary=[{"messages": 212_480, "keys": 18_033}], breaks=breaks)
+    counts = {name: sum(each["problem"] == name for each in breaks) for name in ("fell", "repeated")}
+    broken = len({each["key"] for each in breaks})
+    summary = [{"messages": 212_480, "keys": 18_033, "broken_keys": broken, **counts}]
+    plots.order(folder / "order.png", summary=summary, breaks=breaks)
 
 
 def _archive(folder: Path, dice: random.Random) -> None:
@@ -100,7 +103,7 @@ def _archive(folder: Path, dice: random.Random) -> None:
 
 def _busy(hour: int) -> float:
     """How much there is to do: little at night, most around noon."""
-    return 0.08 + max(0.0, 1 - abs(hour - 13) / 9) ** 0.8
+    return 0.08 + float(max(0.0, 1 - abs(hour - 13) / 9) ** 0.8)
 
 
 def _aside(subscription: str, state: str, age: str, messages: int) -> Row:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
-_SHOWN = 80
+_SHOWN, _MOST_POINTS = 80, 20_000
 #: Verdicts so shortly before the end of an archive may be of messages behind it.
 _BEFORE_THE_END = timedelta(hours=1)
 
@@ -189,8 +189,9 @@ def delivery(*, work: Work, output: Output) -> None:
         by_age, dead = _rows(frames.parked_by_age(parked, now)), _rows(frames.dead_letters(parked))
         kept = frames.kept_batches(log.table("progress"), [each.subscription for each in found])
         settled = frames.settled_batches(log.messages(frames.BATCH_COLUMNS, since=kept.since), kept).cache()
-        batches, times = _rows(settled), _rows(frames.settling_times(settled))
-    backlog = [
+        times = _rows(frames.settling_times(settled))
+        batches = [] if output.plot is None else _some(settled, _MOST_POINTS)
+    backlog: list[dict[str, Any]] = [
         {"subscription": each.subscription.name, "messages": each.backlog.number, "estimate": each.backlog.about,
          "lag_seconds": round(each.lag, 3)}
         for each in found
@@ -311,12 +312,15 @@ def order(
         by_window = work.archive is not None
         messages = log.windows(topics) if by_window else log.messages(frames.COLUMNS, topics=topics)
         audited = frames.versions(messages, version).cache()
-        summary, found = _rows(frames.summary(audited)), _rows(frames.breaks(audited))
+        summary = _rows(frames.summary(audited))
+        number = sum(row["fell"] + row["repeated"] for row in summary)
+        found = _rows(frames.breaks(audited).limit(limit))
+        drawn = [] if output.plot is None else _some(frames.breaks(audited), _MOST_POINTS)
         by = frames.order_of(messages)
     if output.plot is not None:
         from outbox.spark.reports import plots
 
-        plots.order(output.plot, summary=summary, breaks=found)
+        plots.order(output.plot, summary=summary, breaks=drawn)
     numbers = ("keys", "messages", "without_version", "unreadable", "fell", "repeated", "broken_keys")
     output.show(
         [
@@ -325,15 +329,15 @@ def order(
                 columns=("topic", *numbers), numbers=numbers,
             ),
             Table(
-                name="breaks", title="Messages whose version does not rise", rows=found[:limit],
+                name="breaks", title="Messages whose version does not rise", rows=found,
                 columns=(*by, "topic", "key", "created_at", "previous", "version", "problem"),
                 numbers=(*by, "previous", "version"),
             ),
         ],
         order=by,
     )  # fmt: skip
-    _say_more(len(found), len(found[:limit]))
-    if found:
+    _say_more(number, len(found))
+    if number:
         click.get_current_context().exit(1)
 
 
@@ -357,6 +361,13 @@ def _with_problems(counts: Sequence[Row], problems: DataFrame) -> list[Row]:
     grouped = problems.groupBy("producer_group", "topic").count().collect()
     found = {(row["producer_group"], row["topic"]): row["count"] for row in grouped}
     return [{**row, "contradictions": found.get((row["producer_group"], row["topic"]), 0)} for row in counts]
+
+
+def _some(frame: DataFrame, most: int) -> list[Row]:
+    """At most so many rows, any of them: a picture shows no more."""
+    from pyspark.sql import functions as sf
+
+    return _rows(frame.orderBy(sf.rand(1)).limit(most))
 
 
 def _rows(frame: DataFrame) -> list[Row]:

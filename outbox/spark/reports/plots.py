@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from outbox.errors import MissingExtraError
 from outbox.spark.reports.names import AGES, STATES
 
 Row = Mapping[str, Any]
 #: Of matplotlib, whose type hints know neither times nor styles.
-Axes = Figure = Any
+Axes: TypeAlias = Any
+Figure: TypeAlias = Any
 
 #: Okabe and Ito's colours, which also people who do not see red and green tell apart.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
@@ -46,7 +48,7 @@ _DPI = 120
 _ABOVE_LEGEND = 26
 #: More than so many are too many to tell apart: the rest is summed up, or left out and said so.
 _MOST_TOPICS, _MOST_SUBSCRIPTIONS, _MOST_BARS = 5, 3, 14
-_HOUR = timedelta(hours=1)
+_HOUR, _LEAST_HOURS = timedelta(hours=1), 12
 #: What is shorter is drawn here.
 _LEAST_SECONDS = 0.001
 
@@ -71,6 +73,12 @@ def delivery(
         left, right = bottom.subplots(1, 2, width_ratios=(3, 2))
         _parked(left, parked)
         _backlog(right, backlog)
+
+
+def written(path: Path, per_hour: Sequence[Row]) -> None:
+    """Draw rows of `messages_per_hour` alone."""
+    with _drawn(path, (10, 3.4)) as figure:
+        _per_hour(figure.subplots(), per_hour)
 
 
 def transactions(path: Path, rows: Sequence[Row]) -> None:
@@ -101,7 +109,7 @@ def transactions(path: Path, rows: Sequence[Row]) -> None:
 
 
 def order(path: Path, *, summary: Sequence[Row], breaks: Sequence[Row]) -> None:
-    """Draw the order audit: rows of `summary` and `breaks`."""
+    """Draw the order audit: rows of `summary` and `breaks`, or some of the latter."""
     messages, keys = (sum(row[name] for row in summary) for name in ("messages", "keys"))
     with _drawn(path, (10, 6.2 if breaks else 2.2)) as figure:
         if not breaks:
@@ -110,8 +118,8 @@ def order(path: Path, *, summary: Sequence[Row], breaks: Sequence[Row]) -> None:
             _nothing(axes, f"none: the versions of {keys:,} keys rise over {messages:,} messages")
             return
         grid = figure.add_gridspec(2, 1, height_ratios=(1.3, 1))
-        _steps_back(figure.add_subplot(grid[0]), breaks, messages)
-        _worst_keys(figure.add_subplot(grid[1]), breaks)
+        _steps_back(figure.add_subplot(grid[0]), breaks, summary)
+        _worst_keys(figure.add_subplot(grid[1]), breaks, sum(row["broken_keys"] for row in summary))
 
 
 def archive(path: Path, ranges: Sequence[Row]) -> None:
@@ -157,7 +165,8 @@ def _per_hour(axes: Axes, rows: Sequence[Row]) -> None:
         name = row["topic"] if row["topic"] in colours else f"{rest} others"
         heights[name][row["hour"]] += row["messages"]
     bottom: defaultdict[datetime, int] = defaultdict(int)
-    for name in sorted(heights, key=lambda name: -sum(heights[name].values())):
+    names = [*largest, *(name for name in heights if name not in colours)]
+    for name in names:
         hours = sorted(heights[name])
         axes.bar(
             hours,
@@ -169,8 +178,11 @@ def _per_hour(axes: Axes, rows: Sequence[Row]) -> None:
         )
         for hour in hours:
             bottom[hour] += heights[name][hour]
-    _legend_beside(axes, [(_short(name), colours.get(name, _OTHERS)) for name in heights])
-    axes.set_ylabel("messages per hour")
+    _legend_beside(axes, [(_short(name), colours.get(name, _OTHERS)) for name in names])
+    # A few hours are as wide as in a picture of many.
+    first, last = min(bottom), max(bottom) + _HOUR
+    axes.set_xlim(min(first, last - _LEAST_HOURS * _HOUR), last)
+    axes.set(ylabel="messages per hour", xlabel="written at (UTC)")
     _thousands(axes.yaxis)
     axes.grid(axis="y")
     _times(axes)
@@ -185,20 +197,26 @@ def _settling(figure: Figure, shown: Sequence[Row], batches: Sequence[Row]) -> N
         return
     panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
     panels[0].set_ylabel("oldest message of a batch (s)")
+    least, most = math.inf, _LEAST_SECONDS
     for at, (axes, row) in enumerate(zip(panels, shown, strict=True)):
         name = _short(row["subscription"])
         _title(axes, f"From writing to settled: {name}" if at == 0 else name)
         own = [each for each in batches if each["subscription"] == row["subscription"]]
+        drawn = [max(each["seconds"], _LEAST_SECONDS) for each in own]
         axes.scatter(
             [each["settled_at"] for each in own],
-            [max(each["seconds"], _LEAST_SECONDS) for each in own],
-            s=9, color=_COLOURS[at], alpha=0.45, linewidths=0,
+            drawn,
+            s=9 if len(own) > 100 else 22, color=_COLOURS[at], alpha=0.45, linewidths=0,
         )  # fmt: skip
         axes.set_yscale("log")
+        least, most = min([least, *drawn]), max([most, *drawn])
         axes.yaxis.set_major_formatter(lambda seconds, _: f"{seconds:g}")
         _percentiles(axes, row)
         axes.set_xlabel("settled at (UTC)")
         _times(axes)
+    # Whole decades: what differs little looks so.
+    low, high = math.floor(math.log10(min(least, most))), math.floor(math.log10(most)) + 1
+    panels[0].set_ylim(10.0**low, 10.0**high)
 
 
 def _percentiles(axes: Axes, row: Row) -> None:
@@ -247,8 +265,10 @@ def _backlog(axes: Axes, backlog: Mapping[str, int]) -> None:
     _thousands(axes.xaxis)
 
 
-def _steps_back(axes: Axes, breaks: Sequence[Row], messages: int) -> None:
-    _title(axes, f"Versions that do not rise: {len(breaks):,} among {messages:,} messages")
+def _steps_back(axes: Axes, breaks: Sequence[Row], summary: Sequence[Row]) -> None:
+    counts = {name: sum(row[name] for row in summary) for name in ("messages", "fell", "repeated")}
+    said = f"{counts['fell'] + counts['repeated']:,} among {counts['messages']:,} messages"
+    _title(axes, f"Versions that do not rise: {said}")
     axes.axhline(0, color=_INK, linewidth=0.8)
     for problem, colour in (("fell", _BAD), ("repeated", _COLOURS[1])):
         own = [row for row in breaks if row["problem"] == problem]
@@ -260,8 +280,8 @@ def _steps_back(axes: Axes, breaks: Sequence[Row], messages: int) -> None:
         if own:
             place = 0 if problem == "repeated" else min(row["version"] - row["previous"] for row in own) / 2
             axes.annotate(
-                f"{len(own):,} {problem}", (1.01, place), xycoords=("axes fraction", "data"), va="center", color=colour,
-                weight="bold", annotation_clip=False,
+                f"{counts[problem]:,} {problem}", (1.01, place), xycoords=("axes fraction", "data"), va="center",
+                color=colour, weight="bold", annotation_clip=False,
             )  # fmt: skip
     axes.set(ylabel="version minus the one before", xlabel="written at (UTC)")
     axes.margins(y=0.15)
@@ -270,12 +290,12 @@ def _steps_back(axes: Axes, breaks: Sequence[Row], messages: int) -> None:
     _times(axes)
 
 
-def _worst_keys(axes: Axes, breaks: Sequence[Row]) -> None:
+def _worst_keys(axes: Axes, breaks: Sequence[Row], keys: int) -> None:
     counts: defaultdict[str, int] = defaultdict(int)
     for row in breaks:
         counts[row["key"]] += 1
     worst = sorted(counts, key=lambda key: (-counts[key], key))[:8]
-    _title(axes, f"{len(counts):,} keys with such versions", left_out=len(counts) - len(worst))
+    _title(axes, f"{keys:,} keys with such versions", left_out=keys - len(worst))
     axes.barh(range(len(worst)), [counts[key] for key in worst], height=0.6, color=_BAD)
     for at, key in enumerate(worst):
         axes.text(counts[key], at, f" {counts[key]:,}", va="center")
@@ -367,7 +387,10 @@ def _times(axes: Axes) -> None:
     dates = import_module("matplotlib.dates")
     locator = dates.AutoDateLocator(minticks=3, maxticks=8)
     axes.xaxis.set_major_locator(locator)
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
+    formatter = dates.ConciseDateFormatter(locator)
+    formatter.zero_formats[2:4] = ["%d %b", "%d %b"]
+    formatter.offset_formats[2:] = ["%b %Y", "%d %b %Y", "%d %b %Y", "%d %b %Y, %H:%M"]
+    axes.xaxis.set_major_formatter(formatter)
 
 
 def _thousands(*axes: Any) -> None:

@@ -1,0 +1,299 @@
+"""`outbox report` and `outbox purge --archive`, as a person types them."""
+
+import csv
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from outbox import Done, Outbox, Reject, Relay
+from outbox.checks import HALF_TOPIC
+from outbox.rocketmq import Transaction
+from outbox.spark import extract
+from tests.command_line import outbox as typed
+from tests.rocketmq.halves import ask, begun
+
+PNG = b"\x89PNG"
+#: What is read is the same by either database; the source's own tests compare them.
+ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+
+
+@pytest.fixture
+def shop(engine):
+    with closing(Outbox(engine)) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def session(spark):
+    """Commands use the session of this process, where there is one."""
+    return spark
+
+
+def url_of(engine):
+    return engine.url.render_as_string(hide_password=False)
+
+
+def send(shop, *versions, key="a", topic="orders"):
+    with shop.begin() as session:
+        for version in versions:
+            shop.send(session, topic, {"version": version}, key=key, headers={"version": str(version)})
+
+
+class Sink:
+    """Refuses version 13."""
+
+    destination = "callable:sink"
+
+    def send(self, messages):
+        """A verdict for each."""
+        return [Reject("unlucky") if message.json()["version"] == 13 else Done() for message in messages]
+
+    def close(self):
+        """Nothing is open."""
+
+
+# Delivery
+
+
+def test_a_delivery_report_shows_what_was_written_set_aside_and_settled(engine, shop, tmp_path):
+    send(shop, 1, 2)
+    send(shop, 13, key="b", topic="mail")
+    Relay(shop, Sink()).until_empty()
+    send(shop, 3)
+    plot, folder = tmp_path / "delivery.png", tmp_path / "csv"
+
+    ended = typed(engine, "report", "delivery", "--json", "--plot", str(plot), "--csv", str(folder))
+
+    report = ended.json
+    assert [(row["topic"], row["messages"]) for row in report["per_hour"]] == [("mail", 1), ("orders", 3)]
+    assert [(row["subscription"], row["batches"], row["messages"]) for row in report["times"]] == [("relay", 1, 3)]
+    assert 0 <= report["times"][0]["p50"] < 600
+    assert [(row["subscription"], row["messages"]) for row in report["backlog"]] == [("relay", 1)]
+    assert [(row["state"], row["age"], row["messages"]) for row in report["parked"]] == [("dead", "< 1 min", 1)]
+    assert [(row["topic"], row["error"], row["letters"]) for row in report["dead"]] == [("mail", "unlucky", 1)]
+    assert plot.read_bytes().startswith(PNG)
+    with (folder / "parked.csv").open() as file:
+        assert [row["state"] for row in csv.DictReader(file)] == ["dead"]
+
+
+@ONE_DATABASE
+def test_an_empty_log_has_a_report_too(engine, tmp_path):
+    ended = typed(engine, "report", "delivery", "--plot", str(tmp_path / "x.png"))
+
+    assert (ended.code, ended.out.count("\nnone\n")) == (0, 4)
+    assert "as far back as progress is kept" in ended.out
+    assert (tmp_path / "x.png").read_bytes().startswith(PNG)
+
+
+# Transactions
+
+
+def test_a_report_on_transactions_shows_what_became_of_half_messages(engine, shop, tmp_path):
+    committed, rolled_back, _given_up = begun(engine, "orders", "mail"), begun(engine), begun(engine)
+    committed.commit()
+    rolled_back.rollback()
+    ask(engine)
+    begun(engine)
+
+    ended = typed(engine, "report", "transactions", "--json", "--plot", str(tmp_path / "x.png"))
+
+    states = {row["topic"]: row for row in ended.json["states"]}
+    numbers = ("committed", "rolled_back", "open", "parked", "contradictions", "unproven")
+    assert {topic: [row[name] for name in numbers] for topic, row in states.items()} == {
+        "orders": [1, 1, 1, 1, 0, 0], "mail": [1, 0, 0, 0, 0, 0],
+    }  # fmt: skip
+    assert (ended.code, ended.json["contradictions"]) == (0, [])
+    assert (tmp_path / "x.png").read_bytes().startswith(PNG)
+
+
+@ONE_DATABASE
+def test_a_contradiction_is_told_and_ends_with_code_1(engine, shop):
+    transaction = begun(engine)
+    transaction.commit()
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM outbox_message WHERE topic = 'orders'"))
+
+    ended = typed(engine, "report", "transactions")
+
+    assert ended.code == 1
+    assert transaction.id in ended.out
+    assert "committed, but its message is not in the log" in ended.out
+
+
+@ONE_DATABASE
+def test_a_verdict_that_falls_while_it_is_read_is_no_contradiction(engine, shop, monkeypatch):
+    """The log is loaded, then the transaction is committed, then the verdicts are read."""
+    transaction: Transaction | None = begun(engine)
+    from outbox.cli.report import Log
+
+    table = Log.table
+
+    def commit_first(self, name, columns=None):
+        nonlocal transaction
+        if transaction is not None:
+            transaction.commit()
+            transaction = None
+        return table(self, name, columns)
+
+    monkeypatch.setattr(Log, "table", commit_first)
+
+    ended = typed(engine, "report", "transactions", "--json")
+
+    assert (ended.code, ended.json["contradictions"], ended.json["states"][0]["contradictions"]) == (0, [], 0)
+
+
+# Order
+
+
+def test_keys_whose_version_does_not_rise_are_shown(engine, shop, tmp_path):
+    send(shop, 1, 2, 2, 3)
+    send(shop, 2, 1, key="b")
+    send(shop, 1, 2, key="c", topic="mail")
+
+    ended = typed(engine, "report", "order", "--header", "version", "--json", "--plot", str(tmp_path / "x.png"))
+
+    found = [(row["key"], row["previous"], row["version"], row["problem"]) for row in ended.json["breaks"]]
+    assert (ended.code, ended.json["order"]) == (1, ["id"])
+    assert found == [("a", 2, 2, "repeated"), ("b", 2, 1, "fell")]
+    assert (tmp_path / "x.png").read_bytes().startswith(PNG)
+
+
+@ONE_DATABASE
+def test_the_audit_of_an_archive_is_in_the_order_of_its_windows(engine, shop, spark, tmp_path):
+    send(shop, 1)
+    extract(spark, tmp_path / "archive", url=url_of(engine))
+    send(shop, 2)
+    extract(spark, tmp_path / "archive", url=url_of(engine))
+    arguments = ("report", "order", "--json-path", "$.version", "--json")
+
+    ended = typed(engine, *arguments, "--archive", str(tmp_path / "archive"))
+
+    assert (ended.code, ended.json["order"], ended.json["summary"][0]["messages"]) == (0, ["window", "id"], 2)
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["order"], "--header NAME or --json-path PATH"),
+        (["order", "--header", "v", "--json-path", "$.v"], "one of the two"),
+        (["delivery", "--archive", "nowhere"], "there is no archive in nowhere"),
+    ],
+)
+def test_an_obvious_mistake_is_told(engine, arguments, says):
+    ended = typed(engine, "report", *arguments)
+
+    assert (ended.code in (1, 2), says in ended.err, "Traceback" in ended.err) == (True, True, False)
+
+
+# Purge of what is archived
+
+
+def kept(engine):
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT id FROM outbox_message ORDER BY id")).scalars())
+
+
+@pytest.fixture
+def archive(shop, engine, spark, tmp_path):
+    """Three messages that were sent and archived, and one that was sent since."""
+    send(shop, 1, 2, 3)
+    extract(spark, tmp_path / "archive", url=url_of(engine), halves=True)
+    send(shop, 4)
+    Relay(shop, Sink()).until_empty()
+    return tmp_path / "archive"
+
+
+def purge(engine, archive, *options):
+    return typed(engine, "purge", "--older-than", "0s", "--archive", str(archive), *options)
+
+
+def test_what_is_in_the_archive_is_purged_and_nothing_else(engine, archive, tmp_path):
+    before = kept(engine)
+    rehearsed = purge(engine, archive, "--dry-run", "--json").json
+
+    ended = purge(engine, archive, "--json", "--plot", str(tmp_path / "x.png"))
+
+    (compared,) = ended.json["ranges"]
+    assert (rehearsed["rows"], ended.json["rows"], kept(engine)) == (3, 3, before[3:])
+    assert (compared["rows"], compared["archived"]) == (3, 3)
+    assert compared["checksum"] == compared["archived_checksum"] != 0
+    assert (tmp_path / "x.png").read_bytes().startswith(PNG)
+
+
+@ONE_DATABASE
+def test_a_message_that_the_archive_has_not_stops_it(engine, archive):
+    """Another body, under the same id: as after a restore, or a disk that lies."""
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_message SET body = :body WHERE id = 2"), {"body": b"another"})
+    before = kept(engine)
+
+    ended = purge(engine, archive)
+
+    assert (ended.code, kept(engine)) == (1, before)
+    assert "ids 0 to 99999 are not the same in the archive" in ended.err
+    assert "message 2 of topic orders is different" in ended.err
+
+
+@ONE_DATABASE
+def test_a_file_that_has_lost_rows_stops_it(engine, archive):
+    (file,) = archive.rglob("*.parquet")
+    _without_its_first_row(file)
+    before = kept(engine)
+
+    ended = purge(engine, archive)
+
+    assert (ended.code, kept(engine), "message 1 of topic orders is missing" in ended.err) == (1, before, True)
+
+
+@ONE_DATABASE
+def test_an_archive_without_half_messages_stops_a_purge_of_them(engine, shop, spark, tmp_path):
+    begun(engine).commit()
+    ask(engine)
+    extract(spark, tmp_path / "archive", url=url_of(engine))
+    Relay(shop, lambda message: None).until_empty()
+    before = kept(engine)
+
+    ended = purge(engine, tmp_path / "archive")
+
+    assert (ended.code, kept(engine)) == (1, before)
+    assert HALF_TOPIC in ended.err
+    assert "extract with --halves" in ended.err
+
+
+def test_a_message_that_was_committed_late_is_not_purged_with_its_neighbours(pg_engine, spark, tmp_path):
+    """Its id is below those of the archive, whose position does not see it."""
+    with closing(Outbox(pg_engine)) as shop, pg_engine.connect() as late:
+        shop.send(late, "orders", {"version": 1})
+        send(shop, 2, 3)
+        extract(spark, tmp_path / "archive", url=url_of(pg_engine))
+        late.commit()
+        Relay(shop, Sink()).until_empty()
+        first, *_ = kept(pg_engine)
+
+        ended = purge(pg_engine, tmp_path / "archive", "--json")
+
+    assert (ended.json["rows"], kept(pg_engine)) == (2, [first])
+
+
+def _without_its_first_row(file: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(file, partitioning=None)
+    pq.write_table(table.slice(1), file)
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--archive", "nowhere"], "holds no archive"),
+        (["--plot", "x.png"], "--archive PATH"),
+    ],
+)
+def test_a_purge_without_an_archive_is_told(engine, arguments, says):
+    ended = typed(engine, "purge", "--older-than", "7d", *arguments)
+
+    assert (ended.code in (1, 2), says in ended.err) == (True, True)

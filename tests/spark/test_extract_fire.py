@@ -1,0 +1,297 @@
+"""Extracts beside writers that commit out of order, killed again and again; and on a server that is killed.
+
+What must come of it: the files that manifests count hold every committed message once, in the order of its key.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
+from dataclasses import asdict
+from datetime import timedelta
+from pathlib import Path
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Outbox, create_engine, migrate
+from outbox.position import Position, Window
+from outbox.spark.job import Extract, Extraction
+from outbox.spark.manifest import Archive
+from outbox.testing.servers import PostgresServer
+from tests.conftest import started
+from tests.exactness import writers
+from tests.exactness.business import facts, set_up
+from tests.spark.extracts import Here, files_in, ids_in, ids_of, run_here, table_of
+from tests.spark.reading import place_of
+
+ROOT = Path(__file__).parents[2]
+KEYS = 20
+
+
+@pytest.fixture(autouse=True)
+def tasks_may_run_here(monkeypatch):
+    monkeypatch.setattr("outbox.spark.job.run", run_here)
+
+
+class Writers:
+    """Processes that write in every way that makes the order of commits hard to tell."""
+
+    def __init__(self, engine: Engine, folder: Path, quota: int, number: int = 4) -> None:
+        set_up(engine, KEYS)
+        self._enough = folder / "enough"
+        self._processes = [self._started(engine, each, quota) for each in range(number)]
+
+    def _started(self, engine: Engine, number: int, quota: int) -> subprocess.Popen[bytes]:
+        url = engine.url.render_as_string(hide_password=False)
+        enough = str(self._enough)
+        task = writers.Task(url=url, number=number, quota=quota, enough=enough, keys=KEYS, seed=number, seconds=1.5)
+        command = [sys.executable, "-m", writers.__name__, json.dumps(asdict(task))]
+        return subprocess.Popen(command, cwd=ROOT)
+
+    def end(self) -> None:
+        """Let them finish, as soon as each has committed its quota."""
+        self._enough.touch()
+        assert [each.wait(120) for each in self._processes] == [0] * len(self._processes)
+
+    def kill(self) -> None:
+        """Whatever happened, none stays."""
+        for each in self._processes:
+            each.kill()
+            each.wait()
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Callable[[Engine, int], Writers]]:
+    """Start writers."""
+    made: list[Writers] = []
+
+    def start(engine: Engine, quota: int) -> Writers:
+        made.append(Writers(engine, tmp_path, quota))
+        return made[-1]
+
+    yield start
+    for each in made:
+        each.kill()
+
+
+class Repeated:
+    """Does something again and again in a thread, until it is stopped."""
+
+    def __init__(self, what: Callable[[], object], pause: float = 0.02) -> None:
+        self._what = what
+        self._pause = pause
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.error: Exception | None = None
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stop.wait(self._pause):
+                self._what()
+        except Exception as error:
+            self.error = error
+
+    def stop(self) -> None:
+        """End, and raise what went wrong in the thread."""
+        self._stop.set()
+        self._thread.join(60)
+        if self.error is not None:
+            raise self.error
+
+
+class HighestId:
+    """The reader that everybody writes first: what has a higher id than the last one."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.ids: list[int] = []
+
+    def read(self) -> None:
+        """Read on."""
+        with self._engine.connect() as connection:
+            statement = text("SELECT id FROM outbox_message WHERE id > :last ORDER BY id")
+            self.ids += connection.execute(statement, {"last": max(self.ids, default=0)}).scalars()
+
+
+def judge(engine: Engine, path: Path) -> None:
+    """Every committed message is there once, in the order of its key; and inside a file by id."""
+    ids = ids_of(path)
+    assert len(ids) == len(set(ids)), "a message was extracted twice"
+    assert sorted(ids) == ids_in(engine), "a message is missing, or was never committed"
+    versions = {fact.name: (fact.key, fact.version) for fact in facts(engine)}
+    last: dict[str | None, int] = {}
+    for body in table_of(path).column("body").to_pylist():
+        key, version = versions[body.decode()]
+        if key is not None:
+            assert version > last.get(key, 0), f"{key} came in another order than it was committed in"
+            last[key] = version
+
+
+def kill_session(leader: int) -> None:
+    """Kill a process and all it has started: Spark's Python workers have a process group of their own."""
+    # What they start while we look is found by the next look.
+    for _ in range(3):
+        for path in Path("/proc").iterdir():
+            with suppress(OSError, ValueError):
+                if os.getsid(int(path.name)) == leader:
+                    os.kill(int(path.name), signal.SIGKILL)
+
+
+def extracting(engine: Engine, path: Path) -> subprocess.Popen[str]:
+    """A process that extracts by Spark, and has committed a window already."""
+    options = {
+        "url": engine.url.render_as_string(hide_password=False),
+        "path": str(path),
+        "rows_per_task": 40,
+    }
+    command = [sys.executable, "-m", "tests.spark.extracting", json.dumps(options)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stdout is not None
+    assert [process.stdout.readline(), process.stdout.readline().strip().isdigit()] == ["ready\n", True]
+    return process
+
+
+def killed(process: subprocess.Popen[str], after: float) -> None:
+    """Kill Spark in the middle of its work."""
+    time.sleep(after)
+    kill_session(process.pid)
+    process.communicate(timeout=30)
+
+
+def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(pg_engine, written, tmp_path, full):
+    """Beside it: extracts without a pause to an archive of their own, and a reader by the highest id."""
+    path, other = tmp_path / "archive", tmp_path / "other"
+    kills = 10 if full else 2
+    writing = written(pg_engine, 3000 if full else 200)
+    naive = HighestId(pg_engine)
+    with closing(Extract(Here(), Archive(other), place_of(pg_engine), Extraction(rows_per_task=40))) as job:  # type: ignore[arg-type]
+        beside = [Repeated(job.step, 0.2), Repeated(naive.read)]
+        try:
+            for seed in range(kills):
+                killed(extracting(pg_engine, path), random.Random(seed).uniform(0.0, 2.0))
+            writing.end()
+        finally:
+            for each in beside:
+                each.stop()
+        job.step()
+        naive.read()
+    with closing(Extract(Here(), Archive(path), place_of(pg_engine))) as job:  # type: ignore[arg-type]
+        job.step()
+
+    judge(pg_engine, path)
+    judge(pg_engine, other)
+    assert len(Archive(path).manifests()) > kills
+    assert set(naive.ids) < set(ids_in(pg_engine)), "nothing was hard: a reader by the highest id has missed nothing"
+    counted = {path / file.path for file in Archive(path).counted()}
+    Archive(path).clean(timedelta(seconds=-1))
+    assert set(files_in(path)) == counted
+
+
+def test_repeated_extracts_of_sqlite_bring_every_message_once(sqlite_engine, written, tmp_path, full):
+    path = tmp_path / "archive"
+    writing = written(sqlite_engine, 500 if full else 40)
+    with closing(Extract(Here(), Archive(path), place_of(sqlite_engine))) as job:  # type: ignore[arg-type]
+        extracting = Repeated(job.step)
+        try:
+            writing.end()
+        finally:
+            extracting.stop()
+        job.step()
+
+    judge(sqlite_engine, path)
+    assert len(Archive(path).manifests()) > 2
+
+
+@pytest.mark.parametrize("twin", ["forgets what was open", "reads what was settled again"])
+def test_a_broken_extract_fails_the_same_judgement(pg_engine, written, tmp_path, monkeypatch, twin):
+    """Else the judgement proves nothing."""
+    path = tmp_path / "archive"
+    if twin == "forgets what was open":
+        monkeypatch.setattr("outbox.spark.job.Window", lambda base, target: Window(Position(base.head), target))
+    else:
+        floor = lambda base: Position(base.open[0]) if base.open else base  # noqa: E731
+        monkeypatch.setattr("outbox.spark.job.Window", lambda base, target: Window(floor(base), target))
+    writing = written(pg_engine, 100)
+    with closing(Extract(Here(), Archive(path), place_of(pg_engine))) as job:  # type: ignore[arg-type]
+        extracting = Repeated(job.step)
+        try:
+            writing.end()
+        finally:
+            extracting.stop()
+        job.step()
+
+    with pytest.raises(AssertionError, match="missing" if twin == "forgets what was open" else "twice"):
+        judge(pg_engine, path)
+
+
+# A server that is killed
+
+#: The background writer of the log would flush the rollbacks after 0.2 s.
+SERVER = {"wal_writer_delay": "10s", "autovacuum": "off"}
+BURNT, CRASHES = 120, 4
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """A server whose crashes are to be tested, with durable commits."""
+    with started(lambda: PostgresServer(durable=True, settings=SERVER)) as server:
+        yield server
+
+
+def burn(server: PostgresServer) -> int:
+    """Draw transaction ids that nothing makes the server write to disk; return the highest."""
+    drawn = []
+    with psycopg.connect(server.url().replace("+psycopg", ""), autocommit=True) as connection:
+        for _ in range(BURNT):
+            with connection.transaction(force_rollback=True):
+                drawn.append(connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone())
+    return max(row[0] for row in drawn if row is not None)
+
+
+def crash(server: PostgresServer, engine: Engine) -> int:
+    """Kill the server, start it again, and send a message; return the id of its transaction."""
+    server.kill()
+    engine.dispose()
+    server.start()
+    with Outbox(engine).begin() as session:
+        Outbox(engine).send(session, "orders", b"after the crash")
+    with engine.connect() as connection:
+        return int(connection.execute(text("SELECT max(xact_id) FROM outbox_message")).scalar_one())
+
+
+@pytest.mark.parametrize("flushed", [True, False])
+def test_an_extract_from_before_a_crash_goes_on_without_a_loss(server, tmp_path, monkeypatch, flushed):
+    """Ids that were burnt are drawn again after the crash, unless they were on disk before the position was used; a
+    twin that does not wait for that takes the new message for an old one.
+    """
+    if not flushed:
+        monkeypatch.setattr("outbox.store.stamp._wait", lambda *_: None)
+    engine = create_engine(server.url())
+    migrate.upgrade(engine)
+    path, again = tmp_path / "archive", 0
+    wanted = Extraction(empty_after=timedelta(0))
+    for _ in range(CRASHES):
+        highest = burn(server)
+        with closing(Extract(Here(), Archive(path), place_of(engine), wanted)) as job:  # type: ignore[arg-type]
+            job.step()
+        again += crash(server, engine) <= highest
+        while burn(server) <= highest:
+            pass
+    with closing(Extract(Here(), Archive(path), place_of(engine), wanted)) as job:  # type: ignore[arg-type]
+        job.step()
+    ids, wanted_ids = ids_of(path), ids_in(engine)
+    engine.dispose()
+
+    assert len(wanted_ids) == CRASHES
+    assert (ids == wanted_ids, again > 0) == (flushed, not flushed)
