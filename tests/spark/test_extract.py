@@ -170,7 +170,7 @@ def test_an_idle_archive_still_comes_along_now_and_then(outbox, path):
         connection.execute(text("SELECT 1 FROM outbox_meta"))
     wanted = Extraction(empty_after=timedelta(0))
 
-    with closing(Extract(Here(), Archive(path), place_of(outbox.engine), wanted)) as job:  # type: ignore[arg-type]
+    with closing(Extract(Here(), Archive(path), place_of(outbox.engine), wanted)) as job:
         found = job.step()
 
     assert found is not None
@@ -217,9 +217,7 @@ def test_progress_is_told_while_it_works(outbox, path, monkeypatch):
     told: list[Going] = []
     wanted = Extraction(rows_per_task=2)
 
-    with closing(
-        Extract(Here(), Archive(path), place_of(outbox.engine), wanted, on_progress=told.append)  # type: ignore[arg-type]
-    ) as job:
+    with closing(Extract(Here(), Archive(path), place_of(outbox.engine), wanted, on_progress=told.append)) as job:
         job.step()
 
     assert {(going.window, going.tasks) for going in told} == {(1, 10)}
@@ -370,7 +368,7 @@ def test_a_database_is_named_once(path, where):
     from outbox.spark import extract
 
     with pytest.raises(OptionError, match="exactly one of url, urlEnv, service"):
-        extract(Here(), path, **where)  # type: ignore[arg-type]
+        extract(Here(), path, **where)
 
 
 def test_tables_of_another_version_are_refused(engine, path):
