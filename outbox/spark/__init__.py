@@ -1,4 +1,7 @@
-"""The Spark pipeline: messages as DataFrames, and the jobs that are worth having over them."""
+"""The Spark pipeline: messages as DataFrames, and the jobs that are worth having over them.
+
+Needs the extra: pip install 'outbox-log[spark]'.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,56 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from outbox.spark.jdbc import jdbc_predicates
+
 if TYPE_CHECKING:
     import os
 
     from pyspark.sql import DataFrame, SparkSession
 
     from outbox.spark.manifest import Manifest
+
+__all__ = ["archived", "extract", "jdbc_predicates", "position", "register"]
+
+
+def register(spark: SparkSession) -> None:
+    """Make `format("outbox")` known to a session that did not find it by itself. Works on Spark Connect, too.
+
+    Raises:
+        MissingExtraError: pyspark or pyarrow is not installed.
+    """
+    from outbox.spark.tables import arrow_schema
+
+    try:
+        from outbox.spark.source import OutboxDataSource
+    except ImportError as error:
+        from outbox.errors import MissingExtraError
+
+        raise MissingExtraError("Spark needs an extra: pip install 'outbox-log[spark]'") from error
+    arrow_schema("meta", ())
+    spark.dataSource.register(OutboxDataSource)
+
+
+def position(
+    *, url: str | None = None, url_env: str | None = None, service: str | None = None, schema: str | None = None
+) -> str:
+    """Capture the position of now, for `since`, `until` and `startingPosition`; say where by one of the first three.
+
+    Args:
+        url: of the primary, without a password.
+        url_env: the environment variable that holds the URL.
+        service: a service of libpq.
+        schema: of the tables.
+    """
+    from contextlib import closing
+
+    from outbox.spark.offset import write
+    from outbox.spark.place import Address, Place
+    from outbox.spark.planner import Planner
+
+    place = Place(rows=Address(url=url, env=url_env, service=service), schema=schema)
+    with closing(Planner(place)) as planner:
+        return write(planner.now())
 
 
 def extract(

@@ -188,6 +188,19 @@ def replayed(lsn: str) -> str:
     return f"SELECT NOT pg_is_in_recovery() OR coalesce(pg_last_wal_replay_lsn() >= {position}, false) AS replayed"
 
 
+def predicates(window: Window, n: int, *, halves: bool) -> list[str]:
+    """Conditions on PostgreSQL's log, of which each row of a window fulfils exactly one."""
+    first, end = window.fresh
+    parts = [f"xact_id >= {first} AND xact_id < {end}"]
+    if window.fresh_open:
+        parts[0] += f" AND xact_id NOT IN ({', '.join(map(str, window.fresh_open))})"
+    if window.late:
+        parts.append(f"xact_id IN ({', '.join(map(str, window.late))})")
+    held = " OR ".join(f"({part})" for part in parts)
+    shown = "" if halves else f" AND topic <> '{HALF_TOPIC}'"
+    return [f"({held}){shown} AND id % {n} = {i}" for i in range(n)]
+
+
 def _qualified(schema: str | None, table: str) -> str:
     return f'"{schema}".{table}' if schema else table
 

@@ -1,34 +1,93 @@
-"""One Spark session for the whole run: to start one takes as long as a hundred tests."""
+"""One Spark session a run, started as fast as can be: C1, class data sharing, workers that import compiled files."""
 
 import os
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local session, tuned to start quickly."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    settings = {
+def spark_home() -> Path:
+    """A home of Spark's without `pyspark.zip`, out of which workers would compile what they import, each time anew.
+
+    It stays for later runs, because class data is shared only along the same class path.
+    """
+    import pyspark
+
+    package = Path(pyspark.__file__).parent
+    home = cache() / f"home-{pyspark.__version__}"
+    (home / "python" / "lib").mkdir(parents=True, exist_ok=True)
+    for each in package.iterdir():
+        if each.name != "python" and not (home / each.name).exists():
+            (home / each.name).symlink_to(each)
+    return home
+
+
+@pytest.fixture(scope="session")
+def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The session of this run. Names of views and tables are each test's own."""
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        if os.environ.get("CI"):
+            pytest.fail("Spark needs Java 17 or newer")
+        pytest.skip("Spark needs Java 17 or newer")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SPARK_HOME", str(spark_home))
+        patch.setenv("PYSPARK_PYTHON", sys.executable)
+        patch.setenv("PYTHONPATH", str(ROOT), prepend=os.pathsep)
+        patch.setenv("TZ", "UTC")
+        session = _builder(tmp_path_factory.mktemp("spark")).getOrCreate()
+        yield session
+        session.stop()
+
+
+def settings(folder: Path) -> dict[str, str]:
+    """Settings of a small session that starts fast."""
+    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_class_data()} -Dderby.system.home={folder}"
+    return {
+        "spark.master": "local[2]",
         "spark.ui.enabled": "false",
-        "spark.sql.shuffle.partitions": "1",
-        "spark.default.parallelism": "2",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
-        "spark.sql.adaptive.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.log.level": "ERROR",
-        "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+        "spark.sql.shuffle.partitions": "1",
+        "spark.default.parallelism": "2",
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.warehouse.dir": str(folder / "warehouse"),
+        "spark.local.dir": str(folder / "local"),
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "spark.driver.extraJavaOptions": java,
     }
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in settings.items():
+
+
+def _class_data() -> str:
+    """Use the classes that an earlier run has left; the first one leaves them. Java ignores what does not fit it."""
+    classes = cache() / "classes.jsa"
+    return f"-XX:{'SharedArchiveFile' if classes.exists() else 'ArchiveClassesAtExit'}={classes}"
+
+
+def cache() -> Path:
+    """A folder for what makes a start fast, of this user, this environment and this Java."""
+    installed = f"{sys.prefix} {os.path.realpath(shutil.which('java') or '')} {os.environ.get('JAVA_HOME')}"
+    name = blake2b(installed.encode(), digest_size=8).hexdigest()
+    folder = Path(tempfile.gettempdir()) / f"outbox-spark-{os.getuid()}" / name
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _builder(folder: Path) -> Any:
+    from pyspark.sql import SparkSession
+
+    builder = SparkSession.builder
+    for name, value in settings(folder).items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
-    yield session
-    session.stop()
+    return builder

@@ -142,7 +142,8 @@ def test_a_server_that_stays_away_is_an_error(pg_engine, fetch, monkeypatch):
 
 
 def test_another_server_is_not_read_from(pg_engine):
-    (task,) = whole_log(pg_engine) if not fill(pg_engine, 1) else ()
+    fill(pg_engine, 1)
+    (task,) = whole_log(pg_engine)
 
     with pytest.raises(PositionError, match="is another server now"):
         read([replace(task, server=replace(task.server, timeline="00000007"))])
@@ -216,7 +217,7 @@ def test_a_busy_sqlite_file_is_waited_for(sqlite_engine, monkeypatch):
     (task,) = whole_log(sqlite_engine)
     monkeypatch.setattr("outbox.spark.fetch.PAUSE", lambda state: 0.0)
     first_read = connections.SqliteConnection.batches
-    broke = []
+    broke: list[int] = []
 
     def break_once(self, statement, schema, size):
         for batch in first_read(self, statement, schema, size):

@@ -3,8 +3,10 @@
 import itertools
 import pickle
 import time
+from collections.abc import Iterator
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from typing import cast
 
 import pytest
 from sqlalchemy import Engine, text
@@ -16,13 +18,14 @@ from outbox.position import EARLIEST, Window
 from outbox.spark.place import Address, Place
 from outbox.spark.planner import Page, Planner
 from outbox.spark.tables import arrow_schema
+from outbox.store.dialect import Channel
 from outbox.store.extraction import Narrowing, columns_of
 from outbox.store.stamp import stamp
 from tests.spark.reading import bodies, place_of, read, tables_of
 
 
 @pytest.fixture
-def planner(engine: Engine) -> Planner:
+def planner(engine: Engine) -> Iterator[Planner]:
     """A planner of this test's database."""
     planner = Planner(place_of(engine), retries=1)
     yield planner
@@ -261,7 +264,7 @@ def test_a_stamp_waits_until_the_log_is_on_disk(pg_engine):
     assert stamped.server.timeline == "00000001"
 
 
-def test_a_stamp_is_not_released_before_the_flush(pg_engine):
+def test_a_stamp_is_not_released_before_the_flush(pg_engine: Engine) -> None:
     """Seen through the statements: capture, then the end of the log, then its flush."""
     database = Outbox(pg_engine).database
     words = {
@@ -270,7 +273,7 @@ def test_a_stamp_is_not_released_before_the_flush(pg_engine):
         "flush_lsn": "is it flushed",
         "emit_message": "flush",
     }
-    asked = []
+    asked: list[str] = []
 
     class Spy:
         def __init__(self, channel):
@@ -282,7 +285,7 @@ def test_a_stamp_is_not_released_before_the_flush(pg_engine):
             return [(False,)] if asked[-1] == "is it flushed" and len(asked) < 20 else rows
 
     with closing(database.open()) as channel:
-        stamp(database, Spy(channel), pause=lambda _: None)
+        stamp(database, cast("Channel", Spy(channel)), pause=lambda _: None)
 
     steps = [step for step, _ in itertools.groupby(asked)]
     assert steps == ["capture", "end", "is it flushed", "flush", "is it flushed"]

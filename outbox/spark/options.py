@@ -1,0 +1,275 @@
+"""The options of the source: texts, as Spark hands them over, checked and turned into values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from difflib import get_close_matches
+from typing import Any, Literal, Self, TypeVar, cast, get_args
+from uuid import UUID
+
+from outbox.errors import OptionError, PositionError
+from outbox.spark.offset import Mark
+from outbox.spark.place import Address, Place
+from outbox.spark.task import USUAL, Fetch, Manner
+from outbox.store.extraction import EVERYTHING, MESSAGES, Kind, Narrowing, columns_of, table_names
+
+T = TypeVar("T")
+
+OnIdentityChange = Literal["fail", "accept", "replay"]
+Start = Literal["earliest", "latest"]
+
+_NAMES = (
+    "url", "urlEnv", "service", "plannerUrl", "plannerUrlEnv", "plannerService", "schema", "table", "columns", "topics",
+    "keys", "createdFrom", "createdTo", "halves", "since", "until", "startingPosition", "partitions",
+    "rowsPerPartition", "maxRowsPerTrigger", "pollIntervalMs", "fetch", "batchBytes", "prefetch", "retries",
+    "onIdentityChange", "failOnDataLoss",
+)  # fmt: skip
+_WHERE = "where."
+#: Options that narrow the rows by one column.
+_NARROWED = {"topics": "topic", "keys": "key", "createdFrom": "created_at", "createdTo": "created_at"}
+#: Options that mean nothing to the other kind of read.
+_OF_BATCHES = ("since", "until")
+_OF_STREAMS = ("startingPosition", "maxRowsPerTrigger", "pollIntervalMs", "onIdentityChange")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What a read was asked for. `given` are the names of the options that were set."""
+
+    place: Place
+    given: frozenset[str]
+    table: str = MESSAGES
+    columns: tuple[str, ...] = ()
+    narrowing: Narrowing = EVERYTHING
+    since: Mark | None = None
+    until: Mark | None = None
+    start: Start | Mark = "earliest"
+    partitions: int | None = None
+    rows_per_partition: int = 500_000
+    max_rows: int | None = None
+    poll_seconds: float = 0.25
+    manner: Manner = USUAL
+    on_identity_change: OnIdentityChange = "fail"
+    fail_on_data_loss: bool = True
+
+    @classmethod
+    def parse(cls, options: Mapping[str, str]) -> Self:
+        """Check everything that can be checked without a connection.
+
+        Raises:
+            OptionError: naming the option, its limit and the fix.
+        """
+        return cls(**_Parser(options).values())
+
+    def require_batch(self) -> None:
+        """Refuse options that only a stream has.
+
+        Raises:
+            OptionError: one of them is set.
+        """
+        self._refuse(_OF_STREAMS, "only spark.readStream has it")
+
+    def require_stream(self) -> None:
+        """Refuse what a stream cannot do.
+
+        Raises:
+            OptionError: it was asked for.
+        """
+        self._refuse(_OF_BATCHES, "a stream begins at startingPosition and has no end")
+        if self.table != MESSAGES:
+            raise OptionError(f"table: only {MESSAGES} can be followed, not {self.table}; use spark.read")
+
+    def _refuse(self, names: tuple[str, ...], why: str) -> None:
+        for name in names:
+            if name in self.given:
+                raise OptionError(f"{name}: {why}; leave it out")
+
+
+class _Parser:
+    """Reads one set of options; names count in any case, as everywhere in Spark."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._given = {_name_of(name): str(value) for name, value in options.items()}
+        self._table = self._choice("table", MESSAGES, table_names())
+
+    def values(self) -> dict[str, Any]:
+        """The fields of `Options`."""
+        if self._table != MESSAGES:
+            self._require_no_window()
+        return {
+            "place": self._place(),
+            "given": frozenset(self._given),
+            "table": self._table,
+            "columns": self._columns(),
+            "narrowing": self._narrowing(),
+            "since": self._mark("since"),
+            "until": self._mark("until"),
+            "start": self._start(),
+            "partitions": self._number("partitions", None, 1, 10_000),
+            "rows_per_partition": self._number("rowsPerPartition", 500_000, 1, 1_000_000_000),
+            "max_rows": self._number("maxRowsPerTrigger", None, 1, 1_000_000_000),
+            "poll_seconds": (self._number("pollIntervalMs", 250, 0, 3_600_000) or 0) / 1000,
+            "manner": self._manner(),
+            "on_identity_change": self._choice("onIdentityChange", "fail", get_args(OnIdentityChange)),
+            "fail_on_data_loss": self._flag("failOnDataLoss", default=True),
+        }
+
+    def _place(self) -> Place:
+        of_planner = ("plannerUrl", "plannerUrlEnv", "plannerService")
+        planner = None
+        if any(name in self._given for name in of_planner):
+            planner = self._address("plannerUrl", *of_planner)
+        return Place(
+            rows=self._address("url", "url", "urlEnv", "service"), planner=planner, schema=self._given.get("schema")
+        )
+
+    def _address(self, name: str, url: str, env: str, service: str) -> Address:
+        return Address(name=name, url=self._given.get(url), env=self._given.get(env), service=self._given.get(service))
+
+    def _columns(self) -> tuple[str, ...]:
+        columns = self._list("columns")
+        for name in columns:
+            self._require_column("columns", name)
+        if len(set(columns)) < len(columns):
+            raise _error("columns", "name a column twice", "name each once")
+        return columns or tuple(columns_of(self._table))
+
+    def _narrowing(self) -> Narrowing:
+        for option, column in (
+            ("topics", "topic"),
+            ("keys", "key"),
+            ("createdFrom", "created_at"),
+            ("createdTo", "created_at"),
+        ):
+            if option in self._given:
+                self._require_column(option, column)
+        return Narrowing(
+            topics=self._list("topics"),
+            keys=self._list("keys"),
+            created_from=self._moment("createdFrom"),
+            created_to=self._moment("createdTo"),
+            where=tuple(self._where()),
+            halves=self._flag("halves", default=False),
+        )
+
+    def _where(self) -> list[tuple[str, str]]:
+        found = []
+        for name, value in self._given.items():
+            if name.startswith(_WHERE):
+                column = name.removeprefix(_WHERE)
+                self._require_column(name, column)
+                _check_value(name, columns_of(self._table)[column], value)
+                found.append((column, value))
+        return found
+
+    def _manner(self) -> Manner:
+        return Manner(
+            fetch=cast("Fetch", self._choice("fetch", "auto", get_args(Fetch))),
+            batch_bytes=self._number("batchBytes", 4 * 1024 * 1024, 64 * 1024, 256 * 1024 * 1024) or 0,
+            prefetch=self._number("prefetch", 0, 0, 100) or 0,
+            retries=self._number("retries", 5, 0, 100) or 0,
+        )
+
+    def _start(self) -> Start | Mark:
+        text = self._given.get("startingPosition", "earliest")
+        if text.lower() in get_args(Start):
+            return cast("Start", text.lower())
+        return self._mark("startingPosition") or "earliest"
+
+    def _mark(self, name: str) -> Mark | None:
+        if name not in self._given:
+            return None
+        try:
+            return Mark.parse(self._given[name])
+        except PositionError as error:
+            raise OptionError(f"{name}: {error}") from error
+
+    def _require_no_window(self) -> None:
+        for name in ("since", "until", "halves", "partitions", "rowsPerPartition", *_OF_STREAMS):
+            if name in self._given:
+                raise _error(name, f"means nothing for the table {self._table}", f"leave it out, or read {MESSAGES}")
+
+    def _require_column(self, option: str, column: str) -> None:
+        names = tuple(columns_of(self._table))
+        if column not in names:
+            raise _error(option, f"the table {self._table} has no column {column!r}", _did_you_mean(column, names))
+
+    def _list(self, name: str) -> tuple[str, ...]:
+        """Names with a comma between two; a comma of a name itself is written twice."""
+        if name not in self._given:
+            return ()
+        found = tuple(part.strip().replace("\0", ",") for part in self._given[name].replace(",,", "\0").split(","))
+        if not all(found):
+            raise _error(name, "has an empty part", "write names with a comma between two")
+        return found
+
+    def _moment(self, name: str) -> datetime | None:
+        if name not in self._given:
+            return None
+        return self._read(name, datetime.fromisoformat, "write a time such as 2026-01-31T12:00:00Z", _require_zone)
+
+    def _read(self, name: str, convert: Callable[[str], T], fix: str, check: Callable[[T], bool]) -> T:
+        try:
+            value = convert(self._given[name].strip())
+        except ValueError:
+            raise _error(name, f"{self._given[name]!r:.80} cannot be read", fix) from None
+        if not check(value):
+            raise _error(name, f"{self._given[name]!r:.80} is not allowed", fix)
+        return value
+
+    def _number(self, name: str, default: int | None, least: int, most: int) -> int | None:
+        if name not in self._given:
+            return default
+        return self._read(name, int, f"write a whole number from {least} to {most}", lambda n: least <= n <= most)
+
+    def _flag(self, name: str, *, default: bool) -> bool:
+        return self._choice(name, str(default).lower(), ("true", "false")) == "true"
+
+    def _choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
+        value = self._given.get(name, default).strip().lower()
+        if value not in allowed:
+            raise _error(name, f"{value!r:.80} is none of {', '.join(allowed)}", _did_you_mean(value, allowed))
+        return value
+
+
+def _name_of(given: str) -> str:
+    lower = given.lower()
+    if lower.startswith(_WHERE):
+        return lower
+    for name in _NAMES:
+        if name.lower() == lower:
+            return name
+    if lower == "path":
+        raise _error("path", "the source reads a database, no path", "call load() without an argument")
+    raise _error(given, "there is no such option", _did_you_mean(given, _NAMES))
+
+
+def _check_value(name: str, kind: Kind, value: str) -> None:
+    """Refuse a value that a column of this kind cannot have."""
+    checks: dict[Kind, Callable[[str], object]] = {"long": int, "integer": int, "short": int, "uuid": UUID}
+    if kind in ("binary", "timestamp"):
+        raise _error(name, f"a column of type {kind} cannot be compared so", "filter the DataFrame")
+    if kind == "boolean" and value.lower() not in ("true", "false"):
+        raise _error(name, f"{value!r:.80} is neither true nor false", "write one of them")
+    try:
+        checks.get(kind, str)(value)
+    except ValueError:
+        raise _error(name, f"{value!r:.80} is no value of type {kind}", "correct it") from None
+    if "\0" in value:
+        raise _error(name, "holds a NUL, which no column does", "correct it")
+
+
+def _require_zone(moment: datetime) -> bool:
+    return moment.tzinfo is not None
+
+
+def _did_you_mean(given: str, names: tuple[str, ...]) -> str:
+    close = get_close_matches(given.lower(), [name.lower() for name in names], n=1)
+    found = next((name for name in names if close and name.lower() == close[0]), None)
+    return f"did you mean {found}?" if found else f"choose from {', '.join(names)}"
+
+
+def _error(option: str, limit: str, fix: str) -> OptionError:
+    return OptionError(f"{option}: {limit}; {fix}")

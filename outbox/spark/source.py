@@ -1,0 +1,232 @@
+"""The data source `outbox`, as Spark calls it; the planner, the follower and the fetch do what it is asked.
+
+Every session that uses any Python source imports this file, so it imports nothing else that is slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+
+try:
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+except ImportError:  # before Spark 4.2, which has neither limits nor an end for streams
+
+    class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
+        """Stands for what this Spark does not have."""
+
+    ReadAllAvailable = ReadMaxRows = None  # type: ignore[assignment,misc]
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql.types import StructType
+
+    from outbox.position import Window
+    from outbox.spark.offset import Offset
+    from outbox.spark.options import Options
+    from outbox.spark.stream import Follower
+
+
+@dataclass(frozen=True, slots=True)
+class Frozen:
+    """What a DataFrame holds, decided when it is loaded. `whole`: of which nothing may be purged before it is read."""
+
+    window: Window
+    whole: Window | None
+
+
+class OutboxDataSource(DataSource):
+    """Reads an outbox: `spark.read.format("outbox")`, `spark.readStream.format("outbox")`."""
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        from outbox.spark.options import Options
+
+        super().__init__(options)
+        self._settings = Options.parse(dict(options))
+        self._frozen = _freeze(self._settings)
+
+    @classmethod
+    def name(cls) -> str:
+        """What stands in `format(…)`."""
+        return "outbox"
+
+    def schema(self) -> str:
+        """The columns that the options name, or all of the table."""
+        from outbox.spark.tables import ddl
+
+        return ddl(self._settings.table, self._settings.columns)
+
+    def reader(self, schema: StructType) -> OutboxReader:
+        """Of `spark.read`; the schema is the user's, if there is one."""
+        self._settings.require_batch()
+        return OutboxReader(self._settings, self._frozen, _columns_of(self._settings, schema))
+
+    def streamReader(self, schema: StructType) -> OutboxStreamReader:  # noqa: N802 - Spark's name
+        """Of `spark.readStream`."""
+        return OutboxStreamReader(self._settings, schema)
+
+
+class TaskPartition(InputPartition):
+    """One task, as Spark hands it to an executor."""
+
+
+class OutboxReader(DataSourceReader):
+    """One read of what a DataFrame holds."""
+
+    def __init__(self, settings: Options, frozen: Frozen | None, columns: tuple[str, ...]) -> None:
+        self._settings = settings
+        self._frozen = frozen
+        self._columns = columns
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """The tasks."""
+        from outbox.spark.planner import Planner
+
+        settings = self._settings
+        with closing(Planner(settings.place, retries=settings.manner.retries)) as planner:
+            if self._frozen is None:
+                task = planner.table_task(
+                    settings.table, columns=self._columns, narrowing=settings.narrowing, manner=settings.manner
+                )
+                return [TaskPartition(task)]
+            if self._frozen.whole is not None:
+                planner.require_unpurged(self._frozen.whole)
+            tasks = planner.tasks(
+                self._frozen.window,
+                columns=self._columns,
+                narrowing=settings.narrowing,
+                manner=settings.manner,
+                partitions=settings.partitions,
+                rows_per_task=settings.rows_per_partition,
+                whole=self._frozen.whole,
+            )
+        return [TaskPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        return _read(partition)
+
+
+class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """One run of a stream. Spark makes it in two processes, and pickles it for the tasks."""
+
+    def __init__(self, settings: Options, schema: StructType) -> None:
+        self._settings = settings
+        self._schema = schema
+        self._made: Follower | None = None
+        self._last: Offset | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802
+        """Where a stream without a checkpoint begins."""
+        self._last = self._follower().initial()
+        return self._last.to_dict()
+
+    def getDefaultReadLimit(self) -> Any:  # noqa: N802
+        """How many rows a batch may have (from Spark 4.2 on, Spark itself asks)."""
+        limit = self._settings.max_rows
+        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+
+    def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
+        """Where the next batch ends. Before Spark 4.2 nothing is said: the offset that was given last counts."""
+        from outbox.spark.offset import Offset
+
+        follower = self._follower()
+        known = self._last if start is None else Offset.from_dict(start)
+        most = self._settings.max_rows if limit is None else getattr(limit, "max_rows", None)
+        self._last = follower.now() if known is None else follower.latest(known, most)
+        return self._last.to_dict()
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """Where the log itself is, for the query's status."""
+        head = self._follower().head
+        return None if head is None else head.to_dict()
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """End at what is there now."""
+        self._follower().stop_at_now()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """The tasks of one batch."""
+        from outbox.spark.offset import Offset
+
+        columns = _columns_of(self._settings, self._schema)
+        self._last = Offset.from_dict(end)
+        tasks = self._follower().tasks(Offset.from_dict(start), self._last, columns)
+        return [TaskPartition(task) for task in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The rows of one task."""
+        return _read(partition)
+
+    def commit(self, end: dict[str, Any]) -> None:
+        """Nothing is kept here: the checkpoint is the truth."""
+
+    def stop(self) -> None:
+        """Give the connection up."""
+        if self._made is not None:
+            self._made.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": None}
+
+    def _follower(self) -> Follower:
+        """Made when it is first asked: what a constructor raises Spark does not show."""
+        from outbox.spark.planner import Planner
+        from outbox.spark.stream import Follower
+
+        if self._made is None:
+            self._settings.require_stream()
+            _columns_of(self._settings, self._schema)
+            planner = Planner(self._settings.place, retries=self._settings.manner.retries)
+            self._made = Follower(self._settings, planner)
+        return self._made
+
+
+def _freeze(settings: Options) -> Frozen | None:
+    """Decide which messages a DataFrame holds, as long as it lives; None for other tables."""
+    from outbox.spark.planner import Planner
+    from outbox.spark.window import window_of
+    from outbox.store.extraction import MESSAGES
+
+    if settings.table != MESSAGES:
+        return None
+    with closing(Planner(settings.place, retries=settings.manner.retries)) as planner:
+        window = window_of(settings, planner)
+        return Frozen(window, planner.whole(window) if settings.fail_on_data_loss else None)
+
+
+def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    # Of a read without tasks Spark makes one with nothing in it.
+    if partition.value is None:
+        return iter(())
+    from outbox.spark.fetch import batches
+
+    return batches(partition.value)
+
+
+def _columns_of(settings: Options, schema: StructType) -> tuple[str, ...]:
+    """Return the columns that a schema names, which has to be a part of ours.
+
+    Raises:
+        OptionError: a column is unknown, of another type, or declared as never null.
+    """
+    from outbox.errors import OptionError
+    from outbox.spark.tables import spark_type
+    from outbox.store.extraction import columns_of
+
+    kinds = columns_of(settings.table)
+    for field in schema.fields:
+        if field.name not in kinds:
+            raise OptionError(
+                f"schema: the table {settings.table} has no column {field.name!r}; choose from {', '.join(kinds)}"
+            )
+        wanted, given = spark_type(kinds[field.name]), field.dataType.simpleString()
+        if given != wanted:
+            raise OptionError(f"schema: the column {field.name} is of type {wanted}, not {given}; cast it after load()")
+        if not field.nullable:
+            raise OptionError(f"schema: the column {field.name} is declared NOT NULL; leave that out")
+    return tuple(schema.fieldNames())

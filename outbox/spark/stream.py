@@ -1,0 +1,223 @@
+"""Following the log: where the next batch of a stream ends, and which tasks read it. Knows nothing of Spark."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from outbox.errors import PositionError, PurgedError
+from outbox.position import EARLIEST, Position, Progress, Window
+from outbox.spark.offset import Mark, Offset
+from outbox.spark.options import Options
+from outbox.spark.planner import Page, Planner
+from outbox.spark.task import Task
+from outbox.store.extraction import Narrowing
+from outbox.store.stamp import Server, Stamp
+
+_log = logging.getLogger(__name__)
+
+#: So often an offset moves when nothing that is selected came, but something else did: what retention takes of that
+#: must not look like a loss. Each such move is an empty batch of Spark's.
+_MOVE_SECONDS = 600.0
+_ANYTHING = Narrowing(halves=True)
+
+
+class Follower:
+    """Finds the next batch of one stream, and plans it again when it is repeated."""
+
+    def __init__(self, options: Options, planner: Planner, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._options = options
+        self._planner = planner
+        self._clock = clock
+        self._initial: Offset | None = None
+        self._end: Stamp | None = None
+        #: The offset after which nothing had come, up to which position, and when that was seen and first seen.
+        self._idle: tuple[Offset, Position] | None = None
+        self._looked_at = self._idle_since = 0.0
+        self._head: Stamp | None = None
+
+    def initial(self) -> Offset:
+        """Return where the stream begins; the same whenever it is asked."""
+        if self._initial is None:
+            self._initial = self._first()
+        return self._initial
+
+    def stop_at_now(self) -> None:
+        """Have the stream end at what is committed now."""
+        self._end = self._planner.now()
+
+    def now(self) -> Offset:
+        """Return where everything has been delivered that is committed now."""
+        stamp = self._capture()
+        return Offset(server=stamp.server, progress=Progress(stamp.position))
+
+    @property
+    def head(self) -> Offset | None:
+        """How far the log was when it was looked at last."""
+        return None if self._head is None else Offset(server=self._head.server, progress=Progress(self._head.position))
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self._planner.close()
+
+    def latest(self, start: Offset, limit: int | None) -> Offset:
+        """Return where the batch after `start` ends: at most `limit` rows later, or at `start` when nothing has come.
+
+        Raises:
+            PositionError: another server answers than the one that the offset is of.
+        """
+        if (
+            self._idle is not None
+            and self._idle[0] == start
+            and self._clock() < self._looked_at + self._options.poll_seconds
+        ):
+            return start
+        stamp = self._capture()
+        known = self._on(start, stamp.server, stamp.position)
+        within = self._within(known, limit)
+        if within is not None:
+            return within
+        base = known.progress.target or known.progress.base
+        return self._beyond(start, replace(known, progress=Progress(base)), stamp, limit)
+
+    def tasks(self, start: Offset, end: Offset, columns: tuple[str, ...]) -> list[Task]:
+        """Plan the batch between two offsets; the same rows whenever it is asked.
+
+        Raises:
+            PositionError: another server answers than the one that the batch was planned on.
+            PurgedError: rows of the batch were purged before they were read.
+        """
+        server = self._planner.server()
+        if server != end.server and self._options.on_identity_change == "fail":
+            raise self._changed(end.server, server)
+        known = self._on(start, end.server, end.progress.target or end.progress.base)
+        window, after = _window_of(known, end)
+        whole = self._unpurged(window, end.gone or known.gone)
+        return self._planner.tasks(
+            window,
+            columns=columns,
+            narrowing=self._options.narrowing,
+            manner=self._options.manner,
+            partitions=self._options.partitions,
+            rows_per_task=self._options.rows_per_partition,
+            after=after,
+            upto=end.progress.after,
+            whole=whole,
+        )
+
+    def _first(self) -> Offset:
+        start = self._options.start
+        if start == "latest":
+            stamp = self._planner.now()
+            return Offset(server=stamp.server, progress=Progress(stamp.position))
+        if isinstance(start, Mark):
+            return Offset(server=start.server or self._planner.server(), progress=Progress(start.position))
+        return Offset(server=self._planner.server(), progress=Progress(EARLIEST), gone=self._planner.purged())
+
+    def _capture(self) -> Stamp:
+        self._head = self._planner.now()
+        return self._end or self._head
+
+    def _within(self, known: Offset, limit: int | None) -> Offset | None:
+        """The next page of a window that is open; None when no window is, or nothing is left of it."""
+        progress = known.progress
+        if progress.target is None:
+            return None
+        window = Window(progress.base, progress.target)
+        page = self._page(window, limit, after=progress.after)
+        if not page.rows:
+            return None
+        return _end_of(known, window, page)
+
+    def _beyond(self, start: Offset, known: Offset, stamp: Stamp, limit: int | None) -> Offset:
+        """The first page of what has been committed since a window ended."""
+        passed = self._idle[1] if self._idle is not None and self._idle[0] == start else known.progress.base
+        window = Window(known.progress.base, stamp.position)
+        page = (
+            self._page(Window(passed, stamp.position), limit) if passed != stamp.position else Page(0, None, more=False)
+        )
+        if page.rows:
+            self._idle = None
+            return _end_of(known, window, page)
+        return self._rest(start, known, stamp)
+
+    def _rest(self, start: Offset, known: Offset, stamp: Stamp) -> Offset:
+        now = self._clock()
+        if self._passed(start) is None:
+            self._idle_since = now
+        self._idle, self._looked_at = (start, stamp.position), now
+        if now - self._idle_since < _MOVE_SECONDS:
+            return start
+        self._idle_since = now
+        window = Window(known.progress.base, stamp.position)
+        if not self._planner.page(window, 1, narrowing=_ANYTHING).rows:
+            return start
+        return Offset(server=stamp.server, progress=Progress(stamp.position))
+
+    def _passed(self, start: Offset) -> Position | None:
+        """Up to where it is known that nothing has come after an offset."""
+        return self._idle[1] if self._idle is not None and self._idle[0] == start else None
+
+    def _page(self, window: Window, limit: int | None, after: int | None = None) -> Page:
+        page = self._planner.page(window, limit or 1, narrowing=self._options.narrowing, after=after)
+        # Without a limit it is enough to know that there is something.
+        return page if limit is not None else replace(page, more=False)
+
+    def _on(self, offset: Offset, server: Server, head: Position) -> Offset:
+        """The offset as it counts on a server that has come to `head`."""
+        changed = offset.server != server
+        if changed and (self._options.on_identity_change == "fail" or offset.server.dialect != server.dialect):
+            raise self._changed(offset.server, server)
+        if self._options.on_identity_change == "replay" and (changed or _lies_ahead(offset, head)):
+            _log.warning("the log of %s is read again from its beginning", self._planner.place.label())
+            return Offset(server=server, progress=Progress(EARLIEST), gone=self._planner.purged())
+        if _lies_ahead(offset, head):
+            raise PositionError(
+                f"the server {self._planner.place.label()} has come to {head}, which lies below the position"
+                f" {offset.progress.base} of the checkpoint: it was restored from an older copy, and numbers that were"
+                " read are drawn again. Set onIdentityChange=replay to read the whole log again, or begin with a new"
+                " checkpointLocation"
+            )
+        return replace(offset, server=server) if changed else offset
+
+    def _changed(self, before: Server, now: Server) -> PositionError:
+        return PositionError(
+            f"the checkpoint is of another server than {self._planner.place.label()}: {before} is not {now}. A promoted"
+            " standby and a restored copy draw the same numbers again for other rows. Set onIdentityChange=replay to"
+            " read the whole log again, or =accept if the numbers go on, as after pg_upgrade"
+        )
+
+    def _unpurged(self, window: Window, gone: Position | None) -> Window | None:
+        """The window of which nothing may be missing; None: what is missing is not asked for."""
+        whole = window if window.base != EARLIEST else Window(gone or EARLIEST, window.target)
+        try:
+            self._planner.require_unpurged(whole)
+        except PurgedError as error:
+            if self._options.fail_on_data_loss:
+                raise
+            _log.warning("going on although %s", error)
+        return whole if self._options.fail_on_data_loss else None
+
+
+def _lies_ahead(offset: Offset, head: Position) -> bool:
+    newest = offset.progress.target or offset.progress.base
+    return newest.head > head.head
+
+
+def _end_of(known: Offset, window: Window, page: Page) -> Offset:
+    if not page.more:
+        return Offset(server=known.server, progress=Progress(window.target))
+    return replace(known, progress=Progress(window.base, window.target, page.last))
+
+
+def _window_of(start: Offset, end: Offset) -> tuple[Window, int | None]:
+    """The window that a batch is of, and the id after which it begins there."""
+    target = end.progress.target or end.progress.base
+    if start.progress.target is None:
+        return Window(start.progress.base, target), None
+    if target == start.progress.target:
+        return Window(start.progress.base, target), start.progress.after
+    # Nothing was left of the window that was open.
+    return Window(start.progress.target, target), None

@@ -1,0 +1,36 @@
+"""The window of a batch read: from the option `since` to `until`, or to now."""
+
+from __future__ import annotations
+
+from outbox.errors import OptionError, PositionError
+from outbox.position import EARLIEST, Position, Window
+from outbox.spark.offset import Mark
+from outbox.spark.options import Options
+from outbox.spark.planner import Planner
+from outbox.store.stamp import Server
+
+
+def window_of(options: Options, planner: Planner) -> Window:
+    """Return the window that the options name.
+
+    Raises:
+        OptionError: a position does not fit the database.
+        PositionError: a position is of another server.
+    """
+    now = planner.now()
+    base = _checked("since", options.since, now.server, now.position) if options.since else EARLIEST
+    target = _checked("until", options.until, now.server, now.position) if options.until else now.position
+    if base.head > target.head:
+        raise OptionError(f"since: {base} lies after until, {target}; exchange them")
+    return Window(base, target)
+
+
+def _checked(name: str, mark: Mark, server: Server, now: Position) -> Position:
+    if mark.server is not None and mark.server != server:
+        raise PositionError(f"{name}: the position is of another server: {mark.server} is not {server}")
+    if mark.position.head > now.head:
+        raise PositionError(
+            f"{name}: {mark.position} lies ahead of this server, which has come to {now}; it is of another one, or of"
+            " one that was restored from an older copy"
+        )
+    return mark.position

@@ -1,0 +1,257 @@
+"""Where the batches of a stream begin and end, without Spark: offsets go through JSON as they do there."""
+
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from sqlalchemy import text
+
+from outbox import Outbox, PositionError
+from outbox.errors import OptionError, PurgedError
+from outbox.position import Progress
+from outbox.spark.offset import Offset
+from outbox.spark.options import Options
+from tests.spark.streams import Stream
+
+
+@pytest.fixture
+def stream(engine):
+    stream = Stream(engine)
+    with closing(stream.follower):
+        yield stream
+
+
+def send(engine, *names, topic="orders"):
+    with engine.begin() as connection:
+        for name in names:
+            Outbox(engine).send(connection, topic, name)
+
+
+def test_pages_hold_exactly_as_many_rows_as_were_asked_for(engine, stream):
+    send(engine, *"abcdefg")
+
+    end, batches = stream.all(stream.start(), limit=3)
+
+    assert batches == [[b"a", b"b", b"c"], [b"d", b"e", b"f"], [b"g"]]
+    assert end.progress.target is None
+    send(engine, "h")
+    assert stream.next(end, 3)[1] == [b"h"]
+
+
+def test_pages_hold_as_many_selected_rows(engine):
+    stream = Stream(engine, topics="orders")
+    for name in "abcdef":
+        send(engine, f"{name}0", topic="mails")
+        send(engine, name)
+
+    assert stream.all(stream.start(), limit=4)[1] == [[b"a", b"b", b"c", b"d"], [b"e", b"f"]]
+
+
+def test_without_a_limit_everything_comes_at_once(engine, stream):
+    send(engine, *"abc")
+
+    assert stream.all(stream.start())[1] == [[b"a", b"b", b"c"]]
+
+
+def test_a_batch_is_the_same_when_it_is_planned_again(engine, stream):
+    """After a crash Spark repeats the batch whose end its checkpoint has."""
+    send(engine, *"abcde")
+    start = stream.start()
+    end, rows = stream.next(start, 3)
+    send(engine, *"fgh")
+    stream.begin()
+
+    assert stream.rows(start, end) == rows == [b"a", b"b", b"c"]
+    assert stream.all(end, 3)[1] == [[b"d", b"e"], [b"f", b"g", b"h"]]
+
+
+def test_what_commits_late_comes_with_the_next_batch(pg_engine):
+    stream = Stream(pg_engine)
+    with pg_engine.connect() as open:
+        Outbox(pg_engine).send(open, "orders", "late")
+        send(pg_engine, *"abc")
+        end, batches = stream.all(stream.start(), 2)
+        assert batches == [[b"a", b"b"], [b"c"]]
+        open.commit()
+    send(pg_engine, "d")
+
+    assert stream.all(end, 2)[1] == [[b"late", b"d"]]
+
+
+def test_an_idle_stream_stays_where_it_is(engine):
+    """A head that moves with every foreign transaction would have Spark write files and run empty batches."""
+    stream = Stream(engine, topics="orders")
+    send(engine, "a")
+    start, _ = stream.all(stream.start())
+
+    for _ in range(3):
+        send(engine, "other", topic="mails")
+        assert stream.next(start) == (start, [])
+    send(engine, "b")
+    assert stream.next(start)[1] == [b"b"]
+
+
+def test_a_stream_of_a_silent_topic_moves_now_and_then(engine):
+    """Else retention of what it does not select would look like a loss, when it begins again from its checkpoint."""
+    stream = Stream(engine, topics="orders")
+    send(engine, "a")
+    start, _ = stream.all(stream.start())
+
+    stream.next(start)
+    stream.seconds += 601
+    assert stream.next(start)[0] == start
+    send(engine, "other", topic="mails")
+    stream.seconds += 601
+    end, rows = stream.next(start)
+
+    assert rows == []
+    assert end.progress.base.head > start.progress.base.head
+
+
+def test_between_two_polls_nothing_is_asked(engine):
+    stream = Stream(engine, pollIntervalMs=250)
+    send(engine, "a")
+    start, _ = stream.all(stream.start())
+    send(engine, "b")
+
+    assert stream.next(start) == (start, [])
+    stream.seconds += 0.3
+    assert stream.next(start)[1] == [b"b"]
+
+
+def test_a_stream_begins_at_latest_or_at_a_position(engine):
+    import outbox.spark
+
+    send(engine, "a")
+    latest = Stream(engine, startingPosition="latest")
+    start = latest.start()
+    position = outbox.spark.position(url=engine.url.render_as_string(hide_password=False))
+    send(engine, "b")
+    at_position = Stream(engine, startingPosition=position)
+    send(engine, "c")
+
+    assert latest.all(start)[1] == at_position.all(at_position.start())[1] == [[b"b", b"c"]]
+    assert latest.start() == start
+
+
+def test_an_end_is_never_passed(engine, stream):
+    send(engine, *"abc")
+    start = stream.start()
+    stream.follower.stop_at_now()
+    send(engine, *"def")
+
+    assert stream.all(start, 2)[1] == [[b"a", b"b"], [b"c"]]
+
+
+def test_the_first_position_counts_until_it_is_stored(engine, stream):
+    """Spark asks twice for where a stream begins."""
+    latest = Stream(engine, startingPosition="latest")
+    first = latest.start()
+    send(engine, "a")
+
+    assert latest.start() == first
+
+
+def moved(offset, **server):
+    return replace(offset, server=replace(offset.server, **server))
+
+
+@pytest.mark.parametrize("change", [{"system": "7000000000000000001"}, {"timeline": "00000009"}, {"database": 1}])
+def test_another_server_is_refused(pg_engine, change):
+    """A promoted standby hands the same transaction ids out again, for other rows."""
+    stream = Stream(pg_engine)
+    send(pg_engine, "a")
+    start = stream.start()
+    end, _ = stream.next(start)
+
+    with pytest.raises(PositionError, match=r"another server than .* Set onIdentityChange=replay"):
+        stream.next(moved(end, **change))
+    with pytest.raises(PositionError, match="another server than"):
+        stream.rows(start, moved(end, **change))
+
+
+def test_another_server_is_accepted_or_read_from_its_beginning(pg_engine):
+    send(pg_engine, "a")
+    first = Stream(pg_engine)
+    end = moved(first.next(first.start())[0], system="7000000000000000001")
+    send(pg_engine, "b")
+
+    accepting, replaying = (Stream(pg_engine, onIdentityChange=how) for how in ("accept", "replay"))
+
+    assert accepting.all(end)[1] == [[b"b"]]
+    assert replaying.all(end, 1)[1] == [[b"a"], [b"b"]]
+
+
+def test_a_server_that_went_back_is_refused(engine, stream):
+    """Restored from an older copy, it draws numbers again that were read."""
+    send(engine, "a")
+    end, _ = stream.next(stream.start())
+    ahead = replace(end, progress=Progress(replace(end.progress.base, head=end.progress.base.head + 1000)))
+
+    with pytest.raises(PositionError, match="lies below the position"):
+        stream.next(ahead)
+    with pytest.raises(PositionError, match="lies below the position"):
+        Stream(engine, onIdentityChange="accept").next(ahead)
+    assert Stream(engine, onIdentityChange="replay").next(ahead)[1] == [b"a"]
+
+
+def purge(engine, position):
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_meta SET purged = :purged"), {"purged": str(position)})
+
+
+def test_retention_that_passed_the_checkpoint_is_an_error(engine, stream):
+    send(engine, "a")
+    start, _ = stream.all(stream.start())
+    send(engine, "b")
+    end = stream.follower.latest(start, None)
+    purge(engine, end.progress.base)
+
+    with pytest.raises(PurgedError, match="were purged"):
+        stream.rows(start, end)
+    assert Stream(engine, failOnDataLoss="false").rows(start, end) == [b"b"]
+
+
+def test_what_was_gone_at_the_beginning_is_not_missed(engine):
+    """A stream that begins at earliest takes what there is; what goes later is missed, also within its first window."""
+    send(engine, "gone")
+    gone = Stream(engine).follower.now().progress.base
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM outbox_message"))
+    purge(engine, gone)
+    send(engine, *"abc")
+    stream = Stream(engine)
+
+    start = stream.start()
+    end, rows = stream.next(start, 1)
+    assert rows == [b"a"]
+    assert stream.next(end, 1)[1] == [b"b"]
+    purge(engine, stream.follower.now().progress.base)
+    with pytest.raises(PurgedError, match="were purged"):
+        stream.next(end, 1)
+
+
+def test_replaying_after_a_purge_misses_nothing_of_before(pg_engine):
+    send(pg_engine, "a")
+    first = Stream(pg_engine)
+    end = moved(first.next(first.start())[0], system="7000000000000000001")
+    purge(pg_engine, first.follower.now().progress.base)
+
+    assert Stream(pg_engine, onIdentityChange="replay").all(end)[1] == [[b"a"]]
+
+
+@pytest.mark.parametrize("damage", [{"v": 2}, {"base": "nonsense"}, {"base": None}, {"after": 3}])
+def test_an_unreadable_offset_says_what_to_do(engine, stream, damage):
+    offset = stream.start().to_dict() | damage
+
+    with pytest.raises(PositionError, match=r"cannot be read .* new checkpointLocation"):
+        Offset.from_dict(offset)
+    with pytest.raises(PositionError, match="cannot be read"):
+        Offset.from_dict({"something": "else"})
+
+
+def test_what_only_a_batch_has_is_refused(engine):
+    with pytest.raises(OptionError, match="since: a stream begins at startingPosition"):
+        Stream(engine, since="1:1:").options.require_stream()
+    with pytest.raises(OptionError, match="table: only messages can be followed, not op"):
+        Options.parse({"url": "sqlite:////x", "table": "op"}).require_stream()

@@ -1,0 +1,107 @@
+"""Options: every mistake names the option, the limit and the fix."""
+
+from datetime import UTC, datetime
+
+import pytest
+
+from outbox.errors import OptionError
+from outbox.position import Position
+from outbox.spark.offset import Mark
+from outbox.spark.options import Options
+from outbox.spark.task import Manner
+from outbox.store.extraction import Narrowing
+
+URL = {"url": "postgresql://me@host/db"}
+
+
+def parsed(**options):
+    return Options.parse({**URL, **options})
+
+
+def test_what_is_usual():
+    found = parsed()
+
+    assert (found.table, found.start, found.since, found.partitions, found.max_rows) == (
+        "messages", "earliest", None, None, None,
+    )  # fmt: skip
+    assert found.columns[:4] == ("id", "xact_id", "message_id", "topic")
+    assert (found.manner, found.narrowing, found.fail_on_data_loss) == (Manner(), Narrowing(), True)
+
+
+def test_names_count_in_any_case():
+    """Spark hands them over in lower case, or as the user wrote them."""
+    assert parsed(MAXROWSPERTRIGGER="5").max_rows == parsed(maxrowspertrigger="5").max_rows == 5
+
+
+def test_rows_are_chosen():
+    narrowing = parsed(**{
+        "topics": "orders, mails", "keys": "a,,b,c", "createdFrom": "2026-01-31T12:00:00Z", "where.direct": "relay",
+        "WHERE.slot": "7", "halves": "true",
+    }).narrowing  # fmt: skip
+
+    assert narrowing == Narrowing(
+        topics=("orders", "mails"),
+        keys=("a,b", "c"),
+        created_from=datetime(2026, 1, 31, 12, tzinfo=UTC),
+        where=(("direct", "relay"), ("slot", "7")),
+        halves=True,
+    )
+
+
+def test_positions_are_bare_or_of_a_server():
+    text = '{"v":1,"db":"postgresql","sys":"7","oid":5,"tl":"00000001","position":"3:9:3,5"}'
+
+    assert parsed(since="3:9:3,5").since == Mark(position=Position(9, (3, 5)))
+    found = parsed(startingPosition=text).start
+    assert isinstance(found, Mark)
+    assert (found.position, found.server.system) == (Position(9, (3, 5)), "7")
+    assert parsed(startingPosition="LATEST").start == "latest"
+
+
+@pytest.mark.parametrize(("options", "words"), [
+    ({"topcis": "a"}, "topcis: there is no such option; did you mean topics?"),
+    ({"path": "/x"}, "path: the source reads a database, no path; call load() without an argument"),
+    ({"table": "message"}, "table: 'message' is none of messages,"),
+    ({"columns": "id,bdy"}, "columns: the table messages has no column 'bdy'; did you mean body?"),
+    ({"columns": "id,id"}, "columns: name a column twice"),
+    ({"columns": "id,,,"}, "columns: has an empty part"),
+    ({"topics": "a,"}, "topics: has an empty part; write names with a comma between two"),
+    ({"table": "op", "topics": "a"}, "topics: the table op has no column 'topic'"),
+    ({"table": "op", "since": "1:1:"}, "since: means nothing for the table op; leave it out, or read messages"),
+    ({"createdFrom": "yesterday"}, "createdFrom: 'yesterday' cannot be read; write a time such as"),
+    ({"createdTo": "2026-01-31T12:00:00"}, "createdTo: '2026-01-31T12:00:00' is not allowed; write a time such as"),
+    ({"where.nothing": "1"}, "where.nothing: the table messages has no column 'nothing'"),
+    ({"where.id": "x"}, "where.id: 'x' is no value of type long"),
+    ({"where.body": "x"}, "where.body: a column of type binary cannot be compared so; filter the DataFrame"),
+    ({"where.message_id": "x"}, "where.message_id: 'x' is no value of type uuid"),
+    ({"where.key": "a\0"}, "where.key: holds a NUL"),
+    ({"table": "parked", "where.blocks": "1"}, "where.blocks: '1' is neither true nor false"),
+    ({"partitions": "0"}, "partitions: '0' is not allowed; write a whole number from 1 to 10000"),
+    ({"rowsPerPartition": "many"}, "rowsPerPartition: 'many' cannot be read; write a whole number from 1"),
+    ({"retries": "-1"}, "retries: '-1' is not allowed; write a whole number from 0 to 100"),
+    ({"fetch": "jdbc"}, "fetch: 'jdbc' is none of auto, adbc, psycopg, sqlite"),
+    ({"failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is none of true, false"),
+    ({"onIdentityChange": "ignore"}, "onIdentityChange: 'ignore' is none of fail, accept, replay"),
+    ({"since": "nonsense"}, "since: not a position: 'nonsense'; the form is"),
+    ({"until": "{}"}, "until: not a position: {}; take one from outbox.spark.position()"),
+    ({"url": "host/db"}, "url: is not a URL; write postgresql://"),
+    ({"url": "mysql://host/db"}, "url: no outbox lives in mysql"),
+    ({"url": "sqlite://"}, "url: Spark's processes cannot share a database in memory"),
+    ({"url": "postgresql://h/d?password=x"}, "url: holds a password, which plans, logs and"),
+    ({"plannerUrl": "postgresql://me:x@h/d"}, "plannerUrl: holds a password, which plans,"),
+    ({"urlEnv": "DSN"}, "url: say where the database is, by exactly one of url, urlEnv, service"),
+])  # fmt: skip
+def test_mistakes(options, words):
+    with pytest.raises(OptionError) as caught:
+        parsed(**options)
+
+    assert str(caught.value).startswith(words)
+
+
+def test_nothing_given():
+    with pytest.raises(OptionError, match="url: say where the database is"):
+        Options.parse({})
+
+
+def test_a_service_of_libpq():
+    assert str(Options.parse({"service": "shop"}).place.rows.resolve()) == "postgresql+psycopg://?service=shop"
