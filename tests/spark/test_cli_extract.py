@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_until_empty_ends_when_nothing_comes(outbox, path, monkeypatch):
 
 def test_follow_goes_on_over_an_outage_until_it_is_told_to_stop(outbox, path, monkeypatch):
     send(outbox, "1")
-    step, steps = Extract.step, []
+    step, steps = Extract.step, list[int]()
 
     def troubled(self):
         steps.append(len(steps))
@@ -209,10 +210,7 @@ def test_tables_of_another_version_show_before_spark_is_started(sqlite_engine, p
 
 @pytest.mark.parametrize(("package", "options"), [("pyspark", []), ("pyarrow", []), ("deltalake", ["--delta"])])
 def test_an_extra_that_is_missing_is_named(sqlite_engine, path, monkeypatch, package, options):
-    from outbox.cli import spark
-
-    find = spark.find_spec
-    monkeypatch.setattr(spark, "find_spec", lambda name: None if name == package else find(name))
+    monkeypatch.setattr("outbox.cli.spark.find_spec", lambda name: None if name == package else find_spec(name))
 
     ended = run(sqlite_engine, "extract", str(path), *options)
 
