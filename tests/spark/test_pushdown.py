@@ -1,0 +1,28 @@
+"""Spark's wrong answers when a Python source takes filters, which is why ours takes none. A mended Spark fails here."""
+
+import pyspark
+import pytest
+from pyspark.sql.datasource import DataSourceReader
+
+from tests.spark.numbers_source import Numbers
+
+
+def test_a_frame_that_is_used_twice_gives_wrong_answers(spark):
+    """When this fails, Spark is mended from some version on, and pushing filters may be thought of."""
+    if pyspark.__version__ < "4.1":
+        pytest.skip("before Spark 4.1 no filter is handed to a Python source")
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    try:
+        spark.dataSource.register(Numbers)
+        frame = spark.read.format("numbers").load()
+        one, all = frame.filter("id = 3").count(), frame.count()
+    finally:
+        spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+    assert (one, all) == (1, 1), "Spark counts all ten now"
+
+
+def test_ours_takes_none():
+    from outbox.spark.source import OutboxReader
+
+    assert OutboxReader.pushFilters is DataSourceReader.pushFilters
