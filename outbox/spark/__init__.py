@@ -5,12 +5,12 @@ Needs the extra: pip install 'outbox-log[spark]'.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from outbox.spark.jdbc import jdbc_predicates
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+    from outbox.spark.jdbc import jdbc_predicates
 
 __all__ = ["jdbc_predicates", "position", "register"]
 
@@ -53,3 +53,12 @@ def position(
     place = Place(rows=Address(url=url, env=url_env, service=service), schema=schema)
     with closing(Planner(place)) as planner:
         return write(planner.now())
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for: Spark imports this package in every session that uses any Python source."""
+    if name != "jdbc_predicates":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from outbox.spark.jdbc import jdbc_predicates
+
+    return jdbc_predicates
