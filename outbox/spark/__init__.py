@@ -30,7 +30,12 @@ def register(spark: SparkSession) -> None:
 
         raise MissingExtraError("Spark needs an extra: pip install 'outbox-log[spark]'") from error
     arrow_schema("meta", ())
-    spark.dataSource.register(OutboxDataSource)
+    try:
+        spark.dataSource.register(OutboxDataSource)
+    except Exception as error:
+        # Spark 4.0 refuses a name that it has found by itself, which is the same source.
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
 
 
 def position(
