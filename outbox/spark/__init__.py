@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING
-
-from outbox.spark.jdbc import jdbc_predicates
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from outbox.spark.jdbc import jdbc_predicates
     from outbox.spark.manifest import Manifest
 
 __all__ = ["archived", "extract", "jdbc_predicates", "position", "register"]
@@ -152,3 +151,12 @@ def archived(
     from outbox.spark import frames
 
     return frames.archived(spark, path, topics=topics, days=days)
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for: Spark imports this package in every session that uses any Python source."""
+    if name != "jdbc_predicates":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from outbox.spark.jdbc import jdbc_predicates
+
+    return jdbc_predicates
