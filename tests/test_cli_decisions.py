@@ -49,7 +49,7 @@ def dead(engine, destination) -> list[int]:
         for topic, key in (("orders", "a"), ("orders", "b"), ("mail", "c"), ("mail", None), ("orders", "a")):
             sender.send(session, topic, f"{topic} {key}".encode(), key=key, headers={"X-Trace": "7"})
     Relay(sender, destination).until_empty()
-    return [each["id"] for each in outbox(engine, "dead", "list", "--json").json]
+    return [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]]
 
 
 def resume(engine, destination):
@@ -73,7 +73,7 @@ def wishes(engine):
 
 @ONE_DATABASE
 def test_they_are_listed_with_what_happened(engine, dead):
-    listed = outbox(engine, "dead", "list", "--json").json
+    listed = outbox(engine, "dead", "list", "--json").json["dead_letters"]
 
     shown = [(each["subscription"], each["topic"], each["key"], each["attempts"], each["error"]) for each in listed]
     assert shown == [
@@ -95,7 +95,7 @@ def test_they_are_listed_with_what_happened(engine, dead):
 )
 @ONE_DATABASE
 def test_a_part_of_them_is_listed(engine, dead, options, places):
-    listed = outbox(engine, "dead", "list", "--json", *options).json
+    listed = outbox(engine, "dead", "list", "--json", *options).json["dead_letters"]
 
     assert [each["id"] for each in listed] == [dead[place] for place in places]
 
@@ -129,7 +129,7 @@ def test_a_replay_delivers_it_and_what_waits_behind_it(engine, dead, destination
 def test_a_discard_lets_go_on_what_waits_behind_it(engine, dead, destination):
     ended = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "test order")
 
-    left = [each["id"] for each in outbox(engine, "dead", "list", "--json").json]
+    left = [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]]
     assert (ended.code, left, resume(engine, destination)) == (0, dead[1:], [b"orders a"])
 
 
@@ -147,7 +147,11 @@ def test_ids_that_are_no_dead_letters_stop_everything(engine, dead):
     """A mistyped id is not half a decision."""
     ended = outbox(engine, "dead", "discard", str(dead[0]), "999", "--reason", "x")
 
-    assert (ended.code, "999" in ended.err, len(outbox(engine, "dead", "list", "--json").json)) == (1, True, 4)
+    assert (ended.code, "999" in ended.err, len(outbox(engine, "dead", "list", "--json").json["dead_letters"])) == (
+        1,
+        True,
+        4,
+    )
 
 
 def test_a_worker_carries_the_wish_out_itself(engine, dead, destination):
@@ -184,7 +188,7 @@ def test_a_name_is_asked_for_when_several_have_the_message(engine, dead, destina
     clear = outbox(engine, "dead", "replay", str(dead[0]), "--name", "relay")
 
     assert (unclear.code, "other, relay" in unclear.err, clear.code) == (2, True, 0)
-    assert len(outbox(engine, "dead", "list", "--name", "other", "--json").json) == 4
+    assert len(outbox(engine, "dead", "list", "--name", "other", "--json").json["dead_letters"]) == 4
 
 
 @ONE_DATABASE
@@ -194,7 +198,9 @@ def test_without_a_name_those_of_all_subscriptions_are_meant(engine, dead, desti
     asked = outbox(engine, "dead", "discard", "--all", "--key", "b", "--reason", "x")
     done = outbox(engine, "dead", "discard", "--all", "--key", "b", "--reason", "x", "--yes")
 
-    left = [(each["subscription"], each["key"]) for each in outbox(engine, "dead", "list", "--json").json]
+    left = [
+        (each["subscription"], each["key"]) for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]
+    ]
     assert (asked.code, "discard 1 dead letters of other and 1 dead letters of relay?" in asked.err) == (2, True)
     assert (done.code, len(left), ("other", "b") in left, ("relay", "b") in left) == (0, 6, False, False)
 
@@ -213,7 +219,7 @@ def test_an_id_that_is_nobodys_is_told_with_all_that_were_searched(engine, dead)
 
 @ONE_DATABASE
 def test_subscriptions_are_listed(engine, dead):
-    (listed,) = outbox(engine, "subscriptions", "list", "--json").json
+    (listed,) = outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]
 
     assert {key: listed[key] for key in ("name", "topics", "destination", "on_dead", "live")} == {
         "name": "relay", "topics": None, "destination": "callable:test", "on_dead": "block", "live": False,
@@ -231,18 +237,21 @@ def test_subscriptions_are_listed(engine, dead):
 )
 @ONE_DATABASE
 def test_what_belongs_to_a_subscription_is_altered(engine, dead, options, changed):
-    (before,) = outbox(engine, "subscriptions", "list", "--json").json
+    (before,) = outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]
 
     ended = outbox(engine, "subscriptions", "alter", "relay", *options)
 
-    assert (ended.code, outbox(engine, "subscriptions", "list", "--json").json) == (0, [{**before, **changed}])
+    assert (ended.code, outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]) == (
+        0,
+        [{**before, **changed}],
+    )
 
 
 def test_what_waits_behind_dead_letters_goes_on_when_they_are_to_hold_nothing_back(engine, dead, destination):
     outbox(engine, "subscriptions", "alter", "relay", "--on-dead", "continue")
 
     assert resume(engine, destination) == [b"orders a"]
-    assert [each["id"] for each in outbox(engine, "dead", "list", "--json").json] == dead
+    assert [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]] == dead
 
 
 @pytest.mark.parametrize("command", [["alter", "relay", "--all-topics"], ["drop", "relay", "--yes"]])
@@ -253,7 +262,7 @@ def test_a_subscription_is_not_changed_under_its_worker(engine, dead, command):
     ended = outbox(engine, "subscriptions", *command)
 
     assert (ended.code, "worker w0rker holds the lease of relay" in ended.err) == (2, True)
-    assert len(outbox(engine, "subscriptions", "list", "--json").json) == 1
+    assert len(outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]) == 1
 
 
 @ONE_DATABASE
@@ -269,7 +278,7 @@ def test_dropping_needs_a_yes_and_tells_what_goes(engine, dead):
     done = outbox(engine, "subscriptions", "drop", "relay", "--yes")
 
     assert (asked.code, "1 blocked, 4 dead" in asked.err) == (2, True)
-    assert (done.code, outbox(engine, "subscriptions", "list", "--json").json) == (0, [])
+    assert (done.code, outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]) == (0, [])
     with engine.connect() as connection:
         tables = ("parked", "progress", "lease")
         left = [connection.execute(text(f"SELECT count(*) FROM outbox_{table}")).scalar_one() for table in tables]
@@ -297,4 +306,4 @@ def test_a_name_from_the_database_is_escaped(engine):
 def test_json_is_one_line_of_ascii(engine, dead):
     told = outbox(engine, "dead", "list", "--json").out
 
-    assert (told.isascii(), told.count("\n"), len(json.loads(told))) == (True, 1, 4)
+    assert (told.isascii(), told.count("\n"), len(json.loads(told)["dead_letters"])) == (True, 1, 4)

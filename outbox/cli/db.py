@@ -94,7 +94,7 @@ def check(*, target: Target, slots: int | None, record_only: bool, json: bool) -
         _require_no_slots(slots)
     found = _record_findings(target) if record_only else _findings(target, slots)
     if json:
-        show_json([{"where": each.where, "problem": each.problem, "fix": each.fix} for each in found])
+        show_json({"findings": [{"where": each.where, "problem": each.problem, "fix": each.fix} for each in found]})
     else:
         for each in found:
             click.echo(printable(each))

@@ -47,7 +47,7 @@ def list_(*, target: Target, name: str | None, topic: str | None, key: str | Non
     with target.opened() as (database, channel):
         found = _listed(database, channel, name, Chosen(topic=topic, key=key), limit + 1)
     if json:
-        show_json([asdict(letter) for letter in found[:limit]])
+        show_json({"dead_letters": [asdict(letter) for letter in found[:limit]]}, more=len(found) > limit)
         return
     if found:
         show_table(_HEADERS, [_row(letter) for letter in found[:limit]], numbers=("ID", "ATTEMPTS"))

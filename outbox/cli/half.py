@@ -59,7 +59,7 @@ def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json
         found = HalfTransactions(database).pending(channel, group=group, given_up=given_up, limit=limit + 1)
         shown = found[:limit]
         if json:
-            show_json([_as_json(each) for each in shown])
+            show_json({"transactions": [_as_json(each) for each in shown]}, more=len(found) > limit)
             return
         warnings = _unchecked(database, channel, shown)
     _show(shown, "given up" if given_up else "pending")

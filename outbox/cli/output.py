@@ -5,12 +5,19 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 import click
+
+from outbox import text
+
+age, counted = text.age, text.counted
+
+#: Of the shapes that docs/json.md describes. Fields may be added; one that goes, or means something else, raises it.
+JSON_VERSION = 1
 
 _secrets: set[str] = set()
 _SHORTEST_SECRET = 4
@@ -45,9 +52,10 @@ def say(text: str) -> None:
     click.echo(printable(scrubbed(text)), err=True)
 
 
-def show_json(value: object) -> None:
-    """One line of JSON, ASCII only."""
-    click.echo(json.dumps(value, default=_plain, separators=(",", ":")))
+def show_json(value: Mapping[str, object], *, more: bool = False) -> None:
+    """One line of JSON, ASCII only: an object that says of which version it is, and whether there is `more`."""
+    document = {"version": JSON_VERSION, "more": more, **value}
+    click.echo(json.dumps(document, default=_plain, separators=(",", ":")))
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
@@ -63,18 +71,6 @@ def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, numb
             for header, cell, width in zip(headers, row, widths, strict=True)
         ]
         click.echo("  ".join(aligned).rstrip())
-
-
-def age(seconds: float) -> str:
-    """A duration as people say it."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{_short(seconds / size)} {unit}"
-    return f"{_short(seconds)} s"
-
-
-def _short(number: float) -> str:
-    return f"{number:.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")
 
 
 def _draw(headers: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[str]) -> None:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
-from outbox.cli.output import age, say, show_json, show_table
+from outbox.cli.output import age, counted, say, show_json, show_table
 
 if TYPE_CHECKING:
+    from outbox.store.aside_status import Trouble
     from outbox.store.database import Database
     from outbox.store.dialect import Channel
     from outbox.store.half_status import HalfStanding
@@ -28,6 +29,7 @@ _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "R
 _OWNER = 8
 #: A shorter pause is a restart.
 _IDLE_SECONDS = 60.0
+_WAITS = ("waits", "wait")
 
 
 @click.command()
@@ -35,23 +37,35 @@ _IDLE_SECONDS = 60.0
 @as_json
 @option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
 @option("--interval", type=DURATION, default="2s", show_default=True, help="Pause between two looks of --watch.")
-def status(*, target: Target, json: bool, watch: bool, interval: timedelta) -> None:
+@option("--check", is_flag=True, help="End with exit code 1 if there is any warning.")
+def status(*, target: Target, json: bool, watch: bool, interval: timedelta, check: bool) -> None:
     """Show what waits, since when, and who works on it.
 
-    BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. LAG is the age of
-    the oldest of them. DELAYED to DEAD count messages that were set aside.
+    BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. DELAYED to DEAD
+    count messages that were set aside. LAG says for how long the oldest message of all these could have been sent: a
+    delayed one counts from when it is due, a dead letter not at all.
+
+    Warnings say what is wrong, since when, and what to do: messages that wait for their destination, dead letters,
+    messages that have failed for a minute, a subscription that nobody runs. For a monitor there is --check.
 
     Where there are transactions with half messages, a second table counts their messages by producer group and real
     topic: HALF waits for a verdict, OLDEST is the age of the oldest of these, GIVEN UP waits for a person; COMMITTED
     and ROLLED BACK reach back as far as the log. --json also has RocketMQ's metrics under their names, with
     rocketmq_finish_message_latency in seconds.
     """
+    if check and watch:
+        raise click.UsageError("--check and --watch exclude each other")
     show = _show_json if json else _show_table
     if watch:
         _watch(target, show, interval)
         return
     with target.opened() as (database, channel):
-        show(_looked(database, channel))
+        look = _looked(database, channel)
+        show(look)
+    if check and look.warnings:
+        from outbox.cli.failures import FAILURE
+
+        click.get_current_context().exit(FAILURE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +75,11 @@ class _Look:
     now: datetime
     standings: list[Standing]
     halves: list[HalfStanding]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is wrong, by subscription."""
+        return [text for each in self.standings for text in _warnings(each, self)]
 
 
 def _looked(database: Database, channel: Channel) -> _Look:
@@ -104,7 +123,7 @@ def _show_table(look: _Look) -> None:
     if look.halves:
         click.echo()
         show_table(_HALF_HEADERS, [_half_row(each) for each in look.halves], numbers=_HALF_HEADERS[2:])
-    for warning in (text for standing in found for text in _warnings(standing, found)):
+    for warning in look.warnings:
         say(f"warning: {warning}")
 
 
@@ -116,18 +135,44 @@ def _half_row(half: HalfStanding) -> tuple[str, ...]:
 
 
 def _row(standing: Standing) -> tuple[str, ...]:
-    lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.backlog.number else "-"
+    lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.lag else "-"
     worker = str(standing.holder.owner)[:_OWNER] if standing.is_run and standing.holder is not None else "nobody"
     parked = (str(count) for count in standing.parked.values())
     return (standing.subscription.name, str(standing.backlog), lag, *parked, worker)
 
 
-def _warnings(standing: Standing, all: Sequence[Standing]) -> list[str]:
-    holder = standing.holder
-    if holder is None or holder.notice is None:
-        return _of_nobody(standing, all)
-    at = "" if holder.noticed_at is None else f" (at {holder.noticed_at:%H:%M:%S} UTC)"
-    return [f"{standing.subscription.name}: {holder.notice}{at}", *_of_nobody(standing, all)]
+def _warnings(standing: Standing, look: _Look) -> list[str]:
+    name, holder = standing.subscription.name, standing.holder
+    told: list[str] = []
+    if holder is not None and holder.notice is not None:
+        since = "" if holder.noticed_at is None else f" (since {_since(holder.noticed_at, look.now)})"
+        told.append(f"{name}: {holder.notice}{since}")
+    texts = (_of_trouble(trouble, standing, look.now) for trouble in standing.troubles)
+    told += [f"{name}: {text}" for text in texts if text is not None]
+    return told + _of_nobody(standing, look.standings)
+
+
+def _of_trouble(trouble: Trouble, standing: Standing, now: datetime) -> str | None:
+    """Say what did not succeed; None: it is not worth a warning."""
+    since = _since(trouble.since, now)
+    is_check, name = standing.subscription.kind == "check", standing.subscription.name
+    if trouble.state == "waiting":
+        place = "an answer" if is_check else standing.subscription.destination or "their destination"
+        return f"{counted(trouble.messages, 'message', _WAITS)} for {place} since {since}: {trouble.error}"
+    if trouble.state == "dead":
+        if is_check:
+            given_up = counted(trouble.messages, "half message", ("was", "were"))
+            return f"{given_up} given up since {since}; to decide, run: outbox half list --given-up"
+        dead = counted(trouble.messages, "dead letter")
+        return f"{dead} since {since}: {trouble.error}; to decide, run: outbox dead list --name {name}"
+    if is_check or (now - trouble.since).total_seconds() < _IDLE_SECONDS:
+        return None
+    failed = counted(trouble.messages, "message", ("failed and is", "failed and are"))
+    return f"{failed} tried again, since {since}: {trouble.error}"
+
+
+def _since(moment: datetime, now: datetime) -> str:
+    return age(max(0.0, (now - moment).total_seconds()))
 
 
 def _of_nobody(standing: Standing, all: Sequence[Standing]) -> list[str]:
@@ -144,7 +189,19 @@ def _of_nobody(standing: Standing, all: Sequence[Standing]) -> list[str]:
         (group,) = standing.subscription.tags or (name,)
         advice = f"start a producer of it, or run: outbox check --group {group}"
         return [f"nobody checks back on group {group}{since}, and messages after its position are not purged; {advice}"]
-    return [f"nobody runs {name}{since}; messages after its position are not purged"]
+    waits = f"{counted(standing.backlog, 'message', _WAITS)} for it, and " if standing.backlog.number else ""
+    advice = "" if standing.subscription.kind == "compensation" else f"; {_start(standing)}"
+    return [f"nobody runs {name}{since}; {waits}messages after its position are not purged{advice}"]
+
+
+def _start(standing: Standing) -> str:
+    """Say how to start the worker of a subscription; where it sends to a function, only its application can."""
+    subscription = standing.subscription
+    destination = subscription.destination or ""
+    if "://" not in destination and destination != "stdout:":
+        return "start the application that runs it"
+    topics = "" if subscription.topics is None else f" --topics {','.join(subscription.topics)}"
+    return f"start its relay: outbox relay --name {subscription.name}{topics} --to {destination}"
 
 
 def _others_are_used(name: str, all: Sequence[Standing]) -> bool:
@@ -155,7 +212,11 @@ def _others_are_used(name: str, all: Sequence[Standing]) -> bool:
 
 def _show_json(look: _Look) -> None:
     found = look.standings
-    shown: dict[str, object] = {"at": look.now, "subscriptions": [_as_json(standing, found) for standing in found]}
+    shown: dict[str, object] = {
+        "at": look.now,
+        "warnings": look.warnings,
+        "subscriptions": [_as_json(each, look) for each in found],
+    }
     if look.halves:
         shown |= {"transactions": [_half_as_json(each) for each in look.halves], **_metrics(look)}
     show_json(shown)
@@ -204,7 +265,7 @@ def _metrics(look: _Look) -> dict[str, object]:
     }
 
 
-def _as_json(standing: Standing, all: Sequence[Standing]) -> dict[str, object]:
+def _as_json(standing: Standing, look: _Look) -> dict[str, object]:
     holder = standing.holder
     return {
         "name": standing.subscription.name,
@@ -225,5 +286,16 @@ def _as_json(standing: Standing, all: Sequence[Standing]) -> dict[str, object]:
         "noticed_at": holder.noticed_at if holder is not None else None,
         "parked": {state: count.number for state, count in standing.parked.items()},
         "parked_is_minimum": [state for state, count in standing.parked.items() if count.about],
-        "warnings": _warnings(standing, all),
+        "troubles": [_trouble_as_json(each) for each in standing.troubles],
+        "warnings": _warnings(standing, look),
+    }
+
+
+def _trouble_as_json(trouble: Trouble) -> dict[str, object]:
+    return {
+        "state": trouble.state,
+        "messages": trouble.messages.number,
+        "messages_is_minimum": trouble.messages.about,
+        "since": trouble.since,
+        "error": trouble.error,
     }

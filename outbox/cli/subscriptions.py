@@ -38,7 +38,7 @@ def list_(*, target: Target, json: bool) -> None:
             for each in Subscriptions(database).all(channel)
         ]
     if json:
-        show_json([_as_json(each, holder) for each, holder in found])
+        show_json({"subscriptions": [_as_json(each, holder) for each, holder in found]})
     else:
         show_table(_HEADERS, [_row(each, holder) for each, holder in found])
 
@@ -102,7 +102,7 @@ def drop(*, target: Target, name: str, yes: bool) -> None:
     What belongs to its direct writers, NAME:compensation, goes with it. Stop those writers first: nobody sends what
     they leave behind.
     """
-    from outbox.store.status import parked
+    from outbox.store.aside_status import parked_counts
     from outbox.store.subscription import Subscriptions, compensation_of
     from outbox.worker import errand
 
@@ -110,7 +110,7 @@ def drop(*, target: Target, name: str, yes: bool) -> None:
         stored = Subscriptions(database).get(channel, name)
         names = [name, compensation_of(name)]
         found = [each for each in names if Subscriptions(database).find(channel, each) is not None]
-        counts = [each for of in found for each in parked(database, channel, of)]
+        counts = [each for of in found for each in parked_counts(database, channel, of).items()]
         aside = [f"{count} {state}" for state, count in counts if count.number]
         lost = f", with the messages that were set aside ({', '.join(aside)})" if aside else ""
         then = "A worker of that name would begin anew."

@@ -18,7 +18,9 @@ or clients take for their own (`Nats-…`, `Status`), a message above the server
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import random
 import re
 import time
@@ -86,7 +88,7 @@ class NatsSender:
         try:
             return self._loop.run(lambda link: link.deliver(messages, inside), timeout=self._seconds)
         except TimeoutError:
-            return [Unavailable(f"NATS: no answer within {self._seconds:g} s")] * len(messages)
+            return [Unavailable(f"NATS: no answer within {self._seconds:g} s", everything=True)] * len(messages)
 
     def close(self) -> None:
         """Close the connection and end its thread."""
@@ -168,7 +170,7 @@ class _Link:
             async with asyncio.timeout_at(deadline), self._connecting:
                 connection = await self._connected(deadline)
         except OSError as error:
-            return [Unavailable(self._warn(_text(error)))] * len(messages)
+            return [Unavailable(self._warn(_text(error)), everything=True)] * len(messages)
         if not await connection.carry(call, deadline):
             call.give_up(self._warn(f"no answer within {seconds:g} s{connection.trouble}"))
             await connection.close()
@@ -425,4 +427,9 @@ def _size(headers: dict[str, str]) -> int:
 def _text(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer"
+    if isinstance(error, OSError) and error.errno in errno.errorcode:
+        # The event loop's own text names the address again, and the number of the error.
+        return os.strerror(error.errno or 0).lower()
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return str(error) or type(error).__name__

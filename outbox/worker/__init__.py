@@ -90,7 +90,7 @@ class Worker:
         self._settings = settings or Settings()
         self._turn = turn
         self._look = look
-        self._notices = Notices(declared.name)
+        self._notices = Notices(declared.name, declared.destination or _nameless(declared), note=self._note)
         self._stands_by = self._leases_differ = False
         self._owner, self._process = secrets.token_hex(8), os.getpid()
         self.wake = Wake()
@@ -364,13 +364,14 @@ class Worker:
             lease_logger.warning("%s: %s", self._declared.name, differ)
             self._note(differ)
 
-    def _note(self, text: str) -> None:
-        """Write why this worker does not work where `outbox status` reads it."""
+    def _note(self, text: str, since: float = 0.0) -> None:
+        """Write why this worker does not work, for `since` seconds already, where `outbox status` reads it."""
         self._noticed = True
         with suppress(Exception), closing(self._database.open()) as channel:
-            Leases(self._database).note(channel, self._declared.name, told(text)[:_MOST_NOTICE])
+            Leases(self._database).note(channel, self._declared.name, told(text)[:_MOST_NOTICE], since=since)
 
     def _withdraw_notice(self, channel: Channel) -> None:
+        self._notices.went_on()
         if self._noticed:
             Leases(self._database).note(channel, self._declared.name, None)
             self._noticed = False
@@ -390,3 +391,8 @@ class Worker:
             self._logged_at = time.monotonic()
             logger.warning(text, *values)
         return due
+
+
+def _nameless(declared: Declaration) -> str | None:
+    """For whom the messages wait of a subscription without a destination."""
+    return "the listener" if declared.kind == "check" else None

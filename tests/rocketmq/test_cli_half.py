@@ -28,7 +28,7 @@ ESCAPE = "\x1b[2J\x07 no"
 
 def listed(engine, *options):
     """What `half list` shows to programs."""
-    return outbox(engine, "half", "list", "--json", *options).json
+    return outbox(engine, "half", "list", "--json", *options).json["transactions"]
 
 
 def ids(transactions):
