@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _NUMBERS = _HEADERS[1:-1]
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
-#: So much of a worker's random name tells it from the others.
+#: So much of a worker's random name tells it from the others; `subscriptions list` shows all of it.
 _OWNER = 8
 #: A shorter pause is a restart.
 _IDLE_SECONDS = 60.0
@@ -136,7 +136,7 @@ def _half_row(half: HalfStanding) -> tuple[str, ...]:
 
 def _row(standing: Standing) -> tuple[str, ...]:
     lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.lag else "-"
-    worker = str(standing.holder.owner)[:_OWNER] if standing.is_run and standing.holder is not None else "nobody"
+    worker = str(standing.holder.owner)[:_OWNER] + "…" if standing.is_run and standing.holder is not None else "nobody"
     parked = (str(count) for count in standing.parked.values())
     return (standing.subscription.name, str(standing.backlog), lag, *parked, worker)
 
@@ -149,16 +149,19 @@ def _warnings(standing: Standing, look: _Look) -> list[str]:
         told.append(f"{name}: {holder.notice}{since}")
     texts = (_of_trouble(trouble, standing, look.now) for trouble in standing.troubles)
     told += [f"{name}: {text}" for text in texts if text is not None]
-    return told + _of_nobody(standing, look.standings)
+    return told + _of_nobody(standing, look)
 
 
 def _of_trouble(trouble: Trouble, standing: Standing, now: datetime) -> str | None:
     """Say what did not succeed; None: it is not worth a warning."""
+    from outbox.store.failure import without_server
+
     since = _since(trouble.since, now)
     is_check, name = standing.subscription.kind == "check", standing.subscription.name
     if trouble.state == "waiting":
         place = "an answer" if is_check else standing.subscription.destination or "their destination"
-        return f"{counted(trouble.messages, 'message', _WAITS)} for {place} since {since}: {trouble.error}"
+        why = without_server(trouble.error or "no reason given", place)
+        return f"{counted(trouble.messages, 'message', _WAITS)} for {place} since {since}: {why}"
     if trouble.state == "dead":
         if is_check:
             given_up = counted(trouble.messages, "half message", ("was", "were"))
@@ -175,16 +178,19 @@ def _since(moment: datetime, now: datetime) -> str:
     return age(max(0.0, (now - moment).total_seconds()))
 
 
-def _of_nobody(standing: Standing, all: Sequence[Standing]) -> list[str]:
-    name = standing.subscription.name
+def _of_nobody(standing: Standing, look: _Look) -> list[str]:
+    name, all, holder = standing.subscription.name, look.standings, standing.holder
     if standing.is_run:
         return []
     if standing.subscription.destination is None:
         advice = f"; if nobody is to, run: outbox subscriptions drop {name}" if _others_are_used(name, all) else ""
         return [f"nobody has run {name} yet; it keeps every message from being purged{advice}"]
-    if standing.idle is not None and standing.idle < _IDLE_SECONDS:
-        return []
     since = "" if standing.idle is None else f", for {age(standing.idle)}"
+    if holder is not None and holder.lease_until is not None:
+        # A worker that stops gives its lease back; this one was killed, or hangs.
+        since = f", for {_since(holder.lease_until, look.now)}: its worker ended without giving the lease back"
+    elif standing.idle is not None and standing.idle < _IDLE_SECONDS:
+        return []
     if standing.subscription.kind == "check":
         (group,) = standing.subscription.tags or (name,)
         advice = f"start a producer of it, or run: outbox check --group {group}"

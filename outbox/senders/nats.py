@@ -57,7 +57,7 @@ _MAX_UNDER_WAY = 512
 _MAX_BYTES_UNDER_WAY = 8 * 1024 * 1024
 #: More than the headers of a message can take; only a body this close to the limit is worth counting exactly.
 _HEADERS_AT_MOST = 64 * 1024
-_SECONDS_BETWEEN_WARNINGS = 5.0
+_SECONDS_BETWEEN_WARNINGS = 60.0
 
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*")
 _SUBJECT = re.compile(r"[A-Za-z0-9_%|-]+(\.[A-Za-z0-9_%|-]+)*")
@@ -204,7 +204,7 @@ class _Link:
         raise ConnectionError("; ".join(errors))
 
     def _warn(self, reason: str) -> str:
-        """The text for a verdict; every few seconds it is logged, too."""
+        """The text for a verdict; at first and then once a minute it is logged, too."""
         text = f"NATS: {reason}"
         if time.monotonic() - self._warned >= _SECONDS_BETWEEN_WARNINGS:
             self._warned = time.monotonic()

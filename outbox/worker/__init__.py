@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 from outbox.clock import clock
 from outbox.errors import HungHandlerError, LeaseLostError, StandbyError, SubscriptionError
 from outbox.store import identity
 from outbox.store.ack import Acks
+from outbox.store.aside_status import Count, parked_counts
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.failure import in_one_line
@@ -25,6 +27,7 @@ from outbox.store.lease import Holder, Lease, Leases, Partition
 from outbox.store.log import Limits, Log
 from outbox.store.subscription import Declaration, Start, Subscription, Subscriptions
 from outbox.verdict import told
+from outbox.worker.activity import Activity
 from outbox.worker.calls import Caller, Handler, HungCalls
 from outbox.worker.finished import Finished
 from outbox.worker.handover import HandlerPolicy, HandOver
@@ -91,6 +94,7 @@ class Worker:
         self._turn = turn
         self._look = look
         self._notices = Notices(declared.name, declared.destination or _nameless(declared), note=self._note)
+        self._activity = Activity(declared.name, done="sent" if declared.destination else "done")
         self._stands_by = self._leases_differ = False
         self._owner, self._process = secrets.token_hex(8), os.getpid()
         self.wake = Wake()
@@ -181,6 +185,7 @@ class Worker:
                             if not self._unsettled:
                                 failures = 0
                                 self._withdraw_notice(channel)
+                            self._activity.tell_if_due(partial(self._parked_counts, channel))
                             if not goes_on:
                                 return
             except LeaseLostError as error:
@@ -297,6 +302,7 @@ class Worker:
             finished=self._finished_of(subscription),
             notices=self._notices,
             unsettled=self._unsettled,
+            activity=self._activity,
         )
 
     def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
@@ -375,6 +381,9 @@ class Worker:
         if self._noticed:
             Leases(self._database).note(channel, self._declared.name, None)
             self._noticed = False
+
+    def _parked_counts(self, channel: Channel) -> dict[str, Count]:
+        return parked_counts(self._database, channel, self._declared.name)
 
     def _say_that_it_takes_over(self) -> None:
         if self._stands_by:

@@ -15,6 +15,7 @@ from outbox.store.log import Limits
 from outbox.store.parked import Parked, Ready, Wish
 from outbox.text import counted, one_line
 from outbox.verdict import seconds_to_wait
+from outbox.worker.activity import Activity
 from outbox.worker.finished import Finished
 from outbox.worker.handover import BLOCKED, EXPIRED, HandOver, Outcome
 from outbox.worker.notices import Notices
@@ -110,8 +111,9 @@ class SetAside:
         limits: Limits,
         notices: Notices | None = None,
         finished: Finished | None = None,
+        activity: Activity | None = None,
     ) -> None:
-        """`finished`: knows what is done already."""
+        """`finished`: knows what is done already. `activity`: counts what is accepted."""
         self._parked = parked
         self._channel = channel
         self._settlement = settlement
@@ -119,6 +121,7 @@ class SetAside:
         self._limits = limits
         self._notices = notices
         self._finished = finished
+        self._activity = activity
         self._bury_at = 0.0
         self.keys = KeysAside(parked, channel)
         self._sick: dict[str, _Sick] = {}
@@ -213,6 +216,8 @@ class SetAside:
         done = self._finished.finished(self._channel, to_send) if self._finished is not None and to_send else set()
         outcome = self._hand_over.run([m for m in to_send if m.id not in done], patient=False, room=0)
         self._tell_accepted(outcome)
+        if self._activity is not None:
+            self._activity.count(outcome.done)
         outcome.done += [message for message in to_send if message.id in done]
         self._note_sick(outcome.sick, {message.topic for message in outcome.done})
         # What is blocked behind its key stands there already.
