@@ -39,6 +39,19 @@ def test_a_schema_is_made_with_its_tables(pg_engine):
     assert [outbox(pg_engine, *verb, "--schema", "shop").code for verb in (["db", "check"], ["status"])] == [0, 0]
 
 
+def test_an_upgrade_is_told_to_programs(tmp_path):
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+
+    told = [outbox(url, "db", "upgrade", "--json", *more).json for more in ([], [], ["--record-only"])]
+
+    head = {"version": 1, "more": False}
+    assert told == [
+        {**head, "action": "created", "before": None, "after": migrate.head_revision()},
+        {**head, "action": "none", "before": migrate.head_revision(), "after": migrate.head_revision()},
+        {**head, "action": "created", "before": None, "after": None},
+    ]
+
+
 def test_findings_are_told_and_end_with_1(engine):
     with engine.begin() as connection:
         connection.execute(text("DROP INDEX outbox_parked_wish"))

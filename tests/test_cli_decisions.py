@@ -1,6 +1,10 @@
 """Dead letters and subscriptions from the command line: looked at, decided on, and never changed under a worker."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 import time
 from contextlib import closing
 from datetime import timedelta
@@ -201,7 +205,7 @@ def test_without_a_name_those_of_all_subscriptions_are_meant(engine, dead, desti
     left = [
         (each["subscription"], each["key"]) for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]
     ]
-    assert (asked.code, "discard 1 dead letters of other and 1 dead letters of relay?" in asked.err) == (2, True)
+    assert (asked.code, "discard 1 dead letter of other and 1 dead letter of relay?" in asked.err) == (2, True)
     assert (done.code, len(left), ("other", "b") in left, ("relay", "b") in left) == (0, 6, False, False)
 
 
@@ -212,6 +216,78 @@ def test_an_id_that_is_nobodys_is_told_with_all_that_were_searched(engine, dead)
     ended = outbox(engine, "dead", "replay", "4711")
 
     assert (ended.code, ended.err) == (1, "Error: no dead letters of other, relay: 4711; nothing was done\n")
+
+
+@ONE_DATABASE
+def test_nobody_is_let_down_after_all_was_given(engine, dead):
+    """Ids and reason are asked for before the database is."""
+    without_ids = outbox("postgresql://localhost:1/x", "dead", "discard")
+    without_reason = outbox("postgresql://localhost:1/x", "dead", "discard", "1")
+
+    assert (without_ids.code, "give ids, or --all" in without_ids.err) == (2, True)
+    assert (without_reason.code, "say why these dead letters are given up: --reason" in without_reason.err) == (2, True)
+
+
+@ONE_DATABASE
+def test_at_a_terminal_a_reason_is_asked_for(engine, dead):
+    hold(engine)
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, b"typed\n")
+
+    subprocess.run(
+        [sys.executable, "-c", "from outbox.cli import main; main()", "dead", "discard", str(dead[0])],
+        env={**os.environ, "OUTBOX_DATABASE": engine.url.render_as_string()},
+        stdin=terminal,
+        check=True,
+    )
+    os.close(terminal)
+    os.close(keyboard)
+
+    assert [each[3] for each in wishes(engine)] == ["typed"]
+
+
+def test_a_reason_is_one_harmless_line_of_the_applications_log(engine, dead, destination, caplog):
+    """The worker logs what it carries out; who asked may have written anything."""
+    hold(engine)
+    reason = "line\none \x1b[2J" + "x" * 10_000
+    outbox(engine, "dead", "discard", str(dead[0]), "--reason", reason, "--by", "ann\nbob")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_lease SET lease_until = NULL, owner = NULL"))
+    with caplog.at_level("INFO", "outbox"):
+        resume(engine, destination)
+
+    (line,) = [each.message for each in caplog.records if "discard" in each.message]
+    assert line.startswith(f"dead letter {dead[0]}: discard by ann bob (line one \ufffd[2Jxxx")
+    assert (line.isprintable(), len(line) < 1000) == (True, True)
+
+
+# JSON
+
+
+@ONE_DATABASE
+def test_a_list_that_is_cut_says_so(engine, dead):
+    cut, whole = (outbox(engine, "dead", "list", "--json", "--limit", each).json for each in ("3", "4"))
+
+    assert [(each["version"], each["more"], len(each["dead_letters"])) for each in (cut, whole)] == [
+        (1, True, 3), (1, False, 4),
+    ]  # fmt: skip
+
+
+def test_a_decision_is_told_to_programs(engine, dead):
+    done = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "x", "--json")
+    hold(engine)
+    asked = outbox(engine, "dead", "replay", "--all", "--yes", "--json")
+    nothing = outbox(engine, "dead", "replay", "--all", "--topic", "none", "--yes", "--json")
+
+    head = {"version": 1, "more": False}
+    here = {"name": "relay", "dead_letters": 1, "carried_out": True, "worker": None}
+    there = {"name": "relay", "dead_letters": 3, "carried_out": False, "worker": "w0rker"}
+    assert [each.json for each in (done, asked, nothing)] == [
+        {**head, "decision": "discard", "subscriptions": [here]},
+        {**head, "decision": "replay", "subscriptions": [there]},
+        {**head, "decision": "replay", "subscriptions": []},
+    ]
+    assert (done.err, asked.err) == ("", "")
 
 
 # Subscriptions

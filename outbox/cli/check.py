@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outbox.cli.options import DURATION, Target, a_business_database, about_a_database, option
-from outbox.cli.output import age, say
+from outbox.cli.output import age, counted, say
 
 if TYPE_CHECKING:
     from outbox.rocketmq.checker import CheckPolicy
@@ -210,4 +210,5 @@ def _left(target: Target, group: str) -> str:
         found = HalfTransactions(database).pending(channel, group=group, limit=most)
     given_up = sum(each.given_up for each in found)
     shown = f"{most} or more" if len(found) == most else str(len(found))
-    return f"done; {shown} transactions are pending{f', {given_up} of them given up' if given_up else ''}"
+    pending = f"{counted(shown, 'transaction', ('is', 'are'))} pending"
+    return f"done; {pending}{f', {given_up} of them given up' if given_up else ''}"

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.contents import contents, show_contents, show_fields
+from outbox.cli.groups import Group
 from outbox.cli.options import Target, a_business_database, about_a_database, as_json, by_whom, me, option
-from outbox.cli.output import age, say, show_json, show_table
+from outbox.cli.output import age, counted, say, show_json, show_table
 
 if TYPE_CHECKING:
     from outbox.message import Message
@@ -32,7 +33,7 @@ _unchecked_record = option(
 )
 
 
-@click.group(no_args_is_help=True)
+@click.group(cls=Group, no_args_is_help=True)
 def half() -> None:
     """Look at pending transactions, and decide on them.
 
@@ -184,7 +185,10 @@ def _end(target: Target, id: str, op: Op, by: str | None, business: str | None, 
             channel.notify()
         transaction, decided = _found(database, channel, id)
     number = 0 if transaction is None else transaction.messages
-    done = {"commit": f"committed; its {number} messages go out", "rollback": f"rolled back; {number} messages dropped"}
+    done = {
+        "commit": f"committed; its {counted(number, 'message', ('goes', 'go'))} out",
+        "rollback": f"rolled back; {counted(number, 'message')} dropped",
+    }
     say(f"transaction {id}: {done[op]}" if is_new else f"transaction {id} {_was(decided)}; nothing changed")
 
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
-from outbox.cli.output import say, show_json
+from outbox.cli.output import counted, say, show_json
 
 
 @click.command()
@@ -28,6 +28,7 @@ def purge(*, target: Target, older_than: timedelta, dry_run: bool, json: bool) -
     if json:
         show_json({"rows": done.rows, "before": done.before, "held_by": done.held_by, "dry_run": dry_run})
         return
-    say(f"{done.rows} messages from before {done.before:%Y-%m-%d %H:%M:%S %Z} {'would go' if dry_run else 'deleted'}")
+    moment = f"{done.before:%Y-%m-%d %H:%M:%S %Z}"
+    say(f"{counted(done.rows, 'message')} from before {moment} {'would go' if dry_run else 'deleted'}")
     for name in done.held_by:
         say(f"older ones stay for {name}, which has not passed them; see: outbox status")

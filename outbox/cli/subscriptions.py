@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outbox.cli.groups import Group
 from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, confirmed, option, to_a_destination
 from outbox.cli.output import age, say, show_json, show_table
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "CREATED", "WORKER")
 
 
-@click.group(no_args_is_help=True)
+@click.group(cls=Group, no_args_is_help=True)
 def subscriptions() -> None:
     """List, alter and drop the readers of the log."""
 

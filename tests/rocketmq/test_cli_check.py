@@ -133,8 +133,7 @@ def test_without_a_listener_only_the_database_decides(engine):
 
     assert (ended.code, ops(engine)) == (0, {joined.id: "rollback"})
     assert ended.err == (
-        "check:shop: asks nobody but the outbox's own database, after 0 s\n"
-        "check:shop: done; 1 transactions are pending\n"
+        "check:shop: asks nobody but the outbox's own database, after 0 s\ncheck:shop: done; 1 transaction is pending\n"
     )
     (left,) = outbox(engine, "half", "list", "--json").json["transactions"]
     assert (left["transaction_id"], left["checks"], left["last_answer"]) == (asked.id, 0, "no listener here")
@@ -161,7 +160,7 @@ def test_what_was_given_up_is_told_at_the_end(engine, listeners):
 
     ended = outbox(engine, "check", "--listener", "shop_listeners:listener", "--once")
 
-    assert ended.err.endswith("check:shop: done; 1 transactions are pending, 1 of them given up\n")
+    assert ended.err.endswith("check:shop: done; 1 transaction is pending, 1 of them given up\n")
 
 
 @ONE_DATABASE

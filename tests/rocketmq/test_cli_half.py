@@ -197,6 +197,7 @@ def test_one_whose_half_messages_were_purged_is_shown_by_its_verdict(engine):
     shown = outbox(engine, "half", "show", transaction.id, "--json").json
 
     assert {**shown, "decided_at": None} == {
+        "version": 1, "more": False,
         "transaction_id": transaction.id, "op": "commit", "decided_by": "producer shop", "decided_at": None,
         "contents": [],
     }  # fmt: skip
@@ -234,7 +235,7 @@ def test_a_rollback_by_hand_drops_and_names_who_decided(engine):
 
     ended = outbox(engine, "half", "rollback", transaction.id, "--by", "ann")
 
-    assert (ended.code, ended.err) == (0, f"transaction {transaction.id}: rolled back; 1 messages dropped\n")
+    assert (ended.code, ended.err) == (0, f"transaction {transaction.id}: rolled back; 1 message dropped\n")
     assert (bodies(engine), tuple(op(engine, transaction))) == ([], ("rollback", "admin ann"))
 
 
