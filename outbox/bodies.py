@@ -6,7 +6,9 @@ dict, list                     compact JSON, application/json
 an object that is JSON-able    the same; it says so by `__json__()`, by `model_dump(mode="json")` as pydantic's
                                models do, or by being a dataclass; asked in this order
 
-Inside dicts, lists and objects the same holds. Names are text, numbers are finite, and nothing is converted silently.
+Inside dicts, lists and objects the same holds, and what web frameworks write without being asked is text: a UUID, a
+Decimal, and in ISO 8601 a date, a time and a datetime; of an Enum it is the value. Names are text, numbers are finite,
+and nothing else is converted silently; an outbox takes another serializer by `Outbox(dumps=…)`.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from collections.abc import Callable, Iterator
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from functools import partial
 from pathlib import PurePath
 from typing import Any, NoReturn
 
@@ -45,6 +48,13 @@ _FIXES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 _CONVERT = "pass plain values, or give its class a __json__() that returns them"
 
+#: Values that JSON has no word for, and that everybody writes in the same way.
+_TEXTS: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
+    ((uuid.UUID, Decimal), str),
+    ((date, time), lambda value: value.isoformat()),
+    (Enum, lambda value: value.value),
+)
+
 
 def encode_body(body: object) -> tuple[bytes, str | None]:
     """The bytes of a body, and the content type that follows from its Python type.
@@ -63,6 +73,24 @@ def encode_body(body: object) -> tuple[bytes, str | None]:
         limit = f"must be at most {MAX_BODY_BYTES} bytes, not {len(data)}"
         raise InvalidMessageError("body", limit, "store it elsewhere, send a link")
     return data, content_type
+
+
+def dumped(dumps: Callable[[Any], str | bytes], body: object) -> bytes:
+    """The bytes that an application's own serializer makes of a body.
+
+    Raises:
+        InvalidMessageError: it raised, or returned something else than text or bytes.
+    """
+    try:
+        data = dumps(body)
+    except (TypeError, ValueError, RecursionError) as error:
+        limit = f"is refused by dumps: {type(error).__name__}: {error!s:.200}"
+        raise InvalidMessageError("body", limit, "pass what it can write") from error
+    if isinstance(data, str):
+        return _utf8(data)
+    if not isinstance(data, bytes):
+        raise InvalidMessageError("body", f"dumps returned {type(data).__name__:.40}", "return str or bytes")
+    return data
 
 
 def check_charset(body: object, content_type: str) -> None:
@@ -126,7 +154,7 @@ def _utf8(text: str) -> bytes:
 
 
 def _json(body: object) -> bytes:
-    if not isinstance(body, dict | list) and _dump_of(body) is None:
+    if not isinstance(body, dict | list) and (_dump_of(body) is None or _is_text_alone(body)):
         # Only containers are accepted, so that a forgotten `json.dumps` is noticed.
         fix = "put it into a dict or a list" if body is None or isinstance(body, int | float) else _fix_for(body)
         raise InvalidMessageError("body", f"must be {_ACCEPTED}, not {type(body).__name__:.40}", fix)
@@ -135,6 +163,11 @@ def _json(body: object) -> bytes:
         return _ENCODER.encode(body).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise _explained(body, error) from error
+
+
+def _is_text_alone(body: object) -> bool:
+    """Whether a body would be one text: as little as a number it is JSON that somebody meant to send."""
+    return _text_of(body) is not None and not hasattr(type(body), "__json__")
 
 
 def _plain(value: object) -> object:
@@ -158,11 +191,18 @@ def _dump_of(value: object) -> Callable[[], object] | None:
     kind = type(value)
     if hasattr(kind, "__json__"):
         return lambda: kind.__json__(value)
+    if (text := _text_of(value)) is not None:
+        return text
     if hasattr(kind, "model_dump"):
         return lambda: kind.model_dump(value, mode="json")
     if dataclasses.is_dataclass(kind):
         return lambda: {each.name: getattr(value, each.name) for each in dataclasses.fields(kind)}
     return None
+
+
+def _text_of(value: object) -> Callable[[], object] | None:
+    """How a value is written that everybody writes in the same way; None: it is none of these."""
+    return next((partial(write, value) for kinds, write in _TEXTS if isinstance(value, kinds)), None)
 
 
 def _check_names(value: object) -> None:

@@ -65,8 +65,8 @@ class Message:
     Args:
         topic: 1 to 249 characters of `[A-Za-z0-9._%|-]`.
         body: bytes as they are; `str` becomes UTF-8 `text/plain`; dict, list, dataclass and objects with `__json__()`
-            or pydantic's `model_dump`, also one inside the other, become compact JSON, `application/json`. At most
-            4 MiB.
+            or pydantic's `model_dump`, also one inside the other, become compact JSON, `application/json`; in them
+            UUIDs, Decimals, dates and times are text, and Enums their values. At most 4 MiB.
         key: the unit of order, over all topics of a subscription; 1 to 1024 bytes of UTF-8. None: no order.
         tags: one string of at most 255 characters for filters.
         headers: at most 64, 16 KiB together, names are HTTP tokens.

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from outbox.binds import engine_of, own_engine_of
+from outbox.bodies import dumped
 from outbox.delays import require_window
 from outbox.errors import InvalidMessageError
 from outbox.handles import Handle, Link, of_scope, require_async
@@ -63,6 +64,8 @@ class Outbox:
             times; the relay of that name sends the rest, and what is left behind. Not on connections of psycopg's own.
         worker_engine: what threads of our own connect by. Only an `AsyncEngine` needs one, and only when its URL
             alone does not say how to connect.
+        dumps: writes the bodies of `send` and `asend` that are neither bytes nor text, as `application/json` unless
+            they say otherwise; instead of the encoder that `Message` has, which knows no types of yours.
     """
 
     def __init__(
@@ -76,8 +79,10 @@ class Outbox:
         sender: Destination | None = None,
         direct: str | None = None,
         worker_engine: Engine | None = None,
+        dumps: Callable[[Any], str | bytes] | None = None,
     ) -> None:
         require_window("dedup_window", dedup_window)
+        self._dumps = dumps
         engine = worker_engine or engine_of(bind)
         self.database = Database(engine, schema, slots=slots, dialect=dialect)
         self.hints = Hints(self.database)
@@ -122,7 +127,7 @@ class Outbox:
             NoTransactionError: the connection commits every statement by itself.
             SchemaError: the tables are not there.
         """
-        return self._write(handle, [Message(topic, body, **fields)], "send", lock_keys=lock_key)[0]
+        return self._write(handle, [self._message(topic, body, fields)], "send", lock_keys=lock_key)[0]
 
     def send_all(self, handle: Handle, messages: Iterable[Message], *, lock_keys: bool = False) -> list[UUID]:
         """Append any number of messages in few statements; their ids come back in order, which is that of the log.
@@ -137,7 +142,7 @@ class Outbox:
     ) -> UUID:
         """`send` on an AsyncSession, an async_scoped_session, an AsyncConnection or a psycopg AsyncConnection."""
         require_async(handle, "asend")
-        return (await self._awrite(handle, [Message(topic, body, **fields)], lock_keys=lock_key))[0]
+        return (await self._awrite(handle, [self._message(topic, body, fields)], lock_keys=lock_key))[0]
 
     async def asend_all(
         self, handle: AsyncHandle, messages: Iterable[Message], *, lock_keys: bool = False
@@ -246,6 +251,13 @@ class Outbox:
         return direct
 
     # How messages are written
+
+    def _message(self, topic: str, body: object, fields: MessageFields) -> Message:
+        if self._dumps is None or body is None or isinstance(body, str | bytes | bytearray | memoryview):
+            return Message(topic, body, **fields)
+        if fields.get("content_type") is None:
+            fields = {**fields, "content_type": "application/json"}
+        return Message(topic, dumped(self._dumps, body), **fields)
 
     def _write(self, handle: Handle, messages: Sequence[Message], verb: str = "send", *, lock_keys: bool) -> list[UUID]:
         if not messages:

@@ -17,6 +17,7 @@ from outbox.relay import stopping_on_signals
 from outbox.store.place import told_apart
 from outbox.supervision import AGAIN, Supervision
 from outbox.worker import lease_logger
+from outbox.worker.activity import activity_logger
 from outbox.worker.wake import Wake
 
 logger = logging.getLogger("outbox")
@@ -125,8 +126,8 @@ class Relays:
             relay.close()
 
     def _side_by_side(self, work: Callable[[_Beside], None]) -> None:
-        logger.addFilter(_say_where)
-        lease_logger.addFilter(_say_where)
+        for named in (logger, lease_logger, activity_logger):
+            named.addFilter(_say_where)
         places = told_apart([relay.place for relay in self._relays])
         pairs = zip(self._relays, places, strict=True)
         self._beside = [_Beside(relay, place, self._pause, ended=self._wake.set) for relay, place in pairs]

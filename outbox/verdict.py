@@ -61,9 +61,14 @@ class Reject(_Failed):
 
 @dataclass(frozen=True, slots=True)
 class Unavailable(_Failed):
-    """The destination is sick, or was not asked. Nothing is counted against the message."""
+    """The destination is sick, or was not asked. Nothing is counted against the message.
+
+    `everything`: no message at all is accepted, of whatever topic, as when the server is away; it is told so, and one
+    message is enough to find out when that is over.
+    """
 
     error: str
+    everything: bool = field(default=False, compare=False)
 
 
 Verdict = Done | Retry | Reject | Unavailable

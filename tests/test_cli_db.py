@@ -39,6 +39,19 @@ def test_a_schema_is_made_with_its_tables(pg_engine):
     assert [outbox(pg_engine, *verb, "--schema", "shop").code for verb in (["db", "check"], ["status"])] == [0, 0]
 
 
+def test_an_upgrade_is_told_to_programs(tmp_path):
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+
+    told = [outbox(url, "db", "upgrade", "--json", *more).json for more in ([], [], ["--record-only"])]
+
+    head = {"version": 1, "more": False}
+    assert told == [
+        {**head, "action": "created", "before": None, "after": migrate.head_revision()},
+        {**head, "action": "none", "before": migrate.head_revision(), "after": migrate.head_revision()},
+        {**head, "action": "created", "before": None, "after": None},
+    ]
+
+
 def test_findings_are_told_and_end_with_1(engine):
     with engine.begin() as connection:
         connection.execute(text("DROP INDEX outbox_parked_wish"))
@@ -46,7 +59,7 @@ def test_findings_are_told_and_end_with_1(engine):
     plain, machine = outbox(engine, "db", "check"), outbox(engine, "db", "check", "--json")
 
     assert (plain.code, plain.out.startswith("index outbox_parked_wish: is missing; CREATE INDEX")) == (1, True)
-    assert (machine.code, [each["where"] for each in machine.json]) == (1, ["index outbox_parked_wish"])
+    assert (machine.code, [each["where"] for each in machine.json["findings"]]) == (1, ["index outbox_parked_wish"])
 
 
 @pytest.mark.parametrize(
@@ -65,7 +78,7 @@ def test_what_a_finding_advises_mends_it(engine, loss, ours):
         connection.execute(text(loss))
         if not ours:
             connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
-    (finding,) = outbox(engine, "db", "check", "--json").json
+    (finding,) = outbox(engine, "db", "check", "--json").json["findings"]
 
     with engine.begin() as connection:
         for statement in finding["fix"].split("; "):
@@ -82,7 +95,7 @@ def test_what_a_revision_makes_is_left_to_it(empty):
         command.upgrade(migrate._config(connection=connection, schema=None, slots=256), "0001")
     assert migrate.current_revision(engine) == "0001"
 
-    found = outbox(empty, "db", "check", "--json").json
+    found = outbox(empty, "db", "check", "--json").json["findings"]
 
     assert {each["fix"] for each in found} == {"run: outbox db upgrade"}
     assert "outbox_dedup" in {each["where"] for each in found}
@@ -92,7 +105,7 @@ def test_what_a_revision_makes_is_left_to_it(empty):
 def test_an_upgrade_restores_the_row_about_it_all_as_the_check_advises(engine):
     with engine.begin() as connection:
         connection.execute(text("DELETE FROM outbox_meta"))
-    (finding,) = outbox(engine, "db", "check", "--json").json
+    (finding,) = outbox(engine, "db", "check", "--json").json["findings"]
     assert finding["fix"] == "run: outbox db upgrade, or start a worker"
 
     outbox(engine, "db", "upgrade")
@@ -105,7 +118,7 @@ def test_tables_of_a_newer_version_need_a_newer_library(engine):
         connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
         connection.execute(text("UPDATE outbox_meta SET version = 9999"))
 
-    found, upgraded = outbox(engine, "db", "check", "--json").json, outbox(engine, "db", "upgrade")
+    found, upgraded = outbox(engine, "db", "check", "--json").json["findings"], outbox(engine, "db", "upgrade")
 
     assert [each["fix"] for each in found] == ["install a newer outbox-log"] * 2
     assert (upgraded.code, upgraded.err) == (
@@ -172,7 +185,7 @@ def test_a_subscription_that_nobody_needs_is_told_with_how_to_be_rid_of_it(sqlit
         " subscriptions drop relay\n"
     )
     assert fresh == told
-    stopped = r"warning: nobody runs other, for 2(\.\d)? min; messages after its position are not purged\n"
+    stopped = r"warning: nobody runs other, for 2(\.\d)? min; messages after its position are not purged; start .*\n"
     assert re.fullmatch(stopped + re.escape(told), idle)
 
 
@@ -187,7 +200,7 @@ def test_status_is_watched_until_interrupted(engine):
     process.send_signal(signal.SIGINT)
     process.stdout.close()
 
-    assert (process.wait(20), [look.startswith('{"at":') for look in looks]) == (0, [True] * 3)
+    assert (process.wait(20), [look.startswith('{"version":1,') for look in looks]) == (0, [True] * 3)
 
 
 def test_purge_tells_what_it_did(engine, tmp_path):

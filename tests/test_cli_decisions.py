@@ -1,6 +1,10 @@
 """Dead letters and subscriptions from the command line: looked at, decided on, and never changed under a worker."""
 
 import json
+import os
+import pty
+import subprocess
+import sys
 import time
 from contextlib import closing
 from datetime import timedelta
@@ -49,7 +53,7 @@ def dead(engine, destination) -> list[int]:
         for topic, key in (("orders", "a"), ("orders", "b"), ("mail", "c"), ("mail", None), ("orders", "a")):
             sender.send(session, topic, f"{topic} {key}".encode(), key=key, headers={"X-Trace": "7"})
     Relay(sender, destination).until_empty()
-    return [each["id"] for each in outbox(engine, "dead", "list", "--json").json]
+    return [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]]
 
 
 def resume(engine, destination):
@@ -73,7 +77,7 @@ def wishes(engine):
 
 @ONE_DATABASE
 def test_they_are_listed_with_what_happened(engine, dead):
-    listed = outbox(engine, "dead", "list", "--json").json
+    listed = outbox(engine, "dead", "list", "--json").json["dead_letters"]
 
     shown = [(each["subscription"], each["topic"], each["key"], each["attempts"], each["error"]) for each in listed]
     assert shown == [
@@ -95,7 +99,7 @@ def test_they_are_listed_with_what_happened(engine, dead):
 )
 @ONE_DATABASE
 def test_a_part_of_them_is_listed(engine, dead, options, places):
-    listed = outbox(engine, "dead", "list", "--json", *options).json
+    listed = outbox(engine, "dead", "list", "--json", *options).json["dead_letters"]
 
     assert [each["id"] for each in listed] == [dead[place] for place in places]
 
@@ -129,7 +133,7 @@ def test_a_replay_delivers_it_and_what_waits_behind_it(engine, dead, destination
 def test_a_discard_lets_go_on_what_waits_behind_it(engine, dead, destination):
     ended = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "test order")
 
-    left = [each["id"] for each in outbox(engine, "dead", "list", "--json").json]
+    left = [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]]
     assert (ended.code, left, resume(engine, destination)) == (0, dead[1:], [b"orders a"])
 
 
@@ -147,7 +151,11 @@ def test_ids_that_are_no_dead_letters_stop_everything(engine, dead):
     """A mistyped id is not half a decision."""
     ended = outbox(engine, "dead", "discard", str(dead[0]), "999", "--reason", "x")
 
-    assert (ended.code, "999" in ended.err, len(outbox(engine, "dead", "list", "--json").json)) == (1, True, 4)
+    assert (ended.code, "999" in ended.err, len(outbox(engine, "dead", "list", "--json").json["dead_letters"])) == (
+        1,
+        True,
+        4,
+    )
 
 
 def test_a_worker_carries_the_wish_out_itself(engine, dead, destination):
@@ -184,7 +192,7 @@ def test_a_name_is_asked_for_when_several_have_the_message(engine, dead, destina
     clear = outbox(engine, "dead", "replay", str(dead[0]), "--name", "relay")
 
     assert (unclear.code, "other, relay" in unclear.err, clear.code) == (2, True, 0)
-    assert len(outbox(engine, "dead", "list", "--name", "other", "--json").json) == 4
+    assert len(outbox(engine, "dead", "list", "--name", "other", "--json").json["dead_letters"]) == 4
 
 
 @ONE_DATABASE
@@ -194,8 +202,10 @@ def test_without_a_name_those_of_all_subscriptions_are_meant(engine, dead, desti
     asked = outbox(engine, "dead", "discard", "--all", "--key", "b", "--reason", "x")
     done = outbox(engine, "dead", "discard", "--all", "--key", "b", "--reason", "x", "--yes")
 
-    left = [(each["subscription"], each["key"]) for each in outbox(engine, "dead", "list", "--json").json]
-    assert (asked.code, "discard 1 dead letters of other and 1 dead letters of relay?" in asked.err) == (2, True)
+    left = [
+        (each["subscription"], each["key"]) for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]
+    ]
+    assert (asked.code, "discard 1 dead letter of other and 1 dead letter of relay?" in asked.err) == (2, True)
     assert (done.code, len(left), ("other", "b") in left, ("relay", "b") in left) == (0, 6, False, False)
 
 
@@ -208,12 +218,84 @@ def test_an_id_that_is_nobodys_is_told_with_all_that_were_searched(engine, dead)
     assert (ended.code, ended.err) == (1, "Error: no dead letters of other, relay: 4711; nothing was done\n")
 
 
+@ONE_DATABASE
+def test_nobody_is_let_down_after_all_was_given(engine, dead):
+    """Ids and reason are asked for before the database is."""
+    without_ids = outbox("postgresql://localhost:1/x", "dead", "discard")
+    without_reason = outbox("postgresql://localhost:1/x", "dead", "discard", "1")
+
+    assert (without_ids.code, "give ids, or --all" in without_ids.err) == (2, True)
+    assert (without_reason.code, "say why these dead letters are given up: --reason" in without_reason.err) == (2, True)
+
+
+@ONE_DATABASE
+def test_at_a_terminal_a_reason_is_asked_for(engine, dead):
+    hold(engine)
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, b"typed\n")
+
+    subprocess.run(
+        [sys.executable, "-c", "from outbox.cli import main; main()", "dead", "discard", str(dead[0])],
+        env={**os.environ, "OUTBOX_DATABASE": engine.url.render_as_string()},
+        stdin=terminal,
+        check=True,
+    )
+    os.close(terminal)
+    os.close(keyboard)
+
+    assert [each[3] for each in wishes(engine)] == ["typed"]
+
+
+def test_a_reason_is_one_harmless_line_of_the_applications_log(engine, dead, destination, caplog):
+    """The worker logs what it carries out; who asked may have written anything."""
+    hold(engine)
+    reason = "line\none \x1b[2J" + "x" * 10_000
+    outbox(engine, "dead", "discard", str(dead[0]), "--reason", reason, "--by", "ann\nbob")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_lease SET lease_until = NULL, owner = NULL"))
+    with caplog.at_level("INFO", "outbox"):
+        resume(engine, destination)
+
+    (line,) = [each.message for each in caplog.records if "discard" in each.message]
+    assert line.startswith(f"dead letter {dead[0]}: discard by ann bob (line one \ufffd[2Jxxx")
+    assert (line.isprintable(), len(line) < 1000) == (True, True)
+
+
+# JSON
+
+
+@ONE_DATABASE
+def test_a_list_that_is_cut_says_so(engine, dead):
+    cut, whole = (outbox(engine, "dead", "list", "--json", "--limit", each).json for each in ("3", "4"))
+
+    assert [(each["version"], each["more"], len(each["dead_letters"])) for each in (cut, whole)] == [
+        (1, True, 3), (1, False, 4),
+    ]  # fmt: skip
+
+
+def test_a_decision_is_told_to_programs(engine, dead):
+    done = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "x", "--json")
+    hold(engine)
+    asked = outbox(engine, "dead", "replay", "--all", "--yes", "--json")
+    nothing = outbox(engine, "dead", "replay", "--all", "--topic", "none", "--yes", "--json")
+
+    head = {"version": 1, "more": False}
+    here = {"name": "relay", "dead_letters": 1, "carried_out": True, "worker": None}
+    there = {"name": "relay", "dead_letters": 3, "carried_out": False, "worker": "w0rker"}
+    assert [each.json for each in (done, asked, nothing)] == [
+        {**head, "decision": "discard", "subscriptions": [here]},
+        {**head, "decision": "replay", "subscriptions": [there]},
+        {**head, "decision": "replay", "subscriptions": []},
+    ]
+    assert (done.err, asked.err) == ("", "")
+
+
 # Subscriptions
 
 
 @ONE_DATABASE
 def test_subscriptions_are_listed(engine, dead):
-    (listed,) = outbox(engine, "subscriptions", "list", "--json").json
+    (listed,) = outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]
 
     assert {key: listed[key] for key in ("name", "topics", "destination", "on_dead", "live")} == {
         "name": "relay", "topics": None, "destination": "callable:test", "on_dead": "block", "live": False,
@@ -231,18 +313,21 @@ def test_subscriptions_are_listed(engine, dead):
 )
 @ONE_DATABASE
 def test_what_belongs_to_a_subscription_is_altered(engine, dead, options, changed):
-    (before,) = outbox(engine, "subscriptions", "list", "--json").json
+    (before,) = outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]
 
     ended = outbox(engine, "subscriptions", "alter", "relay", *options)
 
-    assert (ended.code, outbox(engine, "subscriptions", "list", "--json").json) == (0, [{**before, **changed}])
+    assert (ended.code, outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]) == (
+        0,
+        [{**before, **changed}],
+    )
 
 
 def test_what_waits_behind_dead_letters_goes_on_when_they_are_to_hold_nothing_back(engine, dead, destination):
     outbox(engine, "subscriptions", "alter", "relay", "--on-dead", "continue")
 
     assert resume(engine, destination) == [b"orders a"]
-    assert [each["id"] for each in outbox(engine, "dead", "list", "--json").json] == dead
+    assert [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]] == dead
 
 
 @pytest.mark.parametrize("command", [["alter", "relay", "--all-topics"], ["drop", "relay", "--yes"]])
@@ -253,7 +338,7 @@ def test_a_subscription_is_not_changed_under_its_worker(engine, dead, command):
     ended = outbox(engine, "subscriptions", *command)
 
     assert (ended.code, "worker w0rker holds the lease of relay" in ended.err) == (2, True)
-    assert len(outbox(engine, "subscriptions", "list", "--json").json) == 1
+    assert len(outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]) == 1
 
 
 @ONE_DATABASE
@@ -269,7 +354,7 @@ def test_dropping_needs_a_yes_and_tells_what_goes(engine, dead):
     done = outbox(engine, "subscriptions", "drop", "relay", "--yes")
 
     assert (asked.code, "1 blocked, 4 dead" in asked.err) == (2, True)
-    assert (done.code, outbox(engine, "subscriptions", "list", "--json").json) == (0, [])
+    assert (done.code, outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]) == (0, [])
     with engine.connect() as connection:
         tables = ("parked", "progress", "lease")
         left = [connection.execute(text(f"SELECT count(*) FROM outbox_{table}")).scalar_one() for table in tables]
@@ -297,4 +382,4 @@ def test_a_name_from_the_database_is_escaped(engine):
 def test_json_is_one_line_of_ascii(engine, dead):
     told = outbox(engine, "dead", "list", "--json").out
 
-    assert (told.isascii(), told.count("\n"), len(json.loads(told))) == (True, 1, 4)
+    assert (told.isascii(), told.count("\n"), len(json.loads(told)["dead_letters"])) == (True, 1, 4)

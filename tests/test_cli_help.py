@@ -1,7 +1,10 @@
 """Help answers at once; every option has its variable; whatever fails ends as one line and an exit code."""
 
+import os
 import subprocess
 import sys
+from functools import partial
+from pathlib import Path
 
 import click
 import pytest
@@ -99,6 +102,51 @@ def test_an_obvious_mistake_is_told_in_a_line(url, arguments, code, says):
 
     last = ended.err.strip().splitlines()[-1]
     assert (ended.code, last.startswith("Error: "), says in last, "Traceback" in ended.err) == (code, True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["statsu"], "there is no command statsu; did you mean status?"),
+        (["dead", "lsit"], "there is no command lsit; did you mean list?"),
+        (["db", "x"], "there is no command x; there are check, sql, upgrade"),
+    ],
+)
+def test_a_mistyped_command_is_told_what_it_is_like(arguments, said):
+    ended = outbox(None, *arguments)
+
+    assert (ended.code, ended.err.splitlines()[-1]) == (2, f"Error: {said}")
+
+
+@pytest.mark.parametrize("path", [[], *([name] for name in ("dead", "db", "half", "subscriptions"))])
+def test_no_help_is_cut(path):
+    shown = CliRunner().invoke(main, [*path, "--help"], prog_name="outbox").stdout
+
+    assert "..." not in shown.replace("[ARGS]...", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_in_a_line(sqlite_engine):
+    """And a pipe that is not read to its end, in none."""
+    command = [sys.executable, "-c", "from outbox.cli import main; main()", "status", "--json"]
+    run = partial(
+        subprocess.run,
+        command,
+        check=False,
+        env={**os.environ, "OUTBOX_DATABASE": sqlite_engine.url.render_as_string()},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    with Path("/dev/full").open("w") as full:
+        ended = run(stdout=full)
+    reader, writer = os.pipe()
+    os.close(reader)
+    unread = run(stdout=writer)
+    os.close(writer)
+
+    assert (ended.returncode, ended.stderr) == (1, "Error: standard output: No space left on device\n")
+    assert (unread.returncode, unread.stderr) == (1, "")
 
 
 def test_missing_tables_are_told_with_what_to_do(tmp_path):

@@ -228,7 +228,7 @@ def test_a_topic_that_is_not_accepted_is_named_in_the_log_with_the_destinations_
     logged = [line.partition(" warning ")[2] for line in ended.err.splitlines() if " warning " in line]
     text = f"no JetStream stream takes subject '{stream.prefix}.missing'; create one"
     assert (ended.code, len(logged)) == (0, 2)
-    assert f"relay: topic missing is not accepted, its messages wait: {text}" in logged
+    assert f"relay: {stream.url} does not accept topic missing, its messages wait: {text}" in logged
     dead = "relay: 2 more dead letters, the first is message 5 of topic no..subject: NATS has no subject"
     assert [line.startswith(dead) for line in sorted(logged)] == [True, False]
 

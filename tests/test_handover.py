@@ -178,37 +178,141 @@ def test_what_waits_because_there_was_nothing_else_to_try_keeps_the_destinations
 
     outcome = stage.hand_over.run(messages("a", "b"), patient=True, room=10, others=lambda: True)
 
-    text = "not accepted, and there was nothing else to try; last answer: no stream takes orders"
+    text = "no stream takes orders"
     assert sorted((message.id, fate.state, fate.error) for message, fate in outcome.aside) == [
         (1, "waiting", text),
         (2, "waiting", text),
     ]
 
 
-def test_a_topic_that_is_not_accepted_is_told_once_in_a_while(caplog, monkeypatch):
-    """Of a destination that is away a few topics are named, and the number of the others."""
-    now = 0.0
-    monkeypatch.setattr("outbox.worker.notices.time.monotonic", lambda: now)
-    notices = Notices("relay")
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets, in seconds."""
+    moments = [100.0]
+    monkeypatch.setattr("outbox.worker.notices.time.monotonic", lambda: moments[-1])
+    return moments
 
-    for now in (100.0, 130.0, 161.0):  # noqa: B007 - read by the lambda
+
+def test_a_topic_that_is_not_accepted_is_told_once_in_a_while(caplog, clock):
+    """Of many a few are named, and the number of the others."""
+    notices = Notices("relay", "nats://h:4222")
+
+    for moment in (100.0, 130.0, 161.0):
+        clock.append(moment)
         notices.refused({"orders": "no\x1b[2J\nstream"})
-    notices.refused({f"t{n}": "away" for n in range(7)})
+    notices.refused({f"t{n}": f"no {n}" for n in range(7)})
+
+    refused = "relay: nats://h:4222 does not accept topic"
+    assert [record.message for record in caplog.records] == [
+        f"{refused} orders, its messages wait: no\ufffd[2J stream",
+        f"{refused} orders, its messages wait (since 1 min): no\ufffd[2J stream",
+        *[f"{refused} t{n}, its messages wait: no {n}" for n in range(5)],
+        "relay: nor does it accept 2 more topics",
+    ]
+
+
+def test_a_server_that_is_away_is_told_as_such_and_so_is_the_end_of_it(caplog, clock):
+    """One that is accepted again while the server was not reported as away is told by its topic."""
+    notices = Notices("relay", "nats://h:4222/shop")
+    away = "NATS: nats://h:4222: connection refused"
+
+    notices.refused({"orders": away}, by_all=away)
+    clock.append(110.0)
+    notices.refused({"mail": away}, by_all=away)
+    clock.append(152.0)
+    notices.accepted({"mail"}, {None: "3 messages", "mail": "1 message"}.__getitem__)
 
     assert [record.message for record in caplog.records] == [
-        *["relay: topic orders is not accepted, its messages wait: no\ufffd[2J stream"] * 2,
-        *[f"relay: topic t{n} is not accepted, its messages wait: away" for n in range(5)],
-        "relay: nor are 2 more topics",
+        "relay: nats://h:4222/shop accepts nothing, messages wait: NATS: connection refused",
+        "relay: nats://h:4222/shop accepts messages again after 52 s; 3 messages had waited",
     ]
+    assert not notices.in_trouble
+
+
+def test_a_topic_is_accepted_again_when_a_message_of_it_is(caplog, clock):
+    notices = Notices("relay", "nats://h:4222")
+    notices.refused({"orders": "no stream"})
+    notices.accepted({"mail"}, str)
+    assert notices.in_trouble
+
+    clock.append(280.0)
+    notices.accepted({"orders", "mail"}, lambda topic: f"1 message of {topic}")
+
+    said = "relay: nats://h:4222 accepts topic orders again after 3 min; 1 message of orders had waited"
+    assert caplog.records[-1].message == said
+
+
+def test_a_destination_that_flaps_fills_no_log(caplog, clock):
+    notices = Notices("relay", "nats://h:4222")
+
+    for second in range(50):
+        clock.append(100.0 + second)
+        notices.refused({"orders": "away"}, by_all="away")
+        notices.accepted({"orders"}, lambda _: "1 message")
+
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "topics", "accepted", "said"),
+    [
+        (lambda m: Unavailable("gone", everything=True), "ab", "", "accepts nothing, messages wait: gone"),
+        (lambda m: Unavailable("gone", everything=True), "a", "", "accepts nothing, messages wait: gone"),
+        (lambda m: Unavailable("gone"), "ab", "", "accepts nothing, messages wait: gone"),
+        (lambda m: Unavailable("gone"), "a", "", "does not accept topic a, its messages wait: gone"),
+        (lambda m: Unavailable(f"no {m.topic}"), "a", "", "does not accept topic a, its messages wait: no a"),
+        (lambda m: Unavailable("gone"), "ab", "c", "does not accept topic a, its messages wait: gone"),
+    ],
+)
+def test_it_is_told_whether_the_server_or_a_topic_is_meant(caplog, answer, topics, accepted, said):
+    """A sender may say that nothing is accepted; where it does not, several topics with one answer say so."""
+    handler = Handler(lambda message: DONE if message.topic in accepted else answer(message))
+    stage = Stage(handler, rests=20)
+    stage.hand_over._notices = Notices("relay", "nats://h:4222")
+    all = [each for n, topic in enumerate(accepted + topics) for each in messages(f"k{n}", topic=topic, first=n + 1)]
+
+    stage.run(all, patient=True)
+
+    assert f"relay: nats://h:4222 {said}" in [record.message for record in caplog.records]
+
+
+def test_a_probe_of_a_server_that_is_away_costs_one_call_of_one_message():
+    """However many topics wait for it."""
+    handler = Handler(lambda _: Unavailable("gone", everything=True))
+    stage = Stage(handler)
+    first = [messages("k", topic=f"t{n}", first=n + 1)[0] for n in range(20)]
+    stage.run(first, patient=False, room=0)
+    before = len(handler.calls)
+
+    outcome = stage.run(first, patient=False, room=0)
+
+    assert (len(handler.calls) - before, len(handler.calls[-1]), len(outcome.open)) == (1, 1, 20)
+
+
+def test_a_paused_worker_notes_it_once_after_a_second(clock):
+    notes = []
+    notices = Notices("relay", "nats://h:4222", note=lambda text, since: notes.append((text, since)))
+    notices.refused({"orders": "no stream"})
+
+    for moment in (100.5, 101.0, 105.0):
+        clock.append(moment)
+        notices.paused()
+    notices.went_on()
+    notices.paused()
+
+    text = "waits for nats://h:4222 to accept topic orders: no stream"
+    assert notes == [(text, 1.0), (text, 5.0)]
 
 
 def test_dead_letters_are_told_a_line_for_all_of_a_batch(caplog):
     fates = [(message, POLICY.dead(message, f"bad {message.id}")) for message in messages("b", "a", first=7)]
 
     Notices("relay").settled([*reversed(fates), (messages("c")[0], BLOCKED)])
+    Notices("relay").settled(fates[:1])
 
     assert [record.message for record in caplog.records] == [
-        "relay: 2 more dead letters, the first is message 7 of topic orders: bad 7"
+        "relay: 2 more dead letters, the first is message 7 of topic orders: bad 7",
+        "relay: 1 more dead letter, the first is message 7 of topic orders: bad 7",
     ]
 
 

@@ -7,7 +7,8 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
 
@@ -71,6 +72,10 @@ def said(value: Any) -> object:
             return value.said
         case Model():
             return value.dumped
+        case date():
+            return value.isoformat()
+        case uuid.UUID() | Decimal():
+            return str(value)
         case _:
             return vars(value)
 

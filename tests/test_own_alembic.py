@@ -203,7 +203,7 @@ def test_its_tables_are_taken_over_where_it_has_not_seeded_them(embedding):
     """As the check advises."""
     add(embedding.autogenerate(), embedding.schema, seed="")
     embedding.alembic("upgrade", "head")
-    (finding,) = embedding.outbox("db", "check", "--json").json
+    (finding,) = embedding.outbox("db", "check", "--json").json["findings"]
     said = (finding["problem"], finding["fix"].partition(",")[0])
     assert said == ("is empty", f"run: outbox db upgrade{' --schema app' if embedding.schema else ''}")
 

@@ -12,11 +12,12 @@ from sqlalchemy import Engine, text
 
 from outbox import Done, Outbox, Reject, Relay
 from outbox.position import EARLIEST, Progress
+from outbox.store.aside_status import Count
 from outbox.store.database import Database
 from outbox.store.lease import Leases, Partition
 from outbox.store.log import Limits, Log
 from outbox.store.progress import ProgressLog
-from outbox.store.status import Count, Standing, standings
+from outbox.store.status import Standing, standings
 from outbox.store.subscription import Declaration, Subscriptions
 from outbox.worker import Settings
 

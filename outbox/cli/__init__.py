@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
+import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
+from outbox.cli.groups import Group
 from outbox.cli.output import scrubbed
 
 #: Where each verb is, and what it is for.
@@ -30,9 +34,11 @@ _VERBS = {
 }
 
 _INTERRUPTED = 130
+#: What writing to standard output ends with: a full disk, a pipe that nobody reads, a terminal that is gone.
+_UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EIO)
 
 
-class Verbs(click.Group):
+class Verbs(Group):
     """The verbs, loaded when they are needed; whatever fails ends as one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -47,10 +53,9 @@ class Verbs(click.Group):
         found: click.Command = getattr(import_module(module), name)
         return found
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of verbs, without loading any."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in _VERBS.items()])
+    def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
+        """The verbs, without loading any."""
+        return [(name, text) for name, (_, text) in _VERBS.items()]
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
         """Run, and exit with a code: 0 fine, 1 failure or findings, 2 usage, 3 no database, 4 hang or unfinished."""
@@ -64,6 +69,7 @@ def _ended(run: Callable[[], Any]) -> int:
     """Run, and say in one line what went wrong."""
     try:
         code = run()
+        sys.stdout.flush()
     except click.ClickException as error:
         text = io.StringIO()
         error.show(text)
@@ -72,12 +78,24 @@ def _ended(run: Callable[[], Any]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except Exception as error:
-        from outbox.cli.failures import told
+        from outbox.cli.failures import FAILURE, told
 
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
+            _drop_what_is_left(sys.stdout)
+            # Whoever has read enough of a pipe needs no word about it.
+            if not isinstance(error, BrokenPipeError):
+                click.echo(f"Error: standard output: {error.strerror}", err=True)
+            return FAILURE
         code = told(error)
         if code is None:
             raise
     return code if isinstance(code, int) else 0
+
+
+def _drop_what_is_left(stream: TextIO) -> None:
+    """Have the end of the process try no more to write it."""
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @click.group(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outbox.cli.options import DURATION, Target, a_business_database, about_a_database, option
-from outbox.cli.output import age, say
+from outbox.cli.output import age, counted, say
 
 if TYPE_CHECKING:
     from outbox.rocketmq.checker import CheckPolicy
@@ -212,9 +212,8 @@ def _left(target: Target, group: str) -> str:
         found = HalfTransactions(database).pending(channel, group=group, limit=most)
     given_up = sum(each.given_up for each in found)
     shown = f"{most} or more" if len(found) == most else str(len(found))
-    number = "1 transaction is" if len(found) == 1 else f"{shown} transactions are"
     left = [f", {given_up} of them given up" if given_up else ""]
     for answer, lack in ((NO_LISTENER, "--listener"), (NO_BUSINESS, "--business")):
         waiting = sum(each.last_answer == answer and not each.given_up for each in found)
         left.append(f", {waiting} of them for want of {lack}" if waiting else "")
-    return f"done; {number} pending{''.join(left)}"
+    return f"done; {counted(shown, 'transaction', ('is', 'are'))} pending{''.join(left)}"

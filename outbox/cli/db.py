@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import click
 
+from outbox.cli.groups import Group
 from outbox.cli.options import Target, about_a_database, as_json, option
 from outbox.cli.output import printable, say, show_json
 
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
     from outbox.store.inspection import Finding
 
 
-@click.group(no_args_is_help=True)
+@click.group(cls=Group, no_args_is_help=True)
 def db() -> None:
     """Make the tables, and check them."""
 
@@ -34,13 +36,28 @@ _record_only = option(
 @about_a_database
 @_slots
 @_record_only
-def upgrade(*, target: Target, slots: int | None, record_only: bool) -> None:
+@as_json
+def upgrade(*, target: Target, slots: int | None, record_only: bool, json: bool) -> None:
     """Create the tables, or bring them up to date; does no harm when they are."""
     if record_only:
         _require_no_slots(slots)
-        _upgrade_record(target)
+        done = _upgrade_record(target)
     else:
-        _upgrade(target, slots)
+        done = _upgrade(target, slots)
+    if json:
+        show_json({"action": done.action, "before": done.before, "after": done.after})
+    else:
+        say(done.text)
+
+
+@dataclass(frozen=True, slots=True)
+class _Upgraded:
+    """What an upgrade did: `created`, `upgraded`, `taken_over` or `none`; from and to which revision; in words."""
+
+    action: str
+    text: str
+    before: str | None = None
+    after: str | None = None
 
 
 def _require_no_slots(slots: int | None) -> None:
@@ -48,7 +65,7 @@ def _require_no_slots(slots: int | None) -> None:
         raise click.UsageError("--record-only and --slots exclude each other: records have no keys")
 
 
-def _upgrade_record(target: Target) -> None:
+def _upgrade_record(target: Target) -> _Upgraded:
     from sqlalchemy import inspect
 
     from outbox import migrate
@@ -62,15 +79,17 @@ def _upgrade_record(target: Target) -> None:
     finally:
         engine.dispose()
     where = place_of(engine.url, target.schema)
-    say(f"{where}: {'made the table outbox_record' if is_new else 'the table outbox_record is there already'}")
     if has_outbox:
         say(
             "warning: this database has an outbox; records belong into the business database of a producer whose outbox"
             " is elsewhere"
         )
+    if is_new:
+        return _Upgraded("created", f"{where}: made the table outbox_record")
+    return _Upgraded("none", f"{where}: the table outbox_record is there already")
 
 
-def _upgrade(target: Target, slots: int | None) -> None:
+def _upgrade(target: Target, slots: int | None) -> _Upgraded:
     from sqlalchemy import inspect
 
     from outbox import migrate
@@ -86,11 +105,12 @@ def _upgrade(target: Target, slots: int | None) -> None:
     finally:
         engine.dispose()
     if before == after:
-        say(f"the tables are up to date ({after})")
-    elif before is None and are_there:
-        say(f"took over the tables that were there, as they are complete ({after})")
-    else:
-        say(f"upgraded from {before or 'nothing'} to {after}")
+        return _Upgraded("none", f"the tables are up to date ({after})", before, after)
+    if before is None and are_there:
+        text = f"took over the tables that were there, as they are complete ({after})"
+        return _Upgraded("taken_over", text, before, after)
+    action = "created" if before is None else "upgraded"
+    return _Upgraded(action, f"upgraded from {before or 'nothing'} to {after}", before, after)
 
 
 @db.command()
@@ -104,7 +124,7 @@ def check(*, target: Target, slots: int | None, record_only: bool, json: bool) -
         _require_no_slots(slots)
     found = _record_findings(target) if record_only else _findings(target, slots)
     if json:
-        show_json([{"where": each.where, "problem": each.problem, "fix": each.fix} for each in found])
+        show_json({"findings": [{"where": each.where, "problem": each.problem, "fix": each.fix} for each in found]})
     else:
         for each in found:
             click.echo(printable(each))

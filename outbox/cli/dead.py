@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import sys
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from outbox.cli.contents import contents, show_contents, show_fields
+from outbox.cli.groups import Group
 from outbox.cli.options import Target, about_a_database, as_json, by_whom, confirmed, me, option
-from outbox.cli.output import say, show_json, show_table
+from outbox.cli.output import counted, say, show_json, show_table
 
 if TYPE_CHECKING:
     from outbox.message import Message
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 _HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE", "WISH", "ERROR")
 _SHOWN_ERROR = 80
+_WHICH = "give ids, or --all (with --topic or --key for a part); not both"
 
 _name = option("--name", help="The subscription; otherwise all.")
 _topic = option("--topic", help="Only of this topic.")
@@ -28,7 +31,7 @@ _yes = option("--yes", is_flag=True, help="Do not ask.")
 _ids = click.argument("ids", nargs=-1, type=click.IntRange(1), metavar="[ID]…")
 
 
-@click.group(no_args_is_help=True)
+@click.group(cls=Group, no_args_is_help=True)
 def dead() -> None:
     """Look at dead letters, and decide on them."""
 
@@ -47,7 +50,7 @@ def list_(*, target: Target, name: str | None, topic: str | None, key: str | Non
     with target.opened() as (database, channel):
         found = _listed(database, channel, name, Chosen(topic=topic, key=key), limit + 1)
     if json:
-        show_json([asdict(letter) for letter in found[:limit]])
+        show_json({"dead_letters": [asdict(letter) for letter in found[:limit]]}, more=len(found) > limit)
         return
     if found:
         show_table(_HEADERS, [_row(letter) for letter in found[:limit]], numbers=("ID", "ATTEMPTS"))
@@ -82,6 +85,7 @@ def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
 @by_whom
 @option("--reason", help="Why, for the log.")
 @_yes
+@as_json
 def replay(*, target: Target, **wanted: Any) -> None:
     """Send dead letters again, with all their attempts before them."""
     _decide(target, "replay", **wanted)
@@ -95,11 +99,21 @@ def replay(*, target: Target, **wanted: Any) -> None:
 @_topic
 @_key
 @by_whom
-@option("--reason", required=True, help="Why, for the log.")
+@option("--reason", help="Why, for the log; needed, and asked for at a terminal.")
 @_yes
+@as_json
 def discard(*, target: Target, **wanted: Any) -> None:
     """Give dead letters up for good; what waits behind them in their keys goes on."""
-    _decide(target, "discard", **wanted)
+    if bool(wanted["ids"]) == wanted["all"]:
+        raise click.UsageError(_WHICH)
+    reason = wanted.pop("reason") or _asked_for_a_reason()
+    _decide(target, "discard", reason=reason, **wanted)
+
+
+def _asked_for_a_reason() -> str:
+    if not sys.stdin.isatty():
+        raise click.UsageError("say why these dead letters are given up: --reason TEXT")
+    return str(click.prompt("Why are they given up?", err=True))
 
 
 def _decide(
@@ -114,12 +128,13 @@ def _decide(
     by: str | None,
     reason: str | None,
     yes: bool,
+    json: bool,
 ) -> None:
     """Write the wish, and have it carried out: by the worker, or here if there is none."""
     from outbox.store.dead import Chosen, DeadLetters
 
     if bool(ids) == all:
-        raise click.UsageError("give ids, or --all (with --topic or --key for a part); not both")
+        raise click.UsageError(_WHICH)
     with target.opened() as (database, channel):
         names = _names(database, channel, name)
         if verb == "discard":
@@ -130,27 +145,53 @@ def _decide(
         if ids:
             found = [letter for each in counts for letter in letters[each].list(channel, chosen, len(ids))]
             _require_each(found, ids, names)
-        if not counts:
-            say(f"no dead letters of {', '.join(names) or 'any subscription'} are meant")
-            return
-        if not ids:
-            shown = " and ".join(f"{count} dead letters of {each}" for each, count in counts.items())
+        if counts and not ids:
+            shown = " and ".join(f"{counted(count, 'dead letter')} of {each}" for each, count in counts.items())
             confirmed(f"{verb} {shown}?", yes=yes)
+        done: list[_Done] = []
         for each in counts:
             wished = letters[each].wish(channel, chosen, verb, by or me(), reason)
-            say(_carried_out(database, channel, each, verb, wished))
+            done.append(_Done(each, wished, _worker_that_does_it(database, channel, each)))
+    if json:
+        show_json({"decision": verb, "subscriptions": [each.as_json() for each in done]})
+        return
+    for one in done:
+        say(one.told(verb))
+    if not done:
+        say(f"no dead letters of {', '.join(names) or 'any subscription'} are meant")
 
 
-def _carried_out(database: Database, channel: Channel, subscription: str, verb: Verb, wished: int) -> str:
+@dataclass(frozen=True, slots=True)
+class _Done:
+    """Dead letters of one subscription that were decided on; `worker`: who carries that out, if it is not done yet."""
+
+    subscription: str
+    number: int
+    worker: str | None
+
+    def told(self, verb: Verb) -> str:
+        """In words."""
+        if self.worker is not None:
+            return f"{verb} of {self.number} asked for; worker {self.worker} carries it out"
+        done = "will be sent by the next worker" if verb == "replay" else "discarded"
+        return f"{counted(self.number, 'dead letter')} of {self.subscription}: {done}"
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        done = {"carried_out": self.worker is None, "worker": self.worker}
+        return {"name": self.subscription, "dead_letters": self.number, **done}
+
+
+def _worker_that_does_it(database: Database, channel: Channel, subscription: str) -> str | None:
+    """Carry decisions out, unless a worker does that, which is returned."""
     from outbox.store.subscription import Subscriptions
     from outbox.worker.errand import WorkerAliveError, carry_out_wishes
 
     try:
         carry_out_wishes(database, channel, Subscriptions(database).get(channel, subscription))
     except WorkerAliveError as error:
-        return f"{verb} of {wished} asked for; worker {error.holder.owner} carries it out"
-    done = "will be sent by the next worker" if verb == "replay" else "discarded"
-    return f"{wished} dead letters of {subscription}: {done}"
+        return error.holder.owner
+    return None
 
 
 def _listed(database: Database, channel: Channel, name: str | None, chosen: Chosen, limit: int) -> list[DeadLetter]:

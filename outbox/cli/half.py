@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.contents import contents, show_contents, show_fields
+from outbox.cli.groups import Group
 from outbox.cli.options import Target, a_business_database, about_a_database, as_json, by_whom, me, option
-from outbox.cli.output import age, say, show_json, show_table
+from outbox.cli.output import age, counted, say, show_json, show_table
 
 if TYPE_CHECKING:
     from outbox.message import Message
@@ -33,7 +34,7 @@ _unchecked_record = option(
 )
 
 
-@click.group(no_args_is_help=True)
+@click.group(cls=Group, no_args_is_help=True)
 def half() -> None:
     """Look at pending transactions, and decide on them.
 
@@ -60,7 +61,7 @@ def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json
         found = HalfTransactions(database).pending(channel, group=group, given_up=given_up, limit=limit + 1)
         shown = found[:limit]
         if json:
-            show_json([_as_json(each) for each in shown])
+            show_json({"transactions": [_as_json(each) for each in shown]}, more=len(found) > limit)
             return
         warnings = _unchecked(database, channel, shown)
     _show(shown, "given up" if given_up else "pending")
@@ -188,7 +189,7 @@ def _end(target: Target, id: str, op: Op, by: str | None, business: str | None, 
             channel.notify()
         transaction, decided = _found(database, channel, id)
     number = 0 if transaction is None else transaction.messages
-    messages = f"{number} message{'' if number == 1 else 's'}"
+    messages = counted(number, "message")
     done = {"commit": f"committed; {messages} to be delivered", "rollback": f"rolled back; {messages} dropped"}
     say(f"transaction {id}: {done[op]}" if is_new else f"transaction {id} {_was(decided)}; nothing changed")
 

@@ -20,8 +20,9 @@ def set_up(verbosity: int, form: str) -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
-    # Which of several processes works is to be seen without being asked for.
-    logging.getLogger("outbox.lease").setLevel(logging.INFO)
+    # Which of several processes works, and what it does, is to be seen without being asked for.
+    for name in ("outbox.lease", "outbox.activity"):
+        logging.getLogger(name).setLevel(logging.INFO)
 
 
 class _Text(logging.Formatter):

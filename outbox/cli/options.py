@@ -185,7 +185,7 @@ def a_business_database(function: F) -> F:
 
 
 def as_json(function: F) -> F:
-    """Give a command that reads `--json`."""
+    """Give a command `--json`."""
     return option("--json", "json", is_flag=True, help="Machine-readable output.")(function)
 
 

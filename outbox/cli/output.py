@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from urllib.parse import quote, quote_plus
 
 import click
+
+from outbox import text
+
+age, counted = text.age, text.counted
+
+#: Of the shapes that docs/json.md describes. Fields may be added; one that goes, or means something else, raises it.
+JSON_VERSION = 1
 
 _secrets: set[str] = set()
 _SHORTEST_SECRET = 4
@@ -45,59 +53,24 @@ def say(text: str) -> None:
     click.echo(printable(scrubbed(text)), err=True)
 
 
-def show_json(value: object) -> None:
-    """One line of JSON, ASCII only."""
-    click.echo(json.dumps(value, default=_plain, separators=(",", ":")))
+def show_json(value: Mapping[str, object], *, more: bool = False) -> None:
+    """One line of JSON, ASCII only: an object that says of which version it is, and whether there is `more`."""
+    document = {"version": JSON_VERSION, "more": more, **value}
+    click.echo(json.dumps(document, default=_plain, separators=(",", ":")))
 
 
 def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
-    """A table: drawn on a terminal, aligned columns elsewhere. `numbers`: the headers of columns aligned right."""
+    """A table: as wide as a terminal, and elsewhere one line a row. `numbers`: the headers of columns aligned right."""
+    from outbox.cli.tables import table_lines
+
     cells = [[printable(value) for value in row] for row in rows]
-    if sys.stdout.isatty():
-        _draw(headers, cells, numbers)
-        return
-    widths = [max(map(len, column)) for column in zip(headers, *cells, strict=True)]
-    for row in [list(headers), *cells]:
-        aligned = [
-            cell.rjust(width) if header in numbers else cell.ljust(width)
-            for header, cell, width in zip(headers, row, widths, strict=True)
-        ]
-        click.echo("  ".join(aligned).rstrip())
+    for line in table_lines(headers, cells, numbers=numbers, width=terminal_width()):
+        click.echo(line)
 
 
-def age(seconds: float) -> str:
-    """A duration as people say it."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= size:
-            return f"{_short(seconds / size)} {unit}"
-    return f"{_short(seconds)} s"
-
-
-def _short(number: float) -> str:
-    return f"{number:.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")
-
-
-def _draw(headers: Sequence[str], cells: Sequence[Sequence[str]], numbers: Sequence[str]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for header in headers:
-        # What is long stands last, and only that is folded.
-        last = header == headers[-1]
-        table.add_column(
-            header,
-            justify="right" if header in numbers else "left",
-            overflow="fold",
-            no_wrap=not last,
-            min_width=None if last else len(header),
-        )
-    for row in cells:
-        # As Text, so that nothing is taken for markup.
-        table.add_row(*map(Text, row))
-    Console().print(table)
+def terminal_width() -> int | None:
+    """How many columns there are; None where nobody looks."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def _plain(value: Any) -> Any:

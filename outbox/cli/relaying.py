@@ -246,7 +246,8 @@ class Relaying:
 
     def _left_aside(self, database: Database, channel: Channel) -> str:
         """What was parked, so that nobody takes the end of a run for the end of the work."""
-        from outbox.store.status import parked
+        from outbox.store.aside_status import parked_counts
 
-        left = [f"{count} {state}" for state, count in parked(database, channel, self._name) if count.number]
+        counts = parked_counts(database, channel, self._name)
+        left = [f"{count} {state}" for state, count in counts.items() if count.number]
         return f"; set aside: {', '.join(left)}" if left else ""

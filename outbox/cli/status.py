@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
-from outbox.cli.output import age, say, show_json, show_table
+from outbox.cli.output import age, counted, say, show_json, show_table
 
 if TYPE_CHECKING:
+    from outbox.store.aside_status import Trouble
     from outbox.store.database import Database
     from outbox.store.dialect import Channel
     from outbox.store.half_status import HalfStanding
@@ -25,10 +26,11 @@ if TYPE_CHECKING:
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _NUMBERS = _HEADERS[1:-1]
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
-#: So much of a worker's random name tells it from the others.
+#: So much of a worker's random name tells it from the others; `subscriptions list` shows all of it.
 _OWNER = 8
 #: A shorter pause is a restart.
 _IDLE_SECONDS = 60.0
+_WAITS = ("waits", "wait")
 
 
 @click.command()
@@ -36,11 +38,16 @@ _IDLE_SECONDS = 60.0
 @as_json
 @option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
 @option("--interval", type=DURATION, default="2s", show_default=True, help="Pause between two looks of --watch.")
-def status(*, target: Target, json: bool, watch: bool, interval: timedelta) -> None:
+@option("--check", is_flag=True, help="End with exit code 1 if there is any warning.")
+def status(*, target: Target, json: bool, watch: bool, interval: timedelta, check: bool) -> None:
     """Show what waits, since when, and who works on it.
 
-    BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. LAG is the age of
-    the oldest of them. DELAYED to DEAD count messages that were set aside.
+    BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. DELAYED to DEAD
+    count messages that were set aside. LAG says for how long the oldest message of all these could have been sent: a
+    delayed one counts from when it is due, a dead letter not at all.
+
+    Warnings say what is wrong, since when, and what to do: messages that wait for their destination, dead letters,
+    messages that have failed for a minute, a subscription that nobody runs. For a monitor there is --check.
 
     Where there are transactions with half messages, a second table counts their messages by producer group and real
     topic: HALF waits for a verdict, OLDEST is the age of the oldest of these, GIVEN UP waits for a person; COMMITTED
@@ -50,12 +57,19 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta) -> N
     An extract to an archive has no worker: the last column says since when retention waits for its
     next progress, or that it is released.
     """
+    if check and watch:
+        raise click.UsageError("--check and --watch exclude each other")
     show = _show_json if json else _show_table
     if watch:
         _watch(target, show, interval)
         return
     with target.opened() as (database, channel):
-        show(_looked(database, channel))
+        look = _looked(database, channel)
+        show(look)
+    if check and look.warnings:
+        from outbox.cli.failures import FAILURE
+
+        click.get_current_context().exit(FAILURE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +79,11 @@ class _Look:
     now: datetime
     standings: list[Standing]
     halves: list[HalfStanding]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is wrong, by subscription."""
+        return [text for each in self.standings for text in _warnings(each, self)]
 
 
 def _looked(database: Database, channel: Channel) -> _Look:
@@ -108,7 +127,7 @@ def _show_table(look: _Look) -> None:
     if look.halves:
         click.echo()
         show_table(_HALF_HEADERS, [_half_row(each) for each in look.halves], numbers=_HALF_HEADERS[2:])
-    for warning in (text for standing in found for text in _warnings(standing, found)):
+    for warning in look.warnings:
         say(f"warning: {warning}")
 
 
@@ -120,24 +139,53 @@ def _half_row(half: HalfStanding) -> tuple[str, ...]:
 
 
 def _row(standing: Standing) -> tuple[str, ...]:
-    lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.backlog.number else "-"
-    worker = str(standing.holder.owner)[:_OWNER] if standing.is_run and standing.holder is not None else "nobody"
+    lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.lag else "-"
+    worker = str(standing.holder.owner)[:_OWNER] + "…" if standing.is_run and standing.holder is not None else "nobody"
     if standing.hold is not None:
         worker = "released" if standing.hold.released else f"held since {standing.hold.since:%Y-%m-%d %H:%M}"
     parked = (str(count) for count in standing.parked.values())
     return (standing.subscription.name, str(standing.backlog), lag, *parked, worker)
 
 
-def _warnings(standing: Standing, all: Sequence[Standing]) -> list[str]:
-    holder = standing.holder
-    if holder is None or holder.notice is None:
-        return _of_nobody(standing, all)
-    at = "" if holder.noticed_at is None else f" (at {holder.noticed_at:%H:%M:%S} UTC)"
-    return [f"{standing.subscription.name}: {holder.notice}{at}", *_of_nobody(standing, all)]
+def _warnings(standing: Standing, look: _Look) -> list[str]:
+    name, holder = standing.subscription.name, standing.holder
+    told: list[str] = []
+    if holder is not None and holder.notice is not None:
+        since = "" if holder.noticed_at is None else f" (since {_since(holder.noticed_at, look.now)})"
+        told.append(f"{name}: {holder.notice}{since}")
+    texts = (_of_trouble(trouble, standing, look.now) for trouble in standing.troubles)
+    told += [f"{name}: {text}" for text in texts if text is not None]
+    return told + _of_nobody(standing, look)
 
 
-def _of_nobody(standing: Standing, all: Sequence[Standing]) -> list[str]:
-    name = standing.subscription.name
+def _of_trouble(trouble: Trouble, standing: Standing, now: datetime) -> str | None:
+    """Say what did not succeed; None: it is not worth a warning."""
+    from outbox.store.failure import without_server
+
+    since = _since(trouble.since, now)
+    is_check, name = standing.subscription.kind == "check", standing.subscription.name
+    if trouble.state == "waiting":
+        place = "an answer" if is_check else standing.subscription.destination or "their destination"
+        why = without_server(trouble.error or "no reason given", place)
+        return f"{counted(trouble.messages, 'message', _WAITS)} for {place} since {since}: {why}"
+    if trouble.state == "dead":
+        if is_check:
+            given_up = counted(trouble.messages, "half message", ("was", "were"))
+            return f"{given_up} given up since {since}; to decide, run: outbox half list --given-up"
+        dead = counted(trouble.messages, "dead letter")
+        return f"{dead} since {since}: {trouble.error}; to decide, run: outbox dead list --name {name}"
+    if is_check or (now - trouble.since).total_seconds() < _IDLE_SECONDS:
+        return None
+    failed = counted(trouble.messages, "message", ("failed and is", "failed and are"))
+    return f"{failed} tried again, since {since}: {trouble.error}"
+
+
+def _since(moment: datetime, now: datetime) -> str:
+    return age(max(0.0, (now - moment).total_seconds()))
+
+
+def _of_nobody(standing: Standing, look: _Look) -> list[str]:
+    name, all, holder = standing.subscription.name, look.standings, standing.holder
     if standing.hold is not None:
         return _of_extract(name, standing.hold, standing.idle or 0.0)
     if standing.is_run:
@@ -145,14 +193,29 @@ def _of_nobody(standing: Standing, all: Sequence[Standing]) -> list[str]:
     if standing.subscription.destination is None:
         advice = f"; if nobody is to, run: outbox subscriptions drop {name}" if _others_are_used(name, all) else ""
         return [f"nobody has run {name} yet; it keeps every message from being purged{advice}"]
-    if standing.idle is not None and standing.idle < _IDLE_SECONDS:
-        return []
     since = "" if standing.idle is None else f", for {age(standing.idle)}"
+    if holder is not None and holder.lease_until is not None:
+        # A worker that stops gives its lease back; this one was killed, or hangs.
+        since = f", for {_since(holder.lease_until, look.now)}: its worker ended without giving the lease back"
+    elif standing.idle is not None and standing.idle < _IDLE_SECONDS:
+        return []
     if standing.subscription.kind == "check":
         (group,) = standing.subscription.tags or (name,)
         advice = f"start a producer of it, or run outbox check; for its options: outbox half list --group {group}"
         return [f"nobody checks back on group {group}{since}, and messages after its position are not purged; {advice}"]
-    return [f"nobody runs {name}{since}; messages after its position are not purged"]
+    waits = f"{counted(standing.backlog, 'message', _WAITS)} for it, and " if standing.backlog.number else ""
+    advice = "" if standing.subscription.kind == "compensation" else f"; {_start(standing)}"
+    return [f"nobody runs {name}{since}; {waits}messages after its position are not purged{advice}"]
+
+
+def _start(standing: Standing) -> str:
+    """Say how to start the worker of a subscription; where it sends to a function, only its application can."""
+    subscription = standing.subscription
+    destination = subscription.destination or ""
+    if "://" not in destination and destination != "stdout:":
+        return "start the application that runs it"
+    topics = "" if subscription.topics is None else f" --topics {','.join(subscription.topics)}"
+    return f"start its relay: outbox relay --name {subscription.name}{topics} --to {destination}"
 
 
 def _of_extract(name: str, hold: Hold, idle: float) -> list[str]:
@@ -173,7 +236,11 @@ def _others_are_used(name: str, all: Sequence[Standing]) -> bool:
 
 def _show_json(look: _Look) -> None:
     found = look.standings
-    shown: dict[str, object] = {"at": look.now, "subscriptions": [_as_json(standing, found) for standing in found]}
+    shown: dict[str, object] = {
+        "at": look.now,
+        "warnings": look.warnings,
+        "subscriptions": [_as_json(each, look) for each in found],
+    }
     if look.halves:
         shown |= {"transactions": [_half_as_json(each) for each in look.halves], **_metrics(look)}
     show_json(shown)
@@ -222,7 +289,7 @@ def _metrics(look: _Look) -> dict[str, object]:
     }
 
 
-def _as_json(standing: Standing, all: Sequence[Standing]) -> dict[str, object]:
+def _as_json(standing: Standing, look: _Look) -> dict[str, object]:
     holder = standing.holder
     return {
         "name": standing.subscription.name,
@@ -246,5 +313,16 @@ def _as_json(standing: Standing, all: Sequence[Standing]) -> dict[str, object]:
         "held_since": None if standing.hold is None else standing.hold.since,
         "held_until": None if standing.hold is None else standing.hold.until,
         "released": None if standing.hold is None else standing.hold.released,
-        "warnings": _warnings(standing, all),
+        "troubles": [_trouble_as_json(each) for each in standing.troubles],
+        "warnings": _warnings(standing, look),
+    }
+
+
+def _trouble_as_json(trouble: Trouble) -> dict[str, object]:
+    return {
+        "state": trouble.state,
+        "messages": trouble.messages.number,
+        "messages_is_minimum": trouble.messages.about,
+        "since": trouble.since,
+        "error": trouble.error,
     }

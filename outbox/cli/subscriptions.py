@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from outbox.cli.groups import Group
 from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, confirmed, option, to_a_destination
 from outbox.cli.output import age, say, show_json, show_table
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "CREATED", "WORKER")
 
 
-@click.group(no_args_is_help=True)
+@click.group(cls=Group, no_args_is_help=True)
 def subscriptions() -> None:
     """List, alter and drop the readers of the log."""
 
@@ -44,7 +45,7 @@ def list_(*, target: Target, json: bool) -> None:
             for each in Subscriptions(database).all(channel)
         ]
     if json:
-        show_json([_as_json(*each) for each in found])
+        show_json({"subscriptions": [_as_json(*each) for each in found]})
     else:
         show_table(_HEADERS, [_row(*each) for each in found])
 
@@ -108,7 +109,7 @@ def drop(*, target: Target, name: str, yes: bool) -> None:
     What belongs to its direct writers, NAME:compensation, goes with it. Stop those writers first: nobody sends what
     they leave behind.
     """
-    from outbox.store.status import parked
+    from outbox.store.aside_status import parked_counts
     from outbox.store.subscription import Subscriptions, compensation_of
     from outbox.worker import errand
 
@@ -116,7 +117,7 @@ def drop(*, target: Target, name: str, yes: bool) -> None:
         stored = Subscriptions(database).get(channel, name)
         names = [name, compensation_of(name)]
         found = [each for each in names if Subscriptions(database).find(channel, each) is not None]
-        counts = [each for of in found for each in parked(database, channel, of)]
+        counts = [each for of in found for each in parked_counts(database, channel, of).items()]
         aside = [f"{count} {state}" for state, count in counts if count.number]
         lost = f", with the messages that were set aside ({', '.join(aside)})" if aside else ""
         then = "A worker of that name would begin anew."

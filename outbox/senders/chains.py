@@ -10,7 +10,6 @@ from outbox.verdict import Done, Unavailable, Verdict
 
 #: For what stands behind a message of its key that is not `Done`.
 EARLIER = Unavailable("an earlier message of its key was not stored")
-_NOT_ASKED = Unavailable("not handed over")
 
 
 class Chains:
@@ -26,6 +25,7 @@ class Chains:
         "_messages",
         "_most",
         "_most_bytes",
+        "_not_asked",
         "_ready",
         "_successor",
         "_under_way",
@@ -42,6 +42,7 @@ class Chains:
         self._under_way: set[int] = set()
         self._bytes = 0
         self._ready: deque[int] = deque()
+        self._not_asked: Verdict = Unavailable("not handed over")
         self._successor: dict[int, int] = {}
         newest: dict[str, int] = {}
         for index, message in enumerate(messages):
@@ -80,9 +81,11 @@ class Chains:
             successor = self._successor.get(successor)
 
     def give_up(self, error: str) -> None:
-        """What is under way is `Unavailable`, and nothing more is offered."""
+        """The destination is away: what is under way, or was not offered yet, is `Unavailable`."""
+        verdict = Unavailable(error, everything=True)
         for index in self.under_way():
-            self.settle(index, Unavailable(error))
+            self.settle(index, verdict)
+        self._not_asked = verdict
         self._ready.clear()
         self.left = 0
 
@@ -92,4 +95,4 @@ class Chains:
 
     def verdicts(self) -> list[Verdict]:
         """One verdict per message; `Unavailable` for what was not handed over."""
-        return [verdict or _NOT_ASKED for verdict in self._verdicts]
+        return [verdict or self._not_asked for verdict in self._verdicts]

@@ -18,7 +18,9 @@ or clients take for their own (`Nats-…`, `Status`), a message above the server
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
+import os
 import random
 import re
 import time
@@ -55,7 +57,7 @@ _MAX_UNDER_WAY = 512
 _MAX_BYTES_UNDER_WAY = 8 * 1024 * 1024
 #: More than the headers of a message can take; only a body this close to the limit is worth counting exactly.
 _HEADERS_AT_MOST = 64 * 1024
-_SECONDS_BETWEEN_WARNINGS = 5.0
+_SECONDS_BETWEEN_WARNINGS = 60.0
 
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*")
 _SUBJECT = re.compile(r"[A-Za-z0-9_%|-]+(\.[A-Za-z0-9_%|-]+)*")
@@ -86,7 +88,7 @@ class NatsSender:
         try:
             return self._loop.run(lambda link: link.deliver(messages, inside), timeout=self._seconds)
         except TimeoutError:
-            return [Unavailable(f"NATS: no answer within {self._seconds:g} s")] * len(messages)
+            return [Unavailable(f"NATS: no answer within {self._seconds:g} s", everything=True)] * len(messages)
 
     def close(self) -> None:
         """Close the connection and end its thread."""
@@ -168,7 +170,7 @@ class _Link:
             async with asyncio.timeout_at(deadline), self._connecting:
                 connection = await self._connected(deadline)
         except OSError as error:
-            return [Unavailable(self._warn(_text(error)))] * len(messages)
+            return [Unavailable(self._warn(_text(error)), everything=True)] * len(messages)
         if not await connection.carry(call, deadline):
             call.give_up(self._warn(f"no answer within {seconds:g} s{connection.trouble}"))
             await connection.close()
@@ -202,7 +204,7 @@ class _Link:
         raise ConnectionError("; ".join(errors))
 
     def _warn(self, reason: str) -> str:
-        """The text for a verdict; every few seconds it is logged, too."""
+        """The text for a verdict; at first and then once a minute it is logged, too."""
         text = f"NATS: {reason}"
         if time.monotonic() - self._warned >= _SECONDS_BETWEEN_WARNINGS:
             self._warned = time.monotonic()
@@ -425,4 +427,9 @@ def _size(headers: dict[str, str]) -> int:
 def _text(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer"
+    if isinstance(error, OSError) and error.errno in errno.errorcode:
+        # The event loop's own text names the address again, and the number of the error.
+        return os.strerror(error.errno or 0).lower()
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
     return str(error) or type(error).__name__

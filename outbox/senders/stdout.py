@@ -54,7 +54,7 @@ class StdoutSender:
             stream.writelines(lines)
             stream.flush()
         except (OSError, ValueError) as error:  # ValueError: the stream is closed
-            return [Unavailable(f"standard output: {error}")] * len(messages)
+            return [Unavailable(f"standard output: {error}", everything=True)] * len(messages)
         return verdicts
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class FileSender:
         try:
             self._append("".join(lines).encode())
         except OSError as error:
-            return [Unavailable(f"{self._path}: {error.strerror}")] * len(messages)
+            return [Unavailable(f"{self._path}: {error.strerror}", everything=True)] * len(messages)
         return verdicts
 
     def close(self) -> None:

@@ -18,3 +18,10 @@ def in_one_line(error: Exception) -> tuple[str, bool]:
     line = next(iter(str(cause).splitlines()), "")
     foreseen = isinstance(cause, psycopg.Error | sqlite3.Error)
     return f"{type(cause).__name__}: {line}" if foreseen else f"unexpected {type(cause).__name__}", foreseen
+
+
+def without_server(error: str, destination: str) -> str:
+    """Return a sender's text without the server that it names, where `destination` names the same one beside it."""
+    scheme, separator, rest = destination.partition("://")
+    server = f"{scheme}{separator}{rest.partition('/')[0]}"
+    return error.replace(f"{server}: ", "") if separator else error

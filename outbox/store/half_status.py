@@ -13,10 +13,11 @@ from datetime import datetime
 from typing import Any
 
 from outbox.checks import HALF_TOPIC
+from outbox.store.aside_status import MOST_COUNTED, STATES, Count
 from outbox.store.database import Database
 from outbox.store.dialect import Channel, Row
 from outbox.store.half import REAL_TOPIC
-from outbox.store.status import MOST_COUNTED, STATES, UNDECIDED, Count, Standing
+from outbox.store.status import UNDECIDED, Standing
 from outbox.store.subscription import check_of
 
 #: An estimate looks at so many places of the log, so many rows each.

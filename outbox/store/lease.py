@@ -29,7 +29,11 @@ _LOOK = """
            noticed_at
     FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
 """
-_NOTICE = "UPDATE {lease} SET notice = :notice, noticed_at = {now} WHERE subscription = :subscription"
+#: What is said again keeps its first moment.
+_NOTICE = """
+    UPDATE {lease} SET noticed_at = CASE WHEN notice = :notice THEN noticed_at ELSE {since} END, notice = :notice
+    WHERE subscription = :subscription
+"""
 #: Holds the row against a new epoch until the transaction ends, without a new version of it.
 _HOLD = """
     SELECT 1 FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
@@ -103,7 +107,7 @@ class Leases:
         self._renew = database.sql(_RENEW, until=self._until)
         self._release = database.sql(_RELEASE)
         self._look = database.sql(_LOOK)
-        self._notice = database.sql(_NOTICE)
+        self._notice = database.sql(_NOTICE, since=database.later(":seconds"))
         self._hold = database.sql(_HOLD, incarnation=database.dialect.incarnation, lock=database.dialect.share_lock)
 
     def acquire(
@@ -156,9 +160,12 @@ class Leases:
             moment(noticed),
         )
 
-    def note(self, channel: Channel, subscription: str, notice: str | None) -> None:
-        """Say on the leases of a subscription why a worker does not work, or None: one does. Nothing else changes."""
-        channel.run(self._notice, {"subscription": subscription, "notice": notice})
+    def note(self, channel: Channel, subscription: str, notice: str | None, *, since: float = 0.0) -> None:
+        """Say on the leases of a subscription why a worker does not work, or None: one does. Nothing else changes.
+
+        `since`: for how many seconds that has been so.
+        """
+        channel.run(self._notice, {"subscription": subscription, "notice": notice, "seconds": -since})
 
     def hold(self, channel: Channel, lease: Lease, incarnation: str) -> bool:
         """Inside a transaction: keep the lease until its end; False when it is lost, or the server is another."""

@@ -155,6 +155,18 @@ _WAITING = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' LIMIT :limit) AS w
 """
+#: What waits for the destination, and what stands behind it in its keys; by (subscription, state, id), and by the key.
+_WAITED = """
+    SELECT count(*) FROM (
+        SELECT 1 FROM {parked} AS w WHERE w.subscription = :subscription AND w.state = 'waiting' AND {of_topic}
+        UNION ALL
+        SELECT 1 FROM {parked} AS b
+        WHERE b.subscription = :subscription AND b.state = 'blocked' AND b.key IN (
+            SELECT w.key FROM {parked} AS w
+            WHERE w.subscription = :subscription AND w.state = 'waiting' AND w.key IS NOT NULL AND {of_topic}
+            LIMIT :limit)
+        LIMIT :limit) AS n
+"""
 #: `id + 0` keeps the planner off the primary key, on which there may be a million others.
 _WISHES = """
     SELECT id, key, wish, wish_by, wish_reason FROM {parked}
@@ -317,6 +329,12 @@ class Parked:
     def waiting(self, channel: Channel, limit: int) -> int:
         """How many messages wait for their destination, counted up to `limit`."""
         return int(channel.rows(self._database.sql(_WAITING), {**self._common, "limit": limit})[0][0])
+
+    def waited(self, channel: Channel, topic: str | None, limit: int) -> int:
+        """How many messages wait for the destination to accept a topic (None: any), counted up to `limit`."""
+        of_topic = "TRUE" if topic is None else "w.topic = :topic"
+        parameters = {**self._common, "topic": topic, "limit": limit}
+        return int(channel.rows(self._database.sql(_WAITED, of_topic=of_topic), parameters)[0][0])
 
     def wishes(self, channel: Channel, limit: int) -> list[Wish]:
         """What people have asked for."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from outbox.checks import HALF_TOPIC
 from outbox.position import EARLIEST, Progress
+from outbox.store.aside_status import MOST_COUNTED, Count, Trouble, aside_status
 from outbox.store.database import Database
 from outbox.store.dialect import Channel, Row
 from outbox.store.half import REAL_TOPIC
@@ -17,24 +18,9 @@ from outbox.store.progress import ProgressLog
 from outbox.store.reader import Hold, Readers
 from outbox.store.subscription import Subscription, Subscriptions
 
-#: Counted up to here; what is more is estimated.
-MOST_COUNTED = 10_000
-STATES = ("delayed", "waiting", "retry", "blocked", "dead")
-
 #: An estimate looks at so many places of the log, so many rows each.
 _PLACES = 32
 _ROWS_A_PLACE = 512
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """How many there are: counted, or `about` so many."""
-
-    number: int
-    about: bool = False
-
-    def __str__(self) -> str:
-        return f"~{self.number}" if self.about else str(self.number)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +28,12 @@ class Standing:
     """How one subscription stands.
 
     `backlog`: messages of the log that are not settled yet; of a subscription that checks back those without a verdict.
-    `lag`: the age of the oldest of them in seconds; 0 without any, and at most that if `lag_about`. `parked`: messages
-    set aside, by state. `idle`: seconds since its last settle. `unread`: of one that checks back, the messages of the
-    backlog that were looked at, by real topic: how many, and when the oldest was written. `hold`: of a reader outside
-    of the database, since when and until when retention waits for it.
+    `lag`: for how many seconds the oldest message could have been sent that is not, of the backlog and of what is set
+    aside; 0 without any, and at most that if `lag_about`. What is delayed counts from when it is due, and dead letters
+    do not count; of a subscription that checks back only the backlog does. `parked`: messages set aside, by state.
+    `troubles`: those that did not succeed, with since when and why. `idle`: seconds since its last settle. `unread`: of
+    one that checks back, the messages of the backlog that were looked at, by real topic: how many, and when the oldest
+    was written. `hold`: of a reader outside of the database, since when and until when retention waits for it.
     """
 
     subscription: Subscription
@@ -55,6 +43,7 @@ class Standing:
     holder: Holder | None
     idle: float | None
     parked: dict[str, Count]
+    troubles: tuple[Trouble, ...] = ()
     unread: dict[str, tuple[int, datetime]] = field(default_factory=dict)
     hold: Hold | None = None
 
@@ -87,15 +76,18 @@ _LATE = """
 """
 #: What is left of a window that is half done, by primary key from the id that it came to.
 _REST = "SELECT {columns}, {number} AS number FROM {message} WHERE id > :after ORDER BY id LIMIT :limit"
-#: What a bounded look at rows finds: how many, which of them are meant, and their extremes.
+#: What a bounded look at rows finds: how many, which of them are meant, and their extremes. `{since}` is from when on
+#: a row could have been sent.
 _LOOK = """
-    SELECT count(*), count(CASE WHEN {meant} THEN 1 END), min(CASE WHEN {meant} THEN created_at END),
+    SELECT count(*), count(CASE WHEN {meant} THEN 1 END), min(CASE WHEN {meant} THEN {since} END),
            max(created_at), min(id)
     FROM ({rows}) AS r
 """
 _BY_TOPIC = "SELECT {real_topic}, count(*), min(created_at) FROM ({rows}) AS r WHERE {meant} GROUP BY {real_topic}"
 #: A scalar sub-select, because any other form may be answered by reading all verdicts.
 UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL"
+#: A delayed message can be sent from when it is due.
+_DUE = "CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END"
 _LEFT = "(number < :target AND NOT {in_target} AND (number >= :head OR {in_base}))"
 #: The ends of the log, each one probe of the primary key.
 _LAST_ID = "SELECT max(id) FROM {message}"
@@ -105,11 +97,6 @@ _SAMPLE = """
           ORDER BY id LIMIT :limit) AS r
 """
 _UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND number < :target AND NOT {in_target})"
-#: The ORDER BY keeps each count on (subscription, state, id).
-_PARKED = """
-    SELECT count(*) FROM (SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = :state
-                          ORDER BY id LIMIT :limit) AS n
-"""
 _NOW = "SELECT {now}"
 
 
@@ -124,7 +111,12 @@ def _standing(database: Database, channel: Channel, subscription: Subscription, 
     partition = Partition(subscription.name, subscription.generation)
     settled = ProgressLog(database).newest(channel, partition)
     unsettled = _Unsettled(database, channel, subscription, Progress(EARLIEST) if settled is None else settled.progress)
+    aside = aside_status(database, channel, subscription.name)
     oldest, about = unsettled.oldest()
+    # A transaction that is parked may be decided by now: how the pending ones stand is told by group.
+    parked_since = None if subscription.kind == "check" else aside.unsent_since
+    if parked_since is not None and (oldest is None or parked_since <= oldest):
+        oldest, about = parked_since, False
     return Standing(
         subscription=subscription,
         backlog=unsettled.count(),
@@ -132,19 +124,11 @@ def _standing(database: Database, channel: Channel, subscription: Subscription, 
         lag_about=about,
         holder=Leases(database).look(channel, partition),
         idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
-        parked=dict(parked(database, channel, subscription.name)),
+        parked=aside.counts,
+        troubles=aside.troubles,
         unread=unsettled.by_topic() if subscription.kind == "check" else {},
         hold=Readers(database).hold(channel, subscription),
     )
-
-
-def parked(database: Database, channel: Channel, subscription: str) -> Iterator[tuple[str, Count]]:
-    """How many messages a subscription has set aside, by state."""
-    statement = database.sql(_PARKED)
-    for state in STATES:
-        parameters = {"subscription": subscription, "state": state, "limit": MOST_COUNTED + 1}
-        number = int(channel.rows(statement, parameters)[0][0])
-        yield state, Count(min(number, MOST_COUNTED), about=number > MOST_COUNTED)
 
 
 class _Unsettled:
@@ -163,7 +147,9 @@ class _Unsettled:
         of_tags = "TRUE" if tags is None else database.among("tags", texts="tags")
         is_check = subscription.kind == "check"
         #: What it needs of a row: no more, because rows are copied for a look.
-        self._columns = f"id, topic, direct, created_at{', tags, key, headers' if tags is not None or is_check else ''}"
+        more = ", tags, key, headers" if tags is not None or is_check else ""
+        self._columns = f"id, topic, direct, created_at, deliver_at{more}"
+        self._since = "created_at" if is_check else _DUE
         still_open = database.sql(UNDECIDED) if is_check else "TRUE"
         self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open}"
         self._common = {
@@ -182,7 +168,7 @@ class _Unsettled:
         return Count(max(counted, self._estimate()), about=True)
 
     def oldest(self) -> tuple[datetime | None, bool]:
-        """When the oldest was written; if none was among those looked at, a moment before which there is none."""
+        """From when on the oldest could have been sent; if none was looked at, a moment before which there is none."""
         known = [part.oldest for part in self._parts if part.oldest is not None]
         if known or self._all_seen:
             return min(known, default=None), False
@@ -257,6 +243,7 @@ class _Unsettled:
             "number": self._number,
             "columns": self._columns,
             "selected": self._selected,
+            "since": self._since,
             "left": _LEFT.format(**seen),
             "unsettled": _UNSETTLED.format(**seen),
         }

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 from outbox.clock import clock
 from outbox.errors import HungHandlerError, LeaseLostError, StandbyError, SubscriptionError
 from outbox.store import identity
 from outbox.store.ack import Acks
+from outbox.store.aside_status import Count, parked_counts
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.failure import in_one_line
@@ -25,6 +27,7 @@ from outbox.store.lease import Holder, Lease, Leases, Partition
 from outbox.store.log import Limits, Log
 from outbox.store.subscription import Declaration, Start, Subscription, Subscriptions
 from outbox.verdict import told
+from outbox.worker.activity import Activity
 from outbox.worker.calls import Caller, Handler, HungCalls
 from outbox.worker.finished import Finished
 from outbox.worker.handover import HandlerPolicy, HandOver
@@ -92,7 +95,8 @@ class Worker:
         self._settings = settings or Settings()
         self._turn = turn
         self._look = look
-        self._notices = Notices(declared.name)
+        self._notices = Notices(declared.name, declared.destination or _nameless(declared), note=self._note)
+        self._activity = Activity(declared.name, done="sent" if declared.destination else "done")
         self._stands_by = self._leases_differ = False
         self._owner, self._process = secrets.token_hex(8), os.getpid()
         self.wake = Wake()
@@ -183,6 +187,7 @@ class Worker:
                             if not self._unsettled:
                                 failures = 0
                                 self._withdraw_notice(channel)
+                            self._activity.tell_if_due(partial(self._parked_counts, channel))
                             if not goes_on:
                                 return
             except LeaseLostError as error:
@@ -300,6 +305,7 @@ class Worker:
             finished=self._finished_of(subscription),
             notices=self._notices,
             unsettled=self._unsettled,
+            activity=self._activity,
         )
 
     def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
@@ -370,16 +376,20 @@ class Worker:
             lease_logger.warning("%s: %s", self._declared.name, differ)
             self._note(differ)
 
-    def _note(self, text: str) -> None:
-        """Write why this worker does not work where `outbox status` reads it."""
+    def _note(self, text: str, since: float = 0.0) -> None:
+        """Write why this worker does not work, for `since` seconds already, where `outbox status` reads it."""
         self._noticed = True
         with suppress(Exception), closing(self._database.open()) as channel:
-            Leases(self._database).note(channel, self._declared.name, told(text)[:_MOST_NOTICE])
+            Leases(self._database).note(channel, self._declared.name, told(text)[:_MOST_NOTICE], since=since)
 
     def _withdraw_notice(self, channel: Channel) -> None:
+        self._notices.went_on()
         if self._noticed:
             Leases(self._database).note(channel, self._declared.name, None)
             self._noticed = False
+
+    def _parked_counts(self, channel: Channel) -> dict[str, Count]:
+        return parked_counts(self._database, channel, self._declared.name)
 
     def _say_that_it_takes_over(self) -> None:
         if self._stands_by:
@@ -396,3 +406,8 @@ class Worker:
             self._logged_at = time.monotonic()
             logger.warning(text, *values)
         return due
+
+
+def _nameless(declared: Declaration) -> str | None:
+    """For whom the messages wait of a subscription without a destination."""
+    return "the listener" if declared.kind == "check" else None

@@ -13,9 +13,11 @@ from outbox.message import Message
 from outbox.store.dialect import Channel
 from outbox.store.log import Limits
 from outbox.store.parked import Parked, Ready, Wish
+from outbox.text import counted, one_line
 from outbox.verdict import seconds_to_wait
+from outbox.worker.activity import Activity
 from outbox.worker.finished import Finished
-from outbox.worker.handover import BLOCKED, EXPIRED, HandOver
+from outbox.worker.handover import BLOCKED, EXPIRED, HandOver, Outcome
 from outbox.worker.notices import Notices
 from outbox.worker.settlement import Fates, Settlement
 
@@ -24,11 +26,14 @@ logger = logging.getLogger("outbox")
 #: Keys held in memory; beyond that every batch asks the database.
 _MOST_KEYS = 100_000
 _MOST_WISHES = _MOST_BURIED = 1000
+#: Counted up to here when an outage is over.
+_MOST_WAITED = 10_000
 #: How often to look for wishes and due messages when none is known to be due sooner.
 _LOOK_SECONDS = 1.0
 #: How often to look for dead letters that are done by now.
 _BURY_SECONDS = 5.0
-_SICK_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=30)
+#: Between two probes of what was refused; a probe costs one message, and what waits goes on this soon.
+_SICK_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
 
 
 class KeysAside:
@@ -89,7 +94,8 @@ def grant_wishes(parked: Parked, channel: Channel, settlement: Settlement) -> li
             parked.discard(channel, [wish.id for wish in wishes if wish.verb == "discard"])
             parked.replay(channel, [wish.id for wish in wishes if wish.verb == "replay"])
         for wish in wishes:
-            logger.info("dead letter %d: %s by %s (%s)", wish.id, wish.verb, wish.by, wish.reason)
+            by, why = one_line(wish.by or "somebody"), "" if wish.reason is None else f" ({one_line(wish.reason)})"
+            logger.info("dead letter %d: %s by %s%s", wish.id, wish.verb, by, why)
     return wishes
 
 
@@ -105,8 +111,9 @@ class SetAside:
         limits: Limits,
         notices: Notices | None = None,
         finished: Finished | None = None,
+        activity: Activity | None = None,
     ) -> None:
-        """`finished`: knows what is done already."""
+        """`finished`: knows what is done already. `activity`: counts what is accepted."""
         self._parked = parked
         self._channel = channel
         self._settlement = settlement
@@ -114,6 +121,7 @@ class SetAside:
         self._limits = limits
         self._notices = notices
         self._finished = finished
+        self._activity = activity
         self._bury_at = 0.0
         self.keys = KeysAside(parked, channel)
         self._sick: dict[str, _Sick] = {}
@@ -207,6 +215,9 @@ class SetAside:
         to_send = [r.message for r in ready if r.message.id not in late]
         done = self._finished.finished(self._channel, to_send) if self._finished is not None and to_send else set()
         outcome = self._hand_over.run([m for m in to_send if m.id not in done], patient=False, room=0)
+        self._tell_accepted(outcome)
+        if self._activity is not None:
+            self._activity.count(outcome.done)
         outcome.done += [message for message in to_send if message.id in done]
         self._note_sick(outcome.sick, {message.topic for message in outcome.done})
         # What is blocked behind its key stands there already.
@@ -221,6 +232,16 @@ class SetAside:
     def _tell(self, fates: Fates) -> None:
         if self._notices is not None:
             self._notices.settled(fates)
+
+    def _tell_accepted(self, outcome: Outcome) -> None:
+        if self._notices is not None and self._notices.in_trouble and outcome.accepted_topics:
+            self._notices.accepted(outcome.accepted_topics, self.waited)
+
+    def waited(self, topic: str | None, more: int = 0, *, at_least: bool = False) -> str:
+        """Say how many messages have waited for the destination to accept a topic, or anything; `more` in the log."""
+        number = self._parked.waited(self._channel, topic, _MOST_WAITED) + more
+        said = f"{number} or more" if at_least or number >= _MOST_WAITED else str(number)
+        return counted(said, "message")
 
     def _sick_topics(self) -> list[str]:
         return [topic for topic, sick in self._sick.items() if sick.until > time.monotonic()]

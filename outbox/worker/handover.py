@@ -77,6 +77,15 @@ class Outcome:
     aside: list[tuple[Message, Aside]] = field(default_factory=list)
     open: list[Message] = field(default_factory=list)
     sick: set[str] = field(default_factory=set)
+    #: Whether the batch waited for the destination, and whether that accepts nothing at the end.
+    paused: bool = False
+    away: bool = False
+
+    @property
+    def accepted_topics(self) -> set[str]:
+        """The topics that the destination accepts, as far as the end of the batch tells."""
+        waiting = {message.topic for message, fate in self.aside if fate.state == "waiting"}
+        return set() if self.away else {message.topic for message in self.done} - waiting - self.sick
 
 
 class HandOver:
@@ -170,12 +179,17 @@ class HandOver:
                 self._let_expire(batch, now)
                 continue
             if patient:
-                self._tell(batch.answers_by_topic(batch.pending))
+                self._tell(batch, batch.answers_by_topic(batch.pending))
+                batch.outcome.paused = True
                 if not self._pause():
                     break
                 self._let_expire(batch, now)
                 if not chunk and not self._hung and others():
                     self._let_pass(batch)
+            elif batch.away is not None:
+                # Another message would tell no more.
+                batch.leave_topics(list(batch.pending))
+                break
             elif not chunk:
                 batch.leave_topics(tried)
                 break
@@ -205,11 +219,15 @@ class HandOver:
     def _tell_what_waits(self, batch: _Batch) -> None:
         if batch.outcome.aside or batch.outcome.sick:
             aside = {m.topic: fate.error or "" for m, fate in batch.outcome.aside if fate.state == "waiting"}
-            self._tell(batch.answers_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.sick) | aside)
+            sick = batch.answers_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.sick)
+            self._tell(batch, sick | aside)
+        batch.outcome.away = batch.away is not None
 
-    def _tell(self, answers: dict[str, str]) -> None:
+    def _tell(self, batch: _Batch, answers: dict[str, str]) -> None:
         if self._notices is not None and answers:
-            self._notices.refused(answers)
+            same = None if batch.outcome.done or len(answers) == 1 else next(iter(answers.values()))
+            of_all = same is not None and set(answers.values()) == {same}
+            self._notices.refused(answers, by_all=batch.away or (same if of_all else None))
 
     def _call(self, chunk: list[Message]) -> Call:
         # A call that is past its deadline has had its turn: the handler is called again beside it.
@@ -255,7 +273,7 @@ class HandOver:
         if call.verdicts is None:
             if isinstance(call.error, StrangeAnswerError):
                 # Not of this batch, but of the handler: nobody would find out from calls that get smaller and smaller.
-                self._tell({message.topic: told(call.error) for message in call.messages})
+                self._tell(batch, {message.topic: told(call.error) for message in call.messages})
             return self._nobody_knows(batch, call.messages, told(call.error))
         self._adapt(call)
         return self._apply(batch, call.messages, call.verdicts)
@@ -305,7 +323,8 @@ class HandOver:
                 return self._policy.failed(message, error, after, counts=counts)
             case Reject(error):
                 return self._policy.dead(message, error)
-            case Unavailable(error):
+            case Unavailable(error, everything):
+                batch.away = error if everything else None
                 others_done = others_done or bool(batch.outcome.done)
                 if (others_done or self._accepted_since_failure(message)) and batch.room > 0:
                     batch.room -= 1
@@ -372,6 +391,7 @@ class HandOver:
         self._accepts += count
         self._failures = 0
         batch.tried.clear()
+        batch.away = None
 
     def _forget(self, outcome: Outcome) -> None:
         """Remember failures only of messages that may be handed over again."""
@@ -395,6 +415,8 @@ class HandOver:
 
     def _pause(self) -> bool:
         self._failures += 1
+        if self._notices is not None:
+            self._notices.paused()
         return self._rest(seconds_to_wait(self._policy.pause, self._failures))
 
 
@@ -415,6 +437,8 @@ class _Batch:
         self.refused: set[str] = set()
         #: What was last said of those that were not accepted.
         self.answers: dict[int | None, str] = {}
+        #: Why the destination accepts nothing at all, since it last accepted something.
+        self.away: str | None = None
         self.outcome = Outcome()
 
     def by_id(self) -> dict[int | None, Message]:
@@ -427,9 +451,7 @@ class _Batch:
 
     def why(self, message: Message) -> str:
         """Why a message waits that nothing is known of but that it failed."""
-        answer = self.answers.get(message.id)
-        said = "" if answer is None else f"; last answer: {answer}"
-        return f"not accepted, and there was nothing else to try{said}"
+        return self.answers.get(message.id, "not accepted, and there was nothing else to try")
 
     def is_sick(self, topic: str) -> bool:
         """Whether a topic failed for sure, or for one message and then for another."""

@@ -1,45 +1,126 @@
-"""What a worker says of messages that are not accepted: a line for a topic once in a while, never one for a message."""
+"""Tells of messages that are not accepted: since when, why, and when it is over. Never a line for each message."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from outbox.message import Message
-from outbox.store.failure import in_one_line
+from outbox.store.failure import in_one_line, without_server
 from outbox.store.parked import Aside
+from outbox.text import age, one_line
 
 logger = logging.getLogger("outbox")
 
 _SAY_AGAIN_SECONDS = 60.0
-#: A destination that is away refuses every topic: so many are named at a time.
+#: So many topics are named at a time.
 _MOST_LINES = 5
 _MOST_TOPICS = 10_000
-_MOST_TEXT = 500
+#: A shorter pause is written to the log of the process, but not to the database.
+_NOTE_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Outage:
+    """The destination, or one topic of it, accepts nothing `since` then; `told`: the log says so."""
+
+    since: float
+    error: str
+    told: bool = False
 
 
 class Notices:
-    """The log lines of one subscription, over all its leases."""
+    """What one subscription tells, over all its leases: to the log, and of a paused worker to the database."""
 
-    def __init__(self, subscription: str) -> None:
+    def __init__(
+        self,
+        subscription: str,
+        destination: str | None = None,
+        *,
+        note: Callable[[str, float], None] = lambda _text, _seconds: None,
+    ) -> None:
+        """`note` writes for what the worker waits, and for how many seconds already, where `outbox status` reads it."""
         self._subscription = subscription
-        self._said_at: dict[str, float] = {}
+        self._destination = destination or "its destination"
+        self._note = note
+        #: By topic; None: the destination accepts nothing at all.
+        self._outages: dict[str | None, _Outage] = {}
+        self._said_at: dict[str | None, float] = {}
+        self._noted = False
         self._refused_chores: set[str] = set()
 
-    def refused(self, answers: Mapping[str, str]) -> None:
-        """Topics whose messages wait, with what the destination said: at once, then once a minute while it lasts."""
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the destination, or one of its topics, has refused and not accepted anything since."""
+        return bool(self._outages)
+
+    def refused(self, answers: Mapping[str, str], *, by_all: str | None = None) -> None:
+        """Tell which topics are not accepted, with what the destination said: at once, then once a minute.
+
+        `by_all`: why the destination accepts nothing at all, if that is so.
+        """
         now = time.monotonic()
-        news = [topic for topic in answers if now - self._said_at.get(topic, float("-inf")) >= _SAY_AGAIN_SECONDS]
-        if len(self._said_at) + len(news) > _MOST_TOPICS:
+        known = self._outages.get(None)
+        if by_all is None and known is not None and all(error == known.error for error in answers.values()):
+            by_all = known.error
+        refused: dict[str | None, str] = {None: by_all} if by_all is not None else dict(answers.items())
+        if by_all is None:
+            self._outages.pop(None, None)
+        if max(len(self._outages), len(self._said_at)) + len(refused) > _MOST_TOPICS:
+            self._outages.clear()
             self._said_at.clear()
-        self._said_at.update(dict.fromkeys(news, now))
-        for topic in news[:_MOST_LINES]:
-            logger.warning(
-                "%s: topic %s is not accepted, its messages wait: %s", self._subscription, topic, _line(answers[topic])
-            )
+        for place, error in refused.items():
+            self._outages.setdefault(place, _Outage(now, error)).error = error
+        news = [each for each in refused if now - self._said_at.get(each, float("-inf")) >= _SAY_AGAIN_SECONDS]
+        for place in news:
+            self._said_at[place] = now
+            self._outages[place].told = True
+        self._tell(news, now)
+
+    def _tell(self, news: list[str | None], now: float) -> None:
+        for place in news[:_MOST_LINES]:
+            outage = self._outages[place]
+            of_topic = f"does not accept topic {place}, its messages wait"
+            what = "accepts nothing, messages wait" if place is None else of_topic
+            since = f" (since {age(now - outage.since)})" if now - outage.since >= 1 else ""
+            why = one_line(without_server(outage.error, self._destination))
+            logger.warning("%s: %s %s%s: %s", self._subscription, self._destination, what, since, why)
         if len(news) > _MOST_LINES:
-            logger.warning("%s: nor are %d more topics", self._subscription, len(news) - _MOST_LINES)
+            logger.warning("%s: nor does it accept %d more topics", self._subscription, len(news) - _MOST_LINES)
+
+    def paused(self) -> None:
+        """Tell `outbox status` for what the worker waits, once for a pause."""
+        if self._noted or not self._outages:
+            return
+        place, outage = min(self._outages.items(), key=lambda each: each[1].since)
+        seconds = time.monotonic() - outage.since
+        if seconds >= _NOTE_SECONDS:
+            self._noted = True
+            topic = "" if place is None else f" to accept topic {place}"
+            why = one_line(without_server(outage.error, self._destination))
+            self._note(f"waits for {self._destination}{topic}: {why}", seconds)
+
+    def went_on(self) -> None:
+        """The pause is over: another one is worth another note."""
+        self._noted = False
+
+    def accepted(self, topics: Collection[str], waited: Callable[[str | None], str]) -> None:
+        """Tell which outages are over, now that messages of these topics were accepted.
+
+        `waited`: returns how many messages have waited for a topic, or for the destination.
+        """
+        now = time.monotonic()
+        for place in [each for each in self._outages if each is None or each in topics]:
+            outage = self._outages.pop(place)
+            if outage.told:
+                what = "accepts messages" if place is None else f"accepts topic {place}"
+                lasted = age(now - outage.since)
+                logger.warning(
+                    "%s: %s %s again after %s; %s had waited",
+                    self._subscription, self._destination, what, lasted, waited(place),
+                )  # fmt: skip
 
     def chore_refused(self, chore: str, error: Exception) -> None:
         """A chore that the database does not allow: told once."""
@@ -53,16 +134,10 @@ class Notices:
         if dead:
             message, fate = min(dead, key=lambda each: each[0].id or 0)
             logger.warning(
-                "%s: %d more dead letters, the first is message %s of topic %s: %s",
+                "%s: %s, the first is message %s of topic %s: %s",
                 self._subscription,
-                len(dead),
+                "1 more dead letter" if len(dead) == 1 else f"{len(dead)} more dead letters",
                 message.id,
                 message.topic,
-                _line(fate.error or "no reason given"),
+                one_line(fate.error or "no reason given"),
             )
-
-
-def _line(text: str) -> str:
-    """A destination's text as one line that can do nothing to a terminal."""
-    line = " ".join(text.split())[:_MOST_TEXT]
-    return line if line.isprintable() else "".join(each if each.isprintable() else "\ufffd" for each in line)

@@ -17,6 +17,7 @@ from outbox.store.lease import Lease
 from outbox.store.log import Limits, Log
 from outbox.store.parked import Aside, Parked
 from outbox.store.progress import ProgressLog
+from outbox.worker.activity import Activity
 from outbox.worker.aside import SetAside
 from outbox.worker.chores import Chores
 from outbox.worker.finished import Finished
@@ -50,9 +51,10 @@ class Tenure:
         finished: Finished | None = None,
         notices: Notices | None = None,
         unsettled: Unsettled | None = None,
+        activity: Activity | None = None,
     ) -> None:
         """`grace`: for how long rows are left alone after their commit. `finished`: knows what is done already.
-        `unsettled`: what the worker could not write before.
+        `unsettled`: what the worker could not write before. `activity`: counts what is accepted.
         """
         self._channel = channel
         self._lease = lease
@@ -65,9 +67,11 @@ class Tenure:
         self._settlement = Settlement(database, channel, lease, self._incarnation, unsettled)
         self._settlement.rehearse(newest.progress)
         parked = Parked(database, lease.partition.subscription)
-        self._aside = SetAside(parked, channel, self._settlement, hand_over, limits, notices, finished)
+        self._aside = SetAside(parked, channel, self._settlement, hand_over, limits, notices, finished, activity)
         self._reader = Reader(database, channel, Cursor(log, newest.progress, grace))
         self._finished = finished
+        self._notices = notices
+        self._activity = activity
         self._stored = newest.progress
         self._passed = False
         self._stored_at = time.monotonic()
@@ -114,11 +118,25 @@ class Tenure:
         if to_send:
             room = self._aside.room(self._policy.max_waiting)
             outcome = self._hand_over.run(to_send, patient=True, room=room, now=lambda: batch.now, others=self._others)
+            self._tell_accepted(outcome, to_send, batch)
+            if self._activity is not None:
+                self._activity.count(outcome.done, batch.now)
         fates += outcome.aside
         if outcome.open:
             self._settle_partly(batch, outcome, fates)
         else:
             self._settle(batch.end, fates)
+
+    def _tell_accepted(self, outcome: Outcome, messages: list[Message], batch: Batch) -> None:
+        """Tell when an outage is over; before the settle, while what was set aside for it is still there."""
+        if self._notices is None or not self._notices.in_trouble or not outcome.accepted_topics:
+            return
+
+        def waited(topic: str | None) -> str:
+            inside = sum(topic in (None, each.topic) for each in messages) if outcome.paused else 0
+            return self._aside.waited(topic, inside, at_least=outcome.paused and batch.end.target is not None)
+
+        self._notices.accepted(outcome.accepted_topics, waited)
 
     def _left(self, messages: list[Message]) -> list[Message]:
         """What is not done already; asked as late as possible, because that may change at any moment."""

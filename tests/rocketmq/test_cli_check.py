@@ -137,7 +137,7 @@ def test_without_a_listener_only_the_database_decides(engine):
         "check:shop: asks nobody but the outbox's own database, after 0 s\n"
         "check:shop: done; 1 transaction is pending, 1 of them for want of --listener\n"
     )
-    (left,) = outbox(engine, "half", "list", "--json").json
+    (left,) = outbox(engine, "half", "list", "--json").json["transactions"]
     assert (left["transaction_id"], left["checks"], left["last_answer"]) == (asked.id, 0, "no listener here")
 
 
@@ -187,7 +187,7 @@ def test_which_group_is_meant_must_be_clear(engine):
     assert "say which producer group by --group; there are depot, shop" in several.err
     assert "no producer of group shoop has begun a transaction here yet; there are depot, shop" in unknown.err
     assert "illegal characters" in illegal.err
-    assert [each["name"] for each in outbox(engine, "subscriptions", "list", "--json").json] == [
+    assert [each["name"] for each in outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]] == [
         "check:depot", "check:shop", "relay",
     ]  # fmt: skip
 

@@ -28,7 +28,7 @@ ESCAPE = "\x1b[2J\x07 no"
 
 def listed(engine, *options):
     """What `half list` shows to programs."""
-    return outbox(engine, "half", "list", "--json", *options).json
+    return outbox(engine, "half", "list", "--json", *options).json["transactions"]
 
 
 def ids(transactions):
@@ -198,6 +198,7 @@ def test_one_whose_half_messages_were_purged_is_shown_by_its_verdict(engine):
     shown = outbox(engine, "half", "show", transaction.id, "--json").json
 
     assert {**shown, "decided_at": None} == {
+        "version": 1, "more": False,
         "transaction_id": transaction.id, "op": "commit", "decided_by": "producer shop", "decided_at": None,
         "contents": [],
     }  # fmt: skip

@@ -48,7 +48,9 @@ def test_without_the_business_database_nothing_is_decided(engine, transaction, v
     ended = end(engine, verb, transaction)
 
     assert (ended.code, "name that by --business" in ended.err) == (2, True)
-    assert [each["transaction_id"] for each in outbox(engine, "half", "list", "--json").json] == [transaction.id]
+    assert [each["transaction_id"] for each in outbox(engine, "half", "list", "--json").json["transactions"]] == [
+        transaction.id
+    ]
 
 
 def test_a_commit_is_refused_without_a_record_of_the_commit(engine, business, transaction):
@@ -84,7 +86,9 @@ def test_a_rollback_of_what_is_recorded_as_committed_is_refused(engine, business
     ended = end(engine, "rollback", transaction, *record(business))
 
     assert (ended.code, "commit" in ended.err) == (1, True)
-    assert [each["transaction_id"] for each in outbox(engine, "half", "list", "--json").json] == [transaction.id]
+    assert [each["transaction_id"] for each in outbox(engine, "half", "list", "--json").json["transactions"]] == [
+        transaction.id
+    ]
 
 
 def test_a_rollback_while_the_business_is_under_way_does_nothing(engine, business, transaction, monkeypatch):
@@ -101,7 +105,7 @@ def test_a_rollback_while_the_business_is_under_way_does_nothing(engine, busines
 def test_a_database_that_is_gone_can_be_done_without(engine, transaction):
     ended = end(engine, "rollback", transaction, "--unchecked")
 
-    assert (ended.code, outbox(engine, "half", "list", "--json").json) == (0, [])
+    assert (ended.code, outbox(engine, "half", "list", "--json").json["transactions"]) == (0, [])
 
 
 def test_a_business_database_without_records_is_told(engine, transaction, tmp_path):

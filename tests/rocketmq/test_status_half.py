@@ -8,8 +8,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox.rocketmq import TransactionMQProducer
+from outbox.store.aside_status import Count
 from outbox.store.half_status import HalfStanding, half_standings
-from outbox.store.status import Count, standings
+from outbox.store.status import standings
 from tests.command_line import outbox
 from tests.rocketmq.halves import ask, begun, fill, producer
 from tests.test_status import Explained, looking
@@ -35,7 +36,11 @@ def numbers(found: HalfStanding) -> tuple[int, int, int, int]:
 def test_nothing_is_shown_where_there_was_never_a_transaction(engine):
     shown, json = outbox(engine, "status"), outbox(engine, "status", "--json").json
 
-    assert (halves(engine), "HALF" in shown.out, set(json)) == ({}, False, {"at", "subscriptions"})
+    assert (halves(engine), "HALF" in shown.out, set(json)) == (
+        {},
+        False,
+        {"version", "more", "at", "warnings", "subscriptions"},
+    )
 
 
 def test_messages_are_counted_by_group_and_topic(engine):
@@ -172,7 +177,7 @@ def test_a_check_is_listed_with_its_group(engine):
     begun(engine, "orders")
 
     shown = outbox(engine, "subscriptions", "list").out.splitlines()[1].split("  ")
-    json = outbox(engine, "subscriptions", "list", "--json").json[0]
+    json = outbox(engine, "subscriptions", "list", "--json").json["subscriptions"][0]
 
     assert [each.strip() for each in shown if each][:4] == [
         "check:shop",
@@ -223,14 +228,14 @@ def test_a_transaction_that_was_given_up_is_no_dead_letter_to_discard(engine):
     """It would be forgotten, without a verdict."""
     begun(engine, "orders")
     ask(engine)
-    (letter,) = outbox(engine, "dead", "list", "--json").json
+    (letter,) = outbox(engine, "dead", "list", "--json").json["dead_letters"]
 
     by_name = outbox(engine, "dead", "discard", "--all", "--name", "check:shop", "--reason", "x", "--yes")
     by_id = outbox(engine, "dead", "discard", str(letter["id"]), "--reason", "x")
     by_all = outbox(engine, "dead", "discard", "--all", "--reason", "x", "--yes")
 
     assert (by_name.code, "outbox half list" in by_name.err, by_id.code, by_all.code) == (2, True, 1, 0)
-    assert outbox(engine, "dead", "list", "--json").json == [letter]
+    assert outbox(engine, "dead", "list", "--json").json["dead_letters"] == [letter]
 
 
 def test_what_is_beyond_a_bounded_look_is_estimated(engine):

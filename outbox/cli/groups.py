@@ -1,0 +1,36 @@
+"""Groups of commands: help that is not cut, and a word for who has mistyped a command."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+
+import click
+
+_MOST_SUGGESTED = 2
+#: One sentence of help is never longer.
+_WHOLE_SENTENCE = 500
+
+
+class Group(click.Group):
+    """A group as all of `outbox` has them."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the commands that a mistyped one is like."""
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError:
+            like = get_close_matches(args[0], self.list_commands(ctx), n=_MOST_SUGGESTED, cutoff=0.5)
+            meant = f"did you mean {' or '.join(like)}?" if like else f"there are {', '.join(self.list_commands(ctx))}"
+            raise click.UsageError(f"there is no command {args[0]}; {meant}", ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands, each with the whole first sentence of its help."""
+        with formatter.section("Commands"):
+            formatter.write_dl(self.summaries(ctx))
+
+    def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
+        """Each command, and what it is for."""
+        known = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
+        return [(name, each.get_short_help_str(_WHOLE_SENTENCE)) for name, each in known if each is not None]

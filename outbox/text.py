@@ -1,0 +1,35 @@
+"""Text for people: one line of what others wrote, lengths of time, numbers of things."""
+
+from __future__ import annotations
+
+_MOST_TEXT = 500
+
+
+def one_line(text: object, most: int = _MOST_TEXT) -> str:
+    """Return other people's text as one line that can do nothing to a terminal or to a log; cut where it is long."""
+    line = " ".join(str(text).split())
+    if len(line) > most:
+        line = f"{line[: most - 1]}…"
+    return line if line.isprintable() else "".join(each if each.isprintable() else "\ufffd" for each in line)
+
+
+def age(seconds: float) -> str:
+    """Return a length of time as people say it."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{_short(seconds / size)} {unit}"
+    return f"{_short(seconds)} s"
+
+
+def counted(number: object, noun: str, verbs: tuple[str, str] | None = None) -> str:
+    """Return "1 message", "2 messages", "~10000 messages", and what they do, from the `verbs` ("waits", "wait").
+
+    `number` may be a count that marks an estimate.
+    """
+    one = str(number) == "1"
+    said = f"{number} {noun}{'' if one else 's'}"
+    return said if verbs is None else f"{said} {verbs[0 if one else 1]}"
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")

@@ -1,0 +1,95 @@
+"""Tells once a minute what a worker has done: how many messages, how quickly, and what waits."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+
+from outbox.message import Message
+from outbox.text import age, counted
+
+#: A name of its own, because people want to see it who want to see little else.
+activity_logger = logging.getLogger("outbox.activity")
+
+_EVERY_SECONDS = 60.0
+#: Latencies are told apart by a tenth of a power of ten, 26 %; the shortest is a millisecond.
+_STEPS = 10
+_SHORTEST = 0.001
+_SHARE = 0.99
+_WAITING = ("waiting", "retry", "blocked")
+
+
+class Activity:
+    """What one worker has done since it last told. Costs a few look-ups for a batch, and nothing for a message."""
+
+    def __init__(self, subscription: str, *, done: str = "sent") -> None:
+        """`done`: what a worker of this kind does with messages."""
+        self._subscription = subscription
+        self._done = done
+        self._began = time.monotonic()
+        self._number = 0
+        #: How many messages took at most the time of a step.
+        self._took: Counter[int] = Counter()
+        #: How far the database's clock is ahead of this machine's.
+        self._ahead = timedelta(0)
+
+    def count(self, messages: Sequence[Message], now: datetime | None = None) -> None:
+        """Count messages that were accepted just now; all of a batch took as long as its oldest, or less.
+
+        `now`: by the database's clock, where the caller knows it.
+        """
+        if not messages:
+            return
+        here = datetime.now(UTC)
+        if now is not None:
+            self._ahead = now - here
+        written = [each for each in (_since(messages[0]), _since(messages[-1])) if each is not None]
+        self._number += len(messages)
+        if written:
+            seconds = (here + self._ahead - min(written)).total_seconds()
+            self._took[_step(seconds)] += len(messages)
+
+    @property
+    def due(self) -> bool:
+        """Whether a minute is over."""
+        return time.monotonic() - self._began >= _EVERY_SECONDS
+
+    def tell(self, parked: Mapping[str, object]) -> None:
+        """Log a line about what was done, unless that was nothing and nothing waits; `parked`: how many, by state."""
+        seconds, number, took = time.monotonic() - self._began, self._number, self._took
+        self._began, self._number, self._took = time.monotonic(), 0, Counter()
+        waiting = ", ".join(f"{parked[state]} {state}" for state in _WAITING if str(parked.get(state, 0)) != "0")
+        if number or waiting:
+            within = f", 99 % of them within {_shown(took)} of being written" if took else ""
+            said = f"{counted(number, 'message')} {self._done} in {age(seconds)}{within}; {waiting or 'none waits'}"
+            activity_logger.info("%s: %s", self._subscription, said)
+
+    def tell_if_due(self, parked: Callable[[], Mapping[str, object]]) -> None:
+        """Do so once a minute."""
+        if self.due:
+            self.tell(parked())
+
+
+def _since(message: Message) -> datetime | None:
+    """From when on a message could be sent."""
+    created = message.created_at
+    return created if created is None or message.deliver_at is None else max(created, message.deliver_at)
+
+
+def _step(seconds: float) -> int:
+    return math.ceil(math.log10(max(seconds, _SHORTEST) / _SHORTEST) * _STEPS)
+
+
+def _shown(took: Counter[int]) -> str:
+    """The time within which nearly all were done."""
+    enough, seen = math.ceil(sum(took.values()) * _SHARE), 0
+    for step in sorted(took):
+        seen += took[step]
+        if seen >= enough:
+            break
+    seconds = _SHORTEST * 10 ** (step / _STEPS)
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else age(seconds)

@@ -1,0 +1,83 @@
+"""The JSON of each command is what docs/json.md says: each field is there, of its type, and no other."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from outbox import Done, Outbox, Reject, Relay, Unavailable
+from tests.command_line import outbox
+
+PAGE = Path(__file__).parent.parent / "docs" / "json.md"
+#: Objects whose names are data.
+OPEN = ("parked",)
+COMMANDS = {
+    "status": [],
+    "dead list": [],
+    "dead replay": ["--all", "--topic", "bad", "--yes"],
+    "dead discard": ["--all", "--topic", "bad", "--reason", "x", "--yes"],
+    "subscriptions list": [],
+    "db check": [],
+    "db upgrade": [],
+    "purge": ["--older-than", "0s", "--dry-run"],
+}
+KINDS = {str: "text", bool: "boolean", int: "number", float: "number", list: "list", dict: "object", type(None): "null"}
+
+
+def documented(command: str) -> dict[str, str]:
+    """The fields of a command and their types, with those that all have."""
+    sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
+    (own,) = [each for each in sections[1:] if f"`outbox {command}`" in each.splitlines()[0]]
+    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", sections[0] + own, flags=re.MULTILINE)
+    return dict(rows)
+
+
+def fields(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Each field with its type; of objects in lists those of all."""
+    if isinstance(value, dict) and path.rpartition(".")[2] not in OPEN:
+        for name, inner in value.items():
+            yield from fields(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for each in value:
+            yield from fields(each, f"{path}[]")
+    else:
+        yield path, KINDS[type(value)]
+
+
+class Destination:
+    """Rejects one topic, waits with another."""
+
+    destination = "nats://h:4222"
+
+    def send(self, messages):
+        """One answer for each topic."""
+        answers = {"bad": Reject("never"), "away": Unavailable("no stream")}
+        return [answers.get(message.topic, Done()) for message in messages]
+
+    def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def shop(engine):
+    """An outbox of which every command has something to tell."""
+    sender = Outbox(engine)
+    with sender.begin() as session:
+        for topic in ("fine", "away", "bad"):
+            sender.send(session, topic, b"1", key=topic)
+    Relay(sender, Destination()).until_empty()
+    with engine.begin() as connection:
+        connection.execute(text("DROP INDEX outbox_parked_wish"))
+    return engine
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_and_the_command_agree(shop, command):
+    document = outbox(shop, *command.split(), *COMMANDS[command], "--json").json
+
+    said, found = documented(command), list(fields(document))
+    assert list(document)[:2] == ["version", "more"]
+    assert {path for path, _ in found} == set(said)
+    assert [(path, kind) for path, kind in found if kind not in said[path].split(" or ")] == []
