@@ -1,5 +1,6 @@
 """Concurrent writers, whose transactions commit in another order than they drew their ids, and readers beside them."""
 
+import functools
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, insert, text
 
 from outbox import Outbox
 from tests.exactness import writers
@@ -94,8 +95,14 @@ class StreamProcess:
 
 
 def committed_batches(folder: Path) -> int:
+    """How many batches a stream has committed."""
     commits = folder / "checkpoint" / "commits"
     return sum(each.name.isdigit() for each in commits.iterdir()) if commits.exists() else 0
+
+
+def has_come_on(folder: Path, before: int) -> bool:
+    """Whether a stream has committed some batches more."""
+    return committed_batches(folder) > before + 3
 
 
 def test_a_stream_that_is_killed_delivers_what_was_committed_once(spark, spark_home, pg_engine, tmp_path, full):
@@ -108,9 +115,8 @@ def test_a_stream_that_is_killed_delivers_what_was_committed_once(spark, spark_h
         for _ in range(kills):
             job, before = StreamProcess(pg_engine, tmp_path, spark_home), committed_batches(tmp_path)
             try:
-                assert eventually(lambda before=before: committed_batches(tmp_path) > before + 3, 120), (
-                    tmp_path / "stream.log"
-                ).read_text()[-3000:]
+                came = eventually(functools.partial(has_come_on, tmp_path, before), 120)
+                assert came, (tmp_path / "stream.log").read_text()[-3000:]
                 time.sleep(chance.uniform(0, 1))
             finally:
                 job.kill()
@@ -161,7 +167,7 @@ def test_a_reader_below_the_oldest_open_transaction_delivers_an_effect_before_it
 
     with pg_engine.connect() as second, pg_engine.connect() as third:
         for connection in (second, third):
-            connection.execute(Scratch.__table__.insert().values(note="draws a transaction id"))
+            connection.execute(insert(Scratch).values(note="draws a transaction id"))
         with pg_engine.begin() as first:
             outbox.send(first, "orders", "cause", key="k0")
         outbox.send(second, "orders", "effect", key="k0")
