@@ -133,8 +133,9 @@ class Log:
         return self._read({"table": name}, columns)
 
     def _read(self, options: Mapping[str, str], columns: str | None) -> DataFrame:
-        reader = self.spark.read.format("outbox").options(**self.source, **options)
-        return (reader if columns is None else reader.schema(columns)).load()
+        # Not by a schema: with one, Spark decides at the first action, and not here, which messages it reads.
+        names = {} if columns is None else {"columns": ",".join(field.split()[0] for field in columns.split(", "))}
+        return self.spark.read.format("outbox").options(**self.source, **options, **names).load()
 
 
 def reported(function: F) -> F:

@@ -67,6 +67,7 @@ def test_each_half_message_is_committed_rolled_back_open_or_parked(log, ops, par
         half(1, "c"), half(2, "c"), half(3, "r"), half(4, "o", minute=3), half(5, "p"), half(6, "p"),
         message(7, "c", message="m1"), message(8, "c", message="m2"),
         (9, "m9", "orders", None, None, None, b"of no transaction", at(3)),
+        half(10, "c", message="m1"),  # sent twice, because an answer was lost: one message
     )  # fmt: skip
     aside = parked(("check:shop", "p", "dead"), ("check:shop", "o", "retry"), ("check:other", "o", "dead"))
 

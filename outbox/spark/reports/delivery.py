@@ -17,7 +17,7 @@ from outbox.spark.reports.batches import Batch, Batches
 from outbox.spark.reports.names import AGE_LIMITS, OLDER
 from outbox.store.subscription import Subscription
 
-#: What each function needs of its DataFrames: `.schema(…)` of the source with these reads nothing else.
+#: What each function needs of its DataFrames; the option `columns` of the source reads nothing else.
 PER_HOUR_COLUMNS = "topic string, created_at timestamp"
 PARKED_COLUMNS = "subscription string, state string, topic string, parked_at timestamp, error string"
 BATCH_COLUMNS = "id long, xact_id long, topic string, slot short, tags string, direct string, created_at timestamp"
