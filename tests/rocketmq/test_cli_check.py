@@ -374,9 +374,13 @@ def test_a_business_database_is_checked_for_its_records_only(empty):
 
     assert (without.code, without.json) == (
         1,
-        [{"where": "outbox_record", "problem": "is not there", "fix": f"run: {makes(empty)}"}],
+        {
+            "version": 1,
+            "more": False,
+            "findings": [{"where": "outbox_record", "problem": "is not there", "fix": f"run: {makes(empty)}"}],
+        },
     )
-    assert (damaged.code, [each["where"] for each in damaged.json]) == (1, ["outbox_record.decided_at"])
+    assert (damaged.code, [each["where"] for each in damaged.json["findings"]]) == (1, ["outbox_record.decided_at"])
 
 
 def test_records_may_have_a_schema(pg_engine):
