@@ -148,18 +148,25 @@ def kill_session(leader: int) -> None:
                     os.kill(int(path.name), signal.SIGKILL)
 
 
-def extracting(engine: Engine, path: Path) -> subprocess.Popen[str]:
-    """A process that extracts by Spark, and has committed a window already."""
-    options = {
-        "url": engine.url.render_as_string(hide_password=False),
-        "path": str(path),
-        "rows_per_task": 40,
-    }
-    command = [sys.executable, "-m", "tests.spark.extracting", json.dumps(options)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    assert process.stdout is not None
-    assert [process.stdout.readline(), process.stdout.readline().strip().isdigit()] == ["ready\n", True]
-    return process
+@pytest.fixture
+def extracting() -> Iterator[Callable[[Engine, Path], subprocess.Popen[str]]]:
+    """Start a process that extracts by Spark, and wait until it has committed a window."""
+    made: list[subprocess.Popen[str]] = []
+
+    def start(engine: Engine, path: Path) -> subprocess.Popen[str]:
+        url = engine.url.render_as_string(hide_password=False)
+        options = json.dumps({"url": url, "path": str(path), "rows_per_task": 200})
+        command = [sys.executable, "-m", "tests.spark.extracting", options]
+        made.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True))
+        said = made[-1].stdout
+        assert said is not None
+        assert [said.readline(), said.readline().strip().isdigit()] == ["ready\n", True]
+        return made[-1]
+
+    yield start
+    for each in made:
+        kill_session(each.pid)
+        each.wait()
 
 
 def killed(process: subprocess.Popen[str], after: float) -> None:
@@ -169,11 +176,14 @@ def killed(process: subprocess.Popen[str], after: float) -> None:
     process.communicate(timeout=30)
 
 
-def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(pg_engine, written, tmp_path, full):
+@pytest.mark.timeout(1200)
+def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(
+    pg_engine, written, extracting, tmp_path, full
+):
     """Beside it: extracts without a pause to an archive of their own, and a reader by the highest id."""
     path, other = tmp_path / "archive", tmp_path / "other"
     kills = 10 if full else 2
-    writing = written(pg_engine, 3000 if full else 200)
+    writing = written(pg_engine, 1000 if full else 200)
     naive = HighestId(pg_engine)
     with closing(Extract(Here(), Archive(other), place_of(pg_engine), Extraction(rows_per_task=40))) as job:
         beside = [Repeated(job.step, 0.2), Repeated(naive.read)]
@@ -202,11 +212,11 @@ def test_repeated_extracts_of_sqlite_bring_every_message_once(sqlite_engine, wri
     path = tmp_path / "archive"
     writing = written(sqlite_engine, 500 if full else 40)
     with closing(Extract(Here(), Archive(path), place_of(sqlite_engine))) as job:
-        extracting = Repeated(job.step)
+        repeated = Repeated(job.step)
         try:
             writing.end()
         finally:
-            extracting.stop()
+            repeated.stop()
         job.step()
 
     judge(sqlite_engine, path)
@@ -224,11 +234,11 @@ def test_a_broken_extract_fails_the_same_judgement(pg_engine, written, tmp_path,
         monkeypatch.setattr("outbox.spark.job.Window", lambda base, target: Window(floor(base), target))
     writing = written(pg_engine, 100)
     with closing(Extract(Here(), Archive(path), place_of(pg_engine))) as job:
-        extracting = Repeated(job.step)
+        repeated = Repeated(job.step)
         try:
             writing.end()
         finally:
-            extracting.stop()
+            repeated.stop()
         job.step()
 
     with pytest.raises(AssertionError, match="missing" if twin == "forgets what was open" else "twice"):
