@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -107,7 +107,7 @@ def _require_sense(
         raise click.UsageError("--hold says how long retention waits for --register NAME; give that, too")
 
 
-def _wanted(topics: tuple[str, ...] | None, register: str | None, hold: timedelta | None, **wanted: bool) -> Extraction:
+def _wanted(topics: tuple[str, ...] | None, register: str | None, hold: timedelta | None, **wanted: Any) -> Extraction:
     from outbox.spark.job import Extraction
     from outbox.spark.registration import Registration
     from outbox.store.subscription import chosen_topics

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING
-
-from outbox.spark.jdbc import jdbc_predicates
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from outbox.spark.jdbc import jdbc_predicates
     from outbox.spark.manifest import Manifest
 
 __all__ = ["archived", "extract", "jdbc_predicates", "position", "register"]
@@ -36,7 +35,12 @@ def register(spark: SparkSession) -> None:
 
         raise MissingExtraError("Spark needs an extra: pip install 'outbox-log[spark]'") from error
     arrow_schema("meta", ())
-    spark.dataSource.register(OutboxDataSource)
+    try:
+        spark.dataSource.register(OutboxDataSource)
+    except Exception as error:
+        # Spark 4.0 refuses a name that it has found by itself, which is the same source.
+        if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
+            raise
 
 
 def position(
@@ -152,3 +156,12 @@ def archived(
     from outbox.spark import frames
 
     return frames.archived(spark, path, topics=topics, days=days)
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for: Spark imports this package in every session that uses any Python source."""
+    if name != "jdbc_predicates":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from outbox.spark.jdbc import jdbc_predicates
+
+    return jdbc_predicates

@@ -7,6 +7,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
+from datetime import date, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -37,7 +38,7 @@ class TaskFiles:
 
     def write(self, batch: pa.RecordBatch) -> None:
         """Append rows, which are in the order of their ids, to the files of their topics and days."""
-        for topic, day, rows in _by_folder(batch):
+        for topic, day, rows in _by_folder(batch) if len(batch) else ():
             file = self._open.pop((topic, day), None) or self._opened(topic, day, batch.schema)
             # The one that was written to last is last.
             self._open[topic, day] = file
@@ -155,20 +156,23 @@ def _by_folder(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    days = batch.column("created_at").cast(pa.date32())
+    days = batch.column("created_at").cast(pa.date32()).cast(pa.int32())
     topics = batch.column("topic").dictionary_encode()
-    first, last = pc.min_max(days).values() if len(days) else (None, None)
+    first, last = (day.as_py() for day in pc.min_max(days).values())
     if len(topics.dictionary) == 1 and first == last:
-        yield topics.dictionary[0].as_py(), str(first), batch
+        yield topics.dictionary[0].as_py(), _day(first), batch
         return
-    codes = pc.add(pc.multiply(topics.indices.cast(pa.int64()), 1 << 32), days.cast(pa.int32()).cast(pa.int64()))
-    order = pc.sort_indices(
-        pa.table({"code": codes, "id": batch.column("id")}), [("code", "ascending"), ("id", "ascending")]
-    )
-    runs = pc.run_end_encode(codes.take(order), run_end_type=pa.int64())
+    # Small numbers, which are sorted by counting; rows of one folder stay in their order.
+    codes = pc.add(pc.multiply(topics.indices, last - first + 1), pc.subtract(days, first))
+    order = pc.sort_indices(codes)
+    runs = pc.run_end_encode(codes.take(order))
     start = 0
-    for end in runs.run_ends.to_pylist():
-        chosen = order.slice(start, end - start)
-        part = batch.take(chosen)
-        yield part.column("topic")[0].as_py(), str(days[chosen[0].as_py()]), part
+    for end, code in zip(runs.run_ends.to_pylist(), runs.values.to_pylist(), strict=True):
+        topic, day = divmod(code, last - first + 1)
+        yield topics.dictionary[topic].as_py(), _day(first + day), batch.take(order.slice(start, end - start))
         start = end
+
+
+def _day(number: int) -> str:
+    """A day as it is written, of its number since 1970."""
+    return str(date(1970, 1, 1) + timedelta(days=number))

@@ -199,9 +199,9 @@ def _freeze(settings: Options) -> Frozen | None:
         return Frozen(window, planner.whole(window) if settings.fail_on_data_loss else None)
 
 
-def _read(partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    # Of a read without tasks Spark makes one with nothing in it.
-    if partition.value is None:
+def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
+    # Of a read without tasks Spark makes one with nothing in it, and Spark 4.0 makes it None itself.
+    if partition is None or partition.value is None:
         return iter(())
     from outbox.spark.fetch import batches
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outbox.errors import DatabaseError
 from outbox.position import Position
-from outbox.store.database import Database
-from outbox.store.dialect import Channel, WriteAheadLog
-from outbox.store.log import Log
+
+if TYPE_CHECKING:
+    # What captures a position needs psycopg; who only carries one, as Spark's tasks do, may have none.
+    from outbox.store.database import Database
+    from outbox.store.dialect import Channel, WriteAheadLog
 
 #: How long the disk is waited for, in seconds; and after how long it is asked to write.
 _PATIENCE, _BY_ITSELF = 30.0, 0.25
@@ -49,6 +52,8 @@ def stamp(database: Database, channel: Channel, *, pause: Callable[[float], obje
         StandbyError: the server is a standby.
         DatabaseError: the server did not write its log to disk within 30 s.
     """
+    from outbox.store.log import Log
+
     position = Log(database).now(channel).position
     timeline, _ = written(database, channel, pause=pause)
     return Stamp(position=position, server=_server(database, channel, timeline))

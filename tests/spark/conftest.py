@@ -23,7 +23,7 @@ def spark_home() -> Path:
     import pyspark
 
     package = Path(pyspark.__file__).parent
-    home = _cache() / f"home-{pyspark.__version__}"
+    home = cache() / f"home-{pyspark.__version__}"
     (home / "python" / "lib").mkdir(parents=True, exist_ok=True)
     for each in package.iterdir():
         if each.name != "python" and not (home / each.name).exists():
@@ -71,11 +71,11 @@ def settings(folder: Path) -> dict[str, str]:
 
 def _class_data() -> str:
     """Use the classes that an earlier run has left; the first one leaves them. Java ignores what does not fit it."""
-    classes = _cache() / "classes.jsa"
+    classes = cache() / "classes.jsa"
     return f"-XX:{'SharedArchiveFile' if classes.exists() else 'ArchiveClassesAtExit'}={classes}"
 
 
-def _cache() -> Path:
+def cache() -> Path:
     """A folder for what makes a start fast, of this user, this environment and this Java."""
     installed = f"{sys.prefix} {os.path.realpath(shutil.which('java') or '')} {os.environ.get('JAVA_HOME')}"
     name = blake2b(installed.encode(), digest_size=8).hexdigest()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
 from sqlalchemy import Engine, text
 
 from outbox.spark import extract
@@ -16,8 +17,11 @@ from outbox.spark.tables import arrow_schema
 from outbox.store.extraction import MESSAGES, columns_of
 
 
-class Here:
+class Here(SparkSession):
     """In place of a session: tasks run in this process, one after the other."""
+
+    def __init__(self) -> None:
+        """There is no JVM."""
 
 
 def run_here(spark: Any, work: Work) -> list[ArchivedFile]:

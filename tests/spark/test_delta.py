@@ -3,7 +3,9 @@
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 from sqlalchemy import Engine
@@ -42,10 +44,9 @@ def rows_of(path: Path) -> list[tuple[int, str, bytes]]:
     return [tuple(row.values()) for batch in query for row in _rows(batch)]
 
 
-def _rows(batch) -> list[dict]:
-    import pyarrow as pa
-
-    return pa.record_batch(batch).to_pylist()
+def _rows(batch) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = pa.record_batch(batch).to_pylist()
+    return found
 
 
 def test_the_table_has_the_rows_of_the_archive(outbox, path):

@@ -15,12 +15,13 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine
 from outbox.checks import HALF_TOPIC
-from outbox.errors import ArchiveError, OptionError, PositionError, PurgedError, SchemaError
+from outbox.errors import ArchiveError, DatabaseError, OptionError, PositionError, PurgedError, SchemaError
 from outbox.position import Position, Progress
-from outbox.spark import archived
+from outbox.spark import archived, fetch
 from outbox.spark.checksum import checksum
 from outbox.spark.job import Extract, Extraction, Going
 from outbox.spark.manifest import FOLDER, Archive
+from outbox.spark.planner import Planner
 from outbox.spark.tables import arrow_schema
 from outbox.store.extraction import MESSAGES, columns_of
 from tests.spark.extracts import Here, extracted, files_in, ids_in, ids_of, run_here, table_of
@@ -170,7 +171,7 @@ def test_an_idle_archive_still_comes_along_now_and_then(outbox, path):
         connection.execute(text("SELECT 1 FROM outbox_meta"))
     wanted = Extraction(empty_after=timedelta(0))
 
-    with closing(Extract(Here(), Archive(path), place_of(outbox.engine), wanted)) as job:  # type: ignore[arg-type]
+    with closing(Extract(Here(), Archive(path), place_of(outbox.engine), wanted)) as job:
         found = job.step()
 
     assert found is not None
@@ -217,9 +218,7 @@ def test_progress_is_told_while_it_works(outbox, path, monkeypatch):
     told: list[Going] = []
     wanted = Extraction(rows_per_task=2)
 
-    with closing(
-        Extract(Here(), Archive(path), place_of(outbox.engine), wanted, on_progress=told.append)  # type: ignore[arg-type]
-    ) as job:
+    with closing(Extract(Here(), Archive(path), place_of(outbox.engine), wanted, on_progress=told.append)) as job:
         job.step()
 
     assert {(going.window, going.tasks) for going in told} == {(1, 10)}
@@ -293,6 +292,39 @@ def test_what_is_purged_while_an_extract_reads_stops_it(outbox, path, monkeypatc
         extracted(outbox.engine, path)
 
     assert (ids_of(path), len(files_in(path))) == ([1], 1)
+
+
+def test_a_window_that_is_purged_before_it_is_planned_stops_it(outbox, path, monkeypatch):
+    """No task is left then that could notice."""
+    send(outbox, "1")
+    extracted(outbox.engine, path)
+    send(outbox, "2")
+    tasks = Planner.tasks
+
+    def late(*arguments, **options):
+        purge_all(outbox)
+        return tasks(*arguments, **options)
+
+    monkeypatch.setattr(Planner, "tasks", late)
+    with pytest.raises(PurgedError):
+        extracted(outbox.engine, path)
+
+    assert len(Archive(path).manifests()) == 1
+
+
+def test_a_task_that_fails_after_its_first_rows_takes_them_back(outbox, path, monkeypatch):
+    send(outbox, "1", "2")
+    read = fetch.batches
+
+    def torn(task):
+        yield from read(task)
+        raise DatabaseError("the connection was lost")
+
+    monkeypatch.setattr(fetch, "batches", torn)
+    with pytest.raises(DatabaseError, match="the connection was lost"):
+        extracted(outbox.engine, path)
+
+    assert (files_in(path), Archive(path).last()) == ([], None)
 
 
 def test_an_archive_of_another_server_is_not_continued(pg_engine, path):
@@ -370,7 +402,7 @@ def test_a_database_is_named_once(path, where):
     from outbox.spark import extract
 
     with pytest.raises(OptionError, match="exactly one of url, urlEnv, service"):
-        extract(Here(), path, **where)  # type: ignore[arg-type]
+        extract(Here(), path, **where)
 
 
 def test_tables_of_another_version_are_refused(engine, path):

@@ -175,7 +175,7 @@ def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(pg_e
     kills = 10 if full else 2
     writing = written(pg_engine, 3000 if full else 200)
     naive = HighestId(pg_engine)
-    with closing(Extract(Here(), Archive(other), place_of(pg_engine), Extraction(rows_per_task=40))) as job:  # type: ignore[arg-type]
+    with closing(Extract(Here(), Archive(other), place_of(pg_engine), Extraction(rows_per_task=40))) as job:
         beside = [Repeated(job.step, 0.2), Repeated(naive.read)]
         try:
             for seed in range(kills):
@@ -186,7 +186,7 @@ def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(pg_e
                 each.stop()
         job.step()
         naive.read()
-    with closing(Extract(Here(), Archive(path), place_of(pg_engine))) as job:  # type: ignore[arg-type]
+    with closing(Extract(Here(), Archive(path), place_of(pg_engine))) as job:
         job.step()
 
     judge(pg_engine, path)
@@ -201,7 +201,7 @@ def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(pg_e
 def test_repeated_extracts_of_sqlite_bring_every_message_once(sqlite_engine, written, tmp_path, full):
     path = tmp_path / "archive"
     writing = written(sqlite_engine, 500 if full else 40)
-    with closing(Extract(Here(), Archive(path), place_of(sqlite_engine))) as job:  # type: ignore[arg-type]
+    with closing(Extract(Here(), Archive(path), place_of(sqlite_engine))) as job:
         extracting = Repeated(job.step)
         try:
             writing.end()
@@ -223,7 +223,7 @@ def test_a_broken_extract_fails_the_same_judgement(pg_engine, written, tmp_path,
         floor = lambda base: Position(base.open[0]) if base.open else base  # noqa: E731
         monkeypatch.setattr("outbox.spark.job.Window", lambda base, target: Window(floor(base), target))
     writing = written(pg_engine, 100)
-    with closing(Extract(Here(), Archive(path), place_of(pg_engine))) as job:  # type: ignore[arg-type]
+    with closing(Extract(Here(), Archive(path), place_of(pg_engine))) as job:
         extracting = Repeated(job.step)
         try:
             writing.end()
@@ -256,7 +256,7 @@ def burn(server: PostgresServer) -> int:
         for _ in range(BURNT):
             with connection.transaction(force_rollback=True):
                 drawn.append(connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone())
-    return max(row[0] for row in drawn if row is not None)
+    return max(int(row[0]) for row in drawn if row is not None)
 
 
 def crash(server: PostgresServer, engine: Engine) -> int:
@@ -283,12 +283,12 @@ def test_an_extract_from_before_a_crash_goes_on_without_a_loss(server, tmp_path,
     wanted = Extraction(empty_after=timedelta(0))
     for _ in range(CRASHES):
         highest = burn(server)
-        with closing(Extract(Here(), Archive(path), place_of(engine), wanted)) as job:  # type: ignore[arg-type]
+        with closing(Extract(Here(), Archive(path), place_of(engine), wanted)) as job:
             job.step()
         again += crash(server, engine) <= highest
         while burn(server) <= highest:
             pass
-    with closing(Extract(Here(), Archive(path), place_of(engine), wanted)) as job:  # type: ignore[arg-type]
+    with closing(Extract(Here(), Archive(path), place_of(engine), wanted)) as job:
         job.step()
     ids, wanted_ids = ids_of(path), ids_in(engine)
     engine.dispose()

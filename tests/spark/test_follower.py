@@ -1,68 +1,17 @@
 """Where the batches of a stream begin and end, without Spark: offsets go through JSON as they do there."""
 
-import json
 from contextlib import closing
 from dataclasses import replace
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import text
 
 from outbox import Outbox, PositionError
 from outbox.errors import OptionError, PurgedError
 from outbox.position import Progress
 from outbox.spark.offset import Offset
 from outbox.spark.options import Options
-from outbox.spark.planner import Planner
-from outbox.spark.stream import Follower
-from tests.spark.reading import bodies, read
-
-COLUMNS = ("id", "body")
-
-
-class Stream:
-    """Spark's part: asks for the next offset, reads the batch, and keeps the offset."""
-
-    def __init__(self, engine: Engine, **options: Any) -> None:
-        url = engine.url.render_as_string(hide_password=False)
-        texts = {"url": url, "pollIntervalMs": "0", **{name: str(value) for name, value in options.items()}}
-        self.options = Options.parse(texts)
-        self.seconds = 0.0
-        self.begin()
-
-    def begin(self) -> None:
-        """Begin as a new process does."""
-        self.follower = Follower(self.options, Planner(self.options.place, retries=1), clock=lambda: self.seconds)
-
-    def start(self) -> Offset:
-        """Where it begins without a checkpoint."""
-        return stored(self.follower.initial())
-
-    def next(self, start: Offset, limit: int | None = None) -> tuple[Offset, list[bytes]]:
-        """The next batch, and its rows."""
-        end = stored(self.follower.latest(start, limit))
-        if end == start:
-            return end, []
-        return end, self.rows(start, end)
-
-    def rows(self, start: Offset, end: Offset) -> list[bytes]:
-        """What a batch between two offsets holds."""
-        return bodies(read(self.follower.tasks(start, end, COLUMNS)))
-
-    def all(self, start: Offset, limit: int | None = None) -> tuple[Offset, list[list[bytes]]]:
-        """Batches until nothing comes."""
-        batches: list[list[bytes]] = []
-        while True:
-            end, rows = self.next(start, limit)
-            if end == start:
-                return end, batches
-            start = end
-            batches.append(rows)
-
-
-def stored(offset: Offset) -> Offset:
-    """As it comes back from a checkpoint."""
-    return Offset.from_dict(json.loads(json.dumps(offset.to_dict())))
+from tests.spark.streams import Stream
 
 
 @pytest.fixture

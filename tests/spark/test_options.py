@@ -54,6 +54,7 @@ def test_positions_are_bare_or_of_a_server():
     assert parsed(since="3:9:3,5").since == Mark(position=Position(9, (3, 5)))
     found = parsed(startingPosition=text).start
     assert isinstance(found, Mark)
+    assert found.server is not None
     assert (found.position, found.server.system) == (Position(9, (3, 5)), "7")
     assert parsed(startingPosition="LATEST").start == "latest"
 

@@ -14,12 +14,12 @@ from sqlalchemy import Engine, text
 from outbox import DatabaseError, Outbox, SchemaError
 from outbox.checks import HALF_TOPIC
 from outbox.errors import OptionError, PurgedError
-from outbox.position import EARLIEST, Window
+from outbox.position import EARLIEST, Position, Window
 from outbox.spark.place import Address, Place
 from outbox.spark.planner import Page, Planner
 from outbox.spark.tables import arrow_schema
 from outbox.store.dialect import Channel
-from outbox.store.extraction import Narrowing, columns_of
+from outbox.store.extraction import Extraction, Narrowing, Span, columns_of
 from outbox.store.stamp import stamp
 from tests.spark.reading import bodies, place_of, read, tables_of
 
@@ -328,3 +328,54 @@ def test_a_password_in_a_url_is_refused_and_not_shown(monkeypatch):
         Address(env="NO_SUCH_URL").resolve()
     with pytest.raises(OptionError, match="exactly one of url, urlEnv, service"):
         Address(url="sqlite:////x", env="SHOP_URL")
+
+
+def test_a_role_that_may_read_two_tables_is_enough(postgres, pg_engine):
+    with pg_engine.begin() as connection:
+        connection.execute(text("CREATE ROLE spark_reader LOGIN"))
+        connection.execute(text("GRANT SELECT ON outbox_message, outbox_meta TO spark_reader"))
+    send(pg_engine, "a")
+    url = pg_engine.url.set(username="spark_reader").render_as_string()
+
+    try:
+        with closing(Planner(Place(rows=Address(url=url)))) as planner, pg_engine.connect() as open:
+            # Somebody's rows that are not on disk have to be waited for.
+            Outbox(pg_engine).send(open, "orders", "b")
+            window = Window(EARLIEST, planner.now().position)
+            assert bodies(read(planner.tasks(window, whole=planner.whole(window)))) == [b"a"]
+        with pytest.raises(DatabaseError, match=r"refuses to be read: .*permission denied"):
+            read([Planner(Place(rows=Address(url=url))).table_task("op")])
+    finally:
+        with pg_engine.begin() as connection:
+            connection.execute(text("DROP OWNED BY spark_reader; DROP ROLE spark_reader"))
+
+
+@pytest.mark.parametrize("analysed", [False, True])
+def test_tasks_stay_on_their_indexes(pg_engine, analysed):
+    """Fresh rows by the primary key, as they are there; late ones by a probe of (xact_id, id) each."""
+    with pg_engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO outbox_message (message_id, topic, slot, body, xact_id) SELECT gen_random_uuid(), 't', 0,"
+                " 'x', 1000 + n / 10 FROM generate_series(1, 30000) AS s(n)"
+            )
+        )
+    if analysed:
+        with pg_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+            connection.execute(text("ANALYZE outbox_message"))
+
+    def plan(span):
+        wanted = Extraction(dialect="postgresql", columns=tuple(columns_of("messages")), span=span)
+        with pg_engine.connect() as connection:
+            explained = connection.exec_driver_sql(f"EXPLAIN {wanted.statement()}".replace("%", "%%"))
+            return "\n".join(row[0] for row in explained)
+
+    base, target = Position(3000, (1200, 2100)), Position(4100, (3500,))
+    fresh = plan(Span(Window(base, target), 20_000, 21_000))
+    several = plan(Span(Window(base, target), 1, 30_000, late=True))
+    one = plan(Span(Window(Position(3000, (1200,)), target), 1, 30_000, late=True))
+
+    assert "outbox_message_pkey" in fresh
+    assert not analysed or "Sort" not in fresh
+    assert all("outbox_message_xact_id" in each for each in (several, one))
+    assert not any("Seq Scan" in each for each in (fresh, several, one))

@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 from pyspark.errors import StreamingQueryException
+from pyspark.sql.datasource import DataSourceStreamReader
 from sqlalchemy import text
 
 from outbox import Outbox
@@ -67,7 +68,9 @@ class Job:
 def test_batches_have_exactly_as_many_rows_as_asked_for(spark, engine, tmp_path):
     """And a restart goes on where the checkpoint is."""
     send(engine, *"abcdefg")
-    assert Job(spark, engine, tmp_path, maxRowsPerTrigger=3).drain() == [3, 3, 1]
+    # Before Spark 4.2 there are no limits.
+    pages = [3, 3, 1] if hasattr(DataSourceStreamReader, "getDefaultReadLimit") else [7]
+    assert Job(spark, engine, tmp_path, maxRowsPerTrigger=3).drain() == pages
 
     send(engine, *"hi")
     job = Job(spark, engine, tmp_path, maxRowsPerTrigger=3)

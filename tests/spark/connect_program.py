@@ -1,0 +1,33 @@
+"""The source over Spark Connect, with a server of its own: URL and folder as arguments; says what it read, as JSON."""
+
+import json
+import sys
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+import outbox.spark
+from tests.spark.conftest import settings
+
+
+def main(url: str, folder: Path) -> None:
+    """Read a batch and a stream."""
+    builder = SparkSession.builder.remote("local[2]")
+    for name, value in settings(folder).items():
+        if name != "spark.master":
+            builder = builder.config(name, value)
+    spark = builder.getOrCreate()
+    found = spark.read.format("outbox").option("url", url).load().count()
+    outbox.spark.register(spark)
+    frame = spark.read.format("outbox").option("url", url).option("topics", "orders").load().orderBy("id")
+    reader = spark.readStream.format("outbox").option("url", url).option("maxRowsPerTrigger", 2).load()
+    writer = reader.writeStream.option("checkpointLocation", str(folder / "checkpoint")).trigger(availableNow=True)
+    writer.format("parquet").start(str(folder / "out")).awaitTermination()
+    streamed = spark.read.parquet(str(folder / "out")).count()
+    bodies = [bytes(row.body).decode() for row in frame.collect()]
+    print(json.dumps({"client": type(spark).__module__, "found": found, "bodies": bodies, "streamed": streamed}))
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))

@@ -1,0 +1,265 @@
+"""`outbox extract` as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Outbox
+from outbox.errors import DatabaseError
+from outbox.position import Progress
+from outbox.spark.job import Extract
+from outbox.spark.manifest import Archive
+from tests.command_line import Ended
+from tests.command_line import outbox as run
+from tests.spark.extracts import Here, ids_in, ids_of, run_here
+from tests.test_purge import now, purge
+from tests.test_status import settle
+
+PROGRAM = [sys.executable, "-c", "from outbox.cli import main; main()"]
+
+
+@pytest.fixture
+def outbox(engine: Engine) -> Outbox:
+    return Outbox(engine)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "archive"
+
+
+@pytest.fixture(autouse=True)
+def without_spark(monkeypatch):
+    """What the command does around Spark needs none."""
+
+    @contextmanager
+    def session(**_: object) -> Iterator[Here]:
+        yield Here()
+
+    monkeypatch.setattr("outbox.spark.job.run", run_here)
+    monkeypatch.setattr("outbox.cli.spark.session", session)
+
+
+def send(outbox, *bodies: str) -> None:
+    with outbox.begin() as session:
+        for body in bodies:
+            outbox.send(session, "orders", body)
+
+
+def extract(outbox, path, *options: str, **environment: str) -> Ended:
+    return run(outbox.engine, "extract", str(path), *options, **environment)
+
+
+def test_it_adds_a_window_and_says_so(outbox, path):
+    send(outbox, "1", "2")
+    first, second = extract(outbox, path), extract(outbox, path)
+
+    assert (first.code, first.out) == (0, "")
+    assert first.err.startswith("window 1: 2 messages in 1 files, ")
+    assert (second.code, second.err) == (0, "nothing new\n")
+    assert ids_of(path) == [1, 2]
+
+
+def test_it_tells_programs_in_json(outbox, path):
+    send(outbox, "1", "2")
+    told = extract(outbox, path, "--json").json
+
+    (manifest,) = Archive(path).manifests()
+    assert told.pop("seconds") >= 0
+    assert told == {
+        "window": 1,
+        "rows": 2,
+        "files": 1,
+        "bytes": manifest.bytes,
+        "since": "0:0:",
+        "until": str(manifest.until),
+        "gap": None,
+    }
+
+
+def test_until_empty_ends_when_nothing_comes(outbox, path, monkeypatch):
+    bodies = iter(["2", "3"])
+    step = Extract.step
+
+    def busy(self):
+        found = step(self)
+        for body in bodies:
+            send(outbox, body)
+            break
+        return found
+
+    monkeypatch.setattr(Extract, "step", busy)
+    send(outbox, "1")
+
+    ended = extract(outbox, path, "--until-empty")
+
+    assert (ended.code, ids_of(path)) == (0, [1, 2, 3])
+    assert [line.partition(":")[0] for line in ended.err.splitlines()] == [
+        "window 1", "window 2", "window 3", "nothing new",
+    ]  # fmt: skip
+
+
+def test_follow_goes_on_over_an_outage_until_it_is_told_to_stop(outbox, path, monkeypatch):
+    send(outbox, "1")
+    step, steps = Extract.step, list[int]()
+
+    def troubled(self):
+        steps.append(len(steps))
+        if len(steps) == 2:
+            raise DatabaseError("shop cannot be reached")
+        if len(steps) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self)
+
+    monkeypatch.setattr(Extract, "step", troubled)
+
+    ended = extract(outbox, path, "--follow", "--interval", "10ms")
+
+    assert (ended.code, len(steps), ids_of(path)) == (0, 4, [1])
+    assert "Error: shop cannot be reached" in ended.err
+
+
+def test_follow_does_not_wait_for_a_database_that_was_never_there(outbox, path, monkeypatch):
+    def never(_self):
+        raise DatabaseError("shop cannot be reached")
+
+    monkeypatch.setattr(Extract, "step", never)
+
+    assert extract(outbox, path, "--follow").code == 2
+
+
+def test_it_registers_for_retention(outbox, path):
+    send(outbox, "1")
+
+    assert extract(outbox, path, "--register", "nightly", "--hold", "7d").code == 0
+
+    (found,) = [
+        each for each in run(outbox.engine, "subscriptions", "list", "--json").json if each["kind"] == "extract"
+    ]
+    assert (found["name"], found["hold_seconds"], found["destination"]) == ("nightly", 7 * 86_400, str(path))
+
+
+def test_a_gap_ends_it_in_one_line_and_can_be_accepted(outbox, path):
+    extract(outbox, path)
+    send(outbox, "1")
+    settle(outbox.engine, Progress(now(outbox)))
+    purge(outbox)
+    send(outbox, "2")
+
+    refused, accepted = extract(outbox, path), extract(outbox, path, "--accept-gap")
+
+    assert refused.code == 1
+    assert refused.err.startswith("Error: messages after ")
+    assert len(refused.err.splitlines()) == 1
+    assert (accepted.code, ids_of(path)) == (0, [2])
+    assert "were purged before, and are missing" in accepted.err
+
+
+def test_cleaning_needs_no_database_and_says_what_it_did(outbox, path):
+    send(outbox, "1")
+    extract(outbox, path)
+    (path / "topic=orders" / "day=2026-01-01").mkdir()
+    stray = path / "topic=orders" / "day=2026-01-01" / "00000009-0000-x.parquet"
+    stray.write_bytes(b"torn")
+    os.utime(stray, (0, 0))
+
+    ended = extract(outbox, path, "--clean", "1d")
+
+    assert (ended.code, ended.err) == (0, f"{path}: 1 files that no manifest counts are deleted, 4 bytes\n")
+    assert (stray.exists(), ids_of(path)) == (False, [1])
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--until-empty", "--follow"], "--until-empty and --follow exclude each other"),
+        (["--master", "local", "--remote", "sc://x"], "--master and --remote exclude each other"),
+        (["--hold", "7d"], "--hold says how long retention waits for --register NAME"),
+        (["--topics", "a b"], "topics: one"),
+    ],
+)
+def test_mistakes_in_the_options_are_told_before_anything_starts(sqlite_engine, path, options, told):
+    ended = run(sqlite_engine, "extract", str(path), *options)
+
+    assert (ended.code, told in ended.err, path.exists()) == (2, True, False)
+
+
+def test_a_place_that_is_no_folder_is_refused(sqlite_engine):
+    ended = run(sqlite_engine, "extract", "s3://bucket/archive")
+
+    assert (ended.code, "an archive lives in a folder" in ended.err) == (1, True)
+
+
+def test_tables_of_another_version_show_before_spark_is_started(sqlite_engine, path):
+    with sqlite_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_meta SET version = 4"))
+
+    ended = run(sqlite_engine, "extract", str(path))
+
+    assert (ended.code, "version 4" in ended.err, "outbox db upgrade" in ended.err) == (1, True, True)
+
+
+@pytest.mark.parametrize(("package", "options"), [("pyspark", []), ("pyarrow", []), ("deltalake", ["--delta"])])
+def test_an_extra_that_is_missing_is_named(sqlite_engine, path, monkeypatch, package, options):
+    monkeypatch.setattr("outbox.cli.spark.find_spec", lambda name: None if name == package else find_spec(name))
+
+    ended = run(sqlite_engine, "extract", str(path), *options)
+
+    extra = "delta" if package == "deltalake" else "spark"
+    assert (ended.code, ended.err) == (2, f"Error: {package} is not installed: pip install 'outbox-log[{extra}]'\n")
+
+
+def test_a_password_is_in_no_option_of_spark(monkeypatch):
+    """The processes of a session on this machine inherit the environment."""
+    from outbox.cli.options import Target
+    from outbox.cli.spark import place_of
+
+    monkeypatch.setenv("OUTBOX_DATABASE", "")
+    place = place_of(Target("postgresql://u:secret@h/d"), local=True)
+
+    assert "secret" not in repr(place)
+    assert (place.rows.env, place.rows.resolve().password) == ("OUTBOX_DATABASE", "secret")
+
+
+def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(outbox, path):
+    """All that is said is one line; nothing else reaches the terminal."""
+    send(outbox, "1", "2")
+    environment = {**os.environ, "OUTBOX_DATABASE": outbox.engine.url.render_as_string(hide_password=False)}
+
+    ended = subprocess.run(
+        [*PROGRAM, "extract", str(path), "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+    assert (ended.returncode, [line for line in ended.stderr.splitlines() if "tasks," not in line]) == (0, [])
+    assert json.loads(ended.stdout)["rows"] == 2
+    assert ids_of(path) == ids_in(outbox.engine)
+
+
+def test_a_java_that_is_not_there_is_one_line(sqlite_engine, path):
+    environment = {
+        **os.environ,
+        "OUTBOX_DATABASE": sqlite_engine.url.render_as_string(hide_password=False),
+        "JAVA_HOME": "/nowhere",
+    }
+
+    ended = subprocess.run(
+        [*PROGRAM, "extract", str(path)], env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+
+    assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
+    assert ended.stderr.startswith("Error: Spark does not start: ")
+    assert "Java 17 or newer" in ended.stderr

@@ -1,0 +1,175 @@
+"""Servers that are killed: ids that are given out again, reads that are broken off, standbys that lag behind."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Outbox, StandbyError, create_engine, migrate
+from outbox.position import EARLIEST, Window
+from outbox.spark.place import Address, Place
+from outbox.spark.planner import Planner
+from outbox.store import stamp
+from outbox.testing.servers import PostgresServer
+from tests.conftest import started
+from tests.spark.reading import bodies, read
+from tests.spark.streams import Stream
+from tests.spark.test_fetch import fill
+
+BURNT = 120
+TRIES, TRIES_IN_FULL = 2, 5
+
+
+def migrated(server: PostgresServer) -> Engine:
+    """An outbox on a server of this test's own."""
+    engine = create_engine(server.url())
+    migrate.upgrade(engine)
+    return engine
+
+
+@pytest.fixture
+def durable() -> Iterator[PostgresServer]:
+    """A server with durable commits that leaves rollbacks in memory: its writer would flush them after 0.2 s."""
+    with started(
+        lambda: PostgresServer(durable=True, settings={"wal_writer_delay": "10s", "autovacuum": "off"})
+    ) as server:
+        yield server
+
+
+def burn(server: PostgresServer) -> int:
+    """Draw transaction ids and roll them back; returns the highest."""
+    with psycopg.connect(server.url().replace("+psycopg", ""), autocommit=True) as connection:
+        for _ in range(BURNT):
+            with connection.transaction(force_rollback=True):
+                row = connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone()
+    assert row is not None
+    return int(row[0])
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+def test_a_position_from_before_a_crash_misses_nothing(durable, monkeypatch, flushes, full):
+    """Ids that were rolled back and not on disk are drawn again: a position that had seen them passes over the new row.
+
+    Without the wait for the disk this very run loses messages.
+    """
+    if not flushes:
+        monkeypatch.setattr(stamp, "_wait", lambda *_: None)
+    engine = migrated(durable)
+    sent, came, again = [], [], 0
+
+    for n in range(TRIES_IN_FULL if full else TRIES):
+        highest = burn(durable)
+        stream = Stream(engine, startingPosition="latest")
+        offset = stream.start()
+        durable.kill()
+        engine.dispose()
+        durable.start()
+        with engine.begin() as connection:
+            Outbox(engine).send(connection, "orders", str(n))
+        sent.append(str(n).encode())
+        with engine.connect() as connection:
+            again += connection.scalar(text("SELECT max(xact_id) FROM outbox_message")) <= highest
+        while burn(durable) <= highest:
+            pass
+        stream.begin()
+        came += stream.next(offset)[1]
+        stream.follower.close()
+    engine.dispose()
+
+    assert (again == 0) is flushes
+    assert (came == sent) is flushes
+
+
+def test_the_database_is_killed_four_times_in_one_read(spark, full):
+    """The whole server, while one task streams; the task goes on after the last row that came."""
+    number = 1_000_000 if full else 150_000
+    with started(PostgresServer) as server:
+        engine = migrated(server)
+        fill(engine, number, size=300)
+        engine.dispose()
+        reader = spark.read.format("outbox").option("url", server.url()).option("retries", 20)
+        frame = reader.option("partitions", 1).option("batchBytes", 65_536).load()
+        killer = Killer(server, rows=number // 8)
+        killer.start()
+
+        rows = frame.selectExpr("count(*)", "count(distinct id)", "min(id)", "max(id)", "sum(length(body))").collect()
+        killer.join()
+
+    assert killer.kills == 4
+    assert [tuple(row) for row in rows] == [(number, number, 1, number, 300 * number)]
+
+
+class Killer(threading.Thread):
+    """Kills a server four times, each time when a reader has got so many rows, and starts it again."""
+
+    def __init__(self, server: PostgresServer, rows: int) -> None:
+        super().__init__(daemon=True)
+        self._server = server
+        self._rows = rows
+        self.kills = 0
+
+    def run(self) -> None:
+        """Kill, and bring it back."""
+        deadline = time.monotonic() + 120
+        while self.kills < 4 and time.monotonic() < deadline:
+            if self._is_in_mid_read():
+                self._server.kill()
+                self._server.start()
+                self.kills += 1
+
+    def _is_in_mid_read(self) -> bool:
+        statement = "SELECT count(*) FROM pg_stat_progress_copy WHERE tuples_processed > %s"
+        url = self._server.url().replace("+psycopg", "")
+        with psycopg.connect(url, autocommit=True) as connection:
+            for _ in range(200):
+                if connection.execute(statement, [self._rows]).fetchone() != (0,):
+                    return True
+                time.sleep(0.005)
+        return False
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[PostgresServer, PostgresServer]]:
+    """A primary and a standby that follows it."""
+    with started(PostgresServer) as primary:
+        migrated(primary).dispose()
+        with closing(primary.standby()) as standby:
+            yield primary, standby
+
+
+def test_a_standby_gives_rows_when_it_has_replayed_what_the_position_sees(pair):
+    """Positions are the primary's; a standby that lags is waited for."""
+    primary, standby = pair
+    engine, copy = create_engine(primary.url()), create_engine(standby.url(), isolation_level="AUTOCOMMIT")
+    place = Place(rows=Address(url=standby.url()), planner=Address(url=primary.url(), name="plannerUrl"))
+    with copy.connect() as connection:
+        connection.execute(text("SELECT pg_wal_replay_pause()"))
+    with engine.begin() as connection:
+        Outbox(engine).send(connection, "orders", "a")
+
+    with closing(Planner(place)) as planner:
+        tasks = planner.tasks(Window(EARLIEST, planner.now().position))
+        found: list[bytes] = []
+        reading = threading.Thread(target=lambda: found.extend(bodies(read(tasks))))
+        reading.start()
+        reading.join(1)
+        assert reading.is_alive()
+        with copy.connect() as connection:
+            connection.execute(text("SELECT pg_wal_replay_resume()"))
+        reading.join(30)
+
+    assert found == [b"a"]
+    for each in (engine, copy):
+        each.dispose()
+
+
+def test_a_standby_alone_is_refused(pair):
+    """Its snapshots miss open transactions, whose messages would be lost."""
+    _, standby = pair
+
+    with pytest.raises(StandbyError, match="set plannerUrl, plannerUrlEnv or plannerService to the primary"):
+        Planner(Place(rows=Address(url=standby.url()))).now()
