@@ -115,7 +115,7 @@ def test_a_stream_that_is_killed_delivers_what_was_committed_once(spark, spark_h
         for _ in range(kills):
             job, before = StreamProcess(pg_engine, tmp_path, spark_home), committed_batches(tmp_path)
             try:
-                came = eventually(functools.partial(has_come_on, tmp_path, before), 120)
+                came = eventually(functools.partial(has_come_on, tmp_path, before), 240)
                 assert came, (tmp_path / "stream.log").read_text()[-3000:]
                 time.sleep(chance.uniform(0, 1))
             finally:
