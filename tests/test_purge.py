@@ -158,13 +158,12 @@ def test_half_messages_wait_for_the_verdict_on_their_transaction(outbox):
 
 
 def test_what_was_purged_is_written_down(outbox):
-    """Up to the number of the last row, not to the position: the server itself may have drawn numbers in between."""
     send(outbox, *numbered(5))
     settle(outbox.engine, Progress(now(outbox)))
-    before = meta(outbox)
-    number = {"postgresql": "xact_id", "sqlite": "id"}[outbox.engine.dialect.name]
+    number = "xact_id" if outbox.engine.dialect.name == "postgresql" else "id"
     with outbox.engine.connect() as connection:
         highest = connection.execute(text(f"SELECT max({number}) FROM outbox_message")).scalar_one()
+    before = meta(outbox)
 
     purge(outbox)
 
