@@ -362,11 +362,11 @@ def test_a_business_database_is_checked_for_its_records_only(empty):
     made.dispose()
     damaged = outbox(empty, "db", "check", "--record-only", "--json")
 
-    assert (without.code, without.json) == (
+    assert (without.code, without.json["findings"]) == (
         1,
         [{"where": "outbox_record", "problem": "is not there", "fix": "run: outbox db upgrade --record-only"}],
     )
-    assert (damaged.code, [each["where"] for each in damaged.json]) == (1, ["outbox_record.decided_at"])
+    assert (damaged.code, [each["where"] for each in damaged.json["findings"]]) == (1, ["outbox_record.decided_at"])
 
 
 def test_records_may_have_a_schema(pg_engine):
