@@ -89,7 +89,11 @@ def test_a_destination_password_is_never_shown(sqlite_engine, form, tmp_path):
     )
     listed = outbox(sqlite_engine, "subscriptions", "list", "--json")
 
-    assert (shows(ended), shows(listed), listed.json["subscriptions"][0]["destination"]) == (False, False, "nats://localhost:1")
+    assert (shows(ended), shows(listed), listed.json["subscriptions"][0]["destination"]) == (
+        False,
+        False,
+        "nats://localhost:1",
+    )
 
 
 def test_the_text_of_a_mistake_shows_no_password_either():
