@@ -220,6 +220,8 @@ def test_status_warns_before_a_reader_is_released_and_after_it(outbox):
     assert "warning: extract nightly is released: it made no progress from" in released.err
     assert "released" in released.out
     (found,) = [
-        each for each in run(outbox.engine, "subscriptions", "list", "--json").json if each["name"] == "nightly"
+        each
+        for each in run(outbox.engine, "subscriptions", "list", "--json").json["subscriptions"]
+        if each["name"] == "nightly"
     ]
     assert (found["released"], found["hold_seconds"]) == (True, MONTH.total_seconds())

@@ -76,6 +76,8 @@ def test_it_tells_programs_in_json(outbox, path):
     (manifest,) = Archive(path).manifests()
     assert told.pop("seconds") >= 0
     assert told == {
+        "version": 1,
+        "more": False,
         "window": 1,
         "rows": 2,
         "files": 1,
@@ -142,9 +144,8 @@ def test_it_registers_for_retention(outbox, path):
 
     assert extract(outbox, path, "--register", "nightly", "--hold", "7d").code == 0
 
-    (found,) = [
-        each for each in run(outbox.engine, "subscriptions", "list", "--json").json if each["kind"] == "extract"
-    ]
+    listed = run(outbox.engine, "subscriptions", "list", "--json").json["subscriptions"]
+    (found,) = [each for each in listed if each["kind"] == "extract"]
     assert (found["name"], found["hold_seconds"], found["destination"]) == ("nightly", 7 * 86_400, str(path))
 
 
