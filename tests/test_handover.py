@@ -280,7 +280,7 @@ def test_a_probe_of_a_server_that_is_away_costs_one_call_of_one_message():
     """However many topics wait for it."""
     handler = Handler(lambda _: Unavailable("gone", everything=True))
     stage = Stage(handler)
-    first = [messages("k", topic=f"t{n}", first=n + 1)[0] for n in range(20)]
+    first = [messages(f"k{n}", topic=f"t{n}", first=n + 1)[0] for n in range(20)]
     stage.run(first, patient=False, room=0)
     before = len(handler.calls)
 
