@@ -1,6 +1,9 @@
 """Runs `outbox …` inside the test's process."""
 
 import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +31,20 @@ def outbox(engine: Engine | str | None, *arguments: str, **environment: str) -> 
     """Run a command on a database, given as the environment gives it."""
     url = engine.url.render_as_string(hide_password=False) if isinstance(engine, Engine) else engine
     where = {} if url is None else {"OUTBOX_DATABASE": url}
-    result = CliRunner(env={"OUTBOX_DATABASE": None}).invoke(main, list(arguments), env={**where, **environment})
+    with _the_tests_own_log():
+        result = CliRunner(env={"OUTBOX_DATABASE": None}).invoke(main, list(arguments), env={**where, **environment})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ended(result.exit_code, result.stdout, result.stderr)
+
+
+@contextmanager
+def _the_tests_own_log() -> Iterator[None]:
+    """A command sets the log up for its process, which here is that of the tests."""
+    logger = logging.getLogger("outbox")
+    handlers, propagate, level = logger.handlers[:], logger.propagate, logger.level
+    try:
+        yield
+    finally:
+        logger.handlers[:], logger.propagate = handlers, propagate
+        logger.setLevel(level)
