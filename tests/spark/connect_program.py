@@ -1,4 +1,4 @@
-"""The source over Spark Connect, with a server of its own: URL and folder as arguments; says what it read, as JSON."""
+"""The source over Spark Connect, with a server of its own; the arguments are a URL, and a folder for what it read."""
 
 import json
 import sys
@@ -25,7 +25,9 @@ def main(url: str, folder: Path) -> None:
     writer.format("parquet").start(str(folder / "out")).awaitTermination()
     streamed = spark.read.parquet(str(folder / "out")).count()
     bodies = [bytes(row.body).decode() for row in frame.collect()]
-    print(json.dumps({"client": type(spark).__module__, "found": found, "bodies": bodies, "streamed": streamed}))
+    read = {"client": type(spark).__module__, "found": found, "bodies": bodies, "streamed": streamed}
+    # Not to standard output, where Java, too, says what it thinks of its classes.
+    (folder / "read.json").write_text(json.dumps(read))
     spark.stop()
 
 
