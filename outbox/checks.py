@@ -105,7 +105,7 @@ def checked_headers(headers: Mapping[str, str]) -> str:
     if len(lowered) < len(headers):
         _refuse("headers", "must not hold one name in two cases", "keep one of them")
     for name, value in headers.items():
-        # Nearly all values are plain; what else there may be is looked at one by one.
+        # Nearly all values are plain ASCII, and need no closer look.
         if not (isinstance(value, str) and value.isascii() and value.isprintable() and value.strip() == value):
             _check_header_value(name, value)
     if _size(headers) > MAX_HEADER_BYTES:

@@ -1,4 +1,4 @@
-"""The pace of those who follow commits: what is committed while they pause, they deal with together."""
+"""The pace of threads that follow commits: they deal with all commits of one pause together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outbox.clock import clock as now
 
 #: Where commits follow each other faster than this, what is done for each of them costs more than it brings.
 _BUSY_SECONDS = 0.004
-#: So much faster for a moment: commits at random come in small crowds, also where there are few.
+#: Ten commits may come at once without being taken for many: random arrivals come in small crowds.
 _CROWD_SECONDS = 10 * _BUSY_SECONDS
 
 
@@ -19,7 +19,7 @@ class Pace:
         self._longest = longest
         self._shortest = shortest
         self._clock = clock
-        #: Seconds that the last commits should have taken, without those that have gone by; not for ever.
+        #: A leaky bucket, in seconds: each commit adds `_BUSY_SECONDS`, and time empties it.
         self._load = 0.0
         self._at = clock()
 

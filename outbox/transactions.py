@@ -165,8 +165,8 @@ class Transactions:
         others = [home.name for home in self._homes if home is not None and home.differs(location)]
         if len(others) == len(self._homes):
             raise DatabaseError(
-                f"this connection is to the database {location.name}, and {self._database.whose} is on {others[-1]},"
-                f" {self._database.whose_fate}"
+                f"this connection is to the database {location.name}, and {self._database.described} is on"
+                f" {others[-1]}, {self._database.elsewhere}"
             )
 
     def _prepare(self, engine: Engine) -> None:

@@ -60,9 +60,7 @@ class Broker:
             identity.establish(self.database, channel)
             identity.verify(self.database, channel)
             try:
-                # What was pending when a person dropped the subscription is found again.
-                left = HalfTransactions(self.database).pending(channel, group=group, limit=1)
-                start: Start = "earliest" if left else "latest"
+                start = self._start_of(channel, group)
                 Subscriptions(self.database).declare(channel, declaration_of(group, immunity), start)
             except SubscriptionError as error:
                 raise SubscriptionError(
@@ -71,6 +69,13 @@ class Broker:
 
         self._on_channel(declare)
         self._declared[group] = time.monotonic()
+
+    def _start_of(self, channel: Channel, group: str) -> Start:
+        """Return where a new check subscription begins: at what was pending when a person dropped the one before."""
+        if Subscriptions(self.database).find(channel, check_of(group)) is not None:
+            # The look below may read every half message that is kept; a subscription that is there needs no start.
+            return "latest"
+        return "earliest" if HalfTransactions(self.database).pending(channel, group=group, limit=1) else "latest"
 
     def prepare(self, half: Half, message: Message, slot: int, headers: str) -> int:
         """Store a half message; return its place in the log.

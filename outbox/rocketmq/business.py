@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 
 from sqlalchemy import Connection, Engine
 
@@ -18,7 +19,7 @@ from outbox.transactions import Transactions
 
 #: How long a business transaction that is under way is waited for before it is fenced, in seconds.
 PATIENCE_SECONDS = 0.2
-#: A rollback by word waits longer for others that write to the business database: on SQLite for who has the file.
+#: A rollback that a person or a producer orders waits longer for other writers of the business database.
 _ROLLBACK_PATIENCE_SECONDS = 5.0
 
 
@@ -30,16 +31,12 @@ class Business:
         self._records = Records(self._database)
         self._connections = Connections(self._database.open, connections)
         self.transactions = Transactions(self._database)
-        self._identity: str | None = None
-        self._is_known = False
 
-    @property
+    @cached_property
     def identity(self) -> str | None:
-        """What its half messages carry, so that records are never looked for elsewhere; None: it has none."""
-        if not self._is_known:
-            with self._connections.one() as channel:
-                self._identity, self._is_known = self._database.identity(channel), True
-        return self._identity
+        """The identity that half messages carry, so that records are never looked for elsewhere; None: it has none."""
+        with self._connections.one() as channel:
+            return self._database.identity(channel)
 
     def require_other_than(self, outbox: Database) -> None:
         """Refuse the outbox's own database, where no business has left a record.
@@ -78,8 +75,8 @@ class Business:
         with self._connections.one() as channel, self._database.explained():
             return self._records.fence(channel, transaction, patience=patience)
 
-    def why_not(self, recorded_in: str | None) -> str | None:
-        """Say why records of a transaction cannot be here: its half message names another database; None: they may."""
+    def mismatch(self, recorded_in: str | None) -> str | None:
+        """Return an error text if a half message names another database than this one; None if it does not."""
         if recorded_in is None or recorded_in == self.identity:
             return None
         return f"its record is in another business database ({recorded_in}) than this one ({self.identity})"
@@ -91,9 +88,9 @@ class Business:
             VerdictStandsError: the opposite is recorded.
             MQClientError: there is no record of the commit, or records of this transaction are in another database.
         """
-        why_not = self.why_not(recorded_in)
-        if why_not is not None:
-            raise MQClientError(f"transaction {transaction}: {why_not}")
+        mismatch = self.mismatch(recorded_in)
+        if mismatch is not None:
+            raise MQClientError(f"transaction {transaction}: {mismatch}")
         stands = (
             self.standing(transaction)
             if op == "commit"

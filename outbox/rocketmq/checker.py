@@ -80,6 +80,7 @@ class Checker:
         )
         self._spread = spread
         self._at_a_loss = at_a_loss
+        self._logged: set[str] = set()
         self._channel: Channel | None = None
 
     def check(self, rows: Sequence[Message]) -> list[Verdict]:
@@ -148,16 +149,23 @@ class Checker:
             self._at_a_loss()
             return self._later(NO_BUSINESS)
         try:
-            why_not = self._business.why_not(half.recorded_in)
-            if why_not is not None:
-                logger.warning("transaction %s: %s", half.transaction, why_not)
-                return self._later(why_not)
+            mismatch = self._business.mismatch(half.recorded_in)
+            if mismatch is not None:
+                self._log_once(half.transaction, mismatch)
+                self._at_a_loss()
+                return self._later(mismatch)
             stands = self._business.fence(half.transaction)
         except Exception as error:
             return self._later(f"the business database does not say: {told(error)}")
         if stands is None:
             return self._later("the business database does not say")
         return self._decided(channel, half.transaction, stands)
+
+    def _log_once(self, transaction: str, mismatch: str) -> None:
+        """Log the first transaction of each other business database; there may be very many of one."""
+        if mismatch not in self._logged:
+            self._logged.add(mismatch)
+            logger.warning("transaction %s: %s", transaction, mismatch)
 
     def _asked(self, channel: Channel, rows: list[Message]) -> dict[str, Verdict]:
         """Ask the listener about transactions, many at a time."""

@@ -224,8 +224,7 @@ class Transaction:
         return self._business.identity if self.verdict == "record" and self._business is not None else None
 
     def _end(self, op: Op) -> None:
-        way, recorded_in = self.verdict, self._recorded_in
-        end_by_word(self._broker, self._business, self.id, op, group=self._half.group, way=way, recorded_in=recorded_in)
+        end_by_word(self._broker, self._business, self.id, op, group=self._half.group, way=self.verdict)
 
     def _require_sent(self) -> None:
         if not self._sent:
@@ -260,10 +259,8 @@ class Transaction:
 
     def _outermost(self, transactions: Transactions, handle: Handle, verb: str, *, flush: bool = False) -> Link:
         if is_async(handle):
-            raise TypeError(
-                f"{verb} takes a Session or a Connection that blocks, not {type(handle).__name__}; with this one:"
-                f" await session.run_sync(transaction.{verb})"
-            )
+            fix = f"; with this one: await handle.run_sync(transaction.{verb})" if hasattr(handle, "run_sync") else ""
+            raise TypeError(f"{verb} takes a Session or a Connection that blocks, not {type(handle).__name__}{fix}")
         link = transactions.link_of(handle, verb, flush=flush)
         if isinstance(link, Connection):
             if link.in_nested_transaction():
@@ -333,9 +330,11 @@ def end_by_word(
     *,
     group: str,
     way: Way | None,
-    recorded_in: str | None,
+    recorded_in: str | None = None,
 ) -> None:
     """End a transaction without being part of its business transaction, where it has one.
+
+    `recorded_in`: the business database that its half messages name, where another process has begun it.
 
     Raises:
         VerdictStandsError: the opposite stands, perhaps in the business database only.

@@ -27,9 +27,9 @@ class Database:
 
     #: What commands say that is missing, and how they are told to make or check it.
     _needed, _only = "the outbox tables are", ""
-    #: How errors name it, and what becomes of what is written elsewhere.
-    whose = "the outbox"
-    whose_fate = (
+    #: How errors name it, and what they say of a transaction that is elsewhere.
+    described = "the outbox"
+    elsewhere = (
         "whose relays would never find the message; use an Outbox on the database that the transaction writes to"
     )
 

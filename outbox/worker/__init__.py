@@ -331,7 +331,7 @@ class Worker:
         shortest, longest = (pause.total_seconds() for pause in self._settings.poll)
         if tenure.step():
             at = clock()
-            # Messages so close to each other are seldom the last ones, and their writers tell of many at a time.
+            # More messages are likely, and writers that commit so often send one hint for many of them.
             self._interval = shortest / _EAGER if at - self._worked_at < _CLOSE_SECONDS else shortest
             self._worked_at = at
             return True

@@ -21,8 +21,8 @@ class RecordDatabase(Database):
     """A business database: of our tables it has the one for records."""
 
     _needed, _only = "the table outbox_record is", " --record-only"
-    whose = "the producer's business database"
-    whose_fate = "where the record has to be; join with a transaction of that one"
+    described = "the producer's business database"
+    elsewhere = "where the record has to be; join with a transaction of that one"
 
     def _command(self, verb: str) -> str:
         """Name the database as well: the outbox's own is the one that commands take by default."""
