@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,11 @@ from sqlalchemy import text
 
 from outbox import Done, Outbox, Reject, Relay, Unavailable
 from tests.command_line import outbox
+from tests.rocketmq.halves import ask, begun
 
 PAGE = Path(__file__).parent.parent / "docs" / "json.md"
 #: Objects whose names are data.
-OPEN = ("parked",)
+OPEN = ("parked", "headers")
 COMMANDS = {
     "status": [],
     "dead list": [],
@@ -22,6 +24,14 @@ COMMANDS = {
     "db check": [],
     "db upgrade": [],
     "purge": ["--older-than", "0s", "--dry-run"],
+}
+#: Of which transaction each is.
+ABOUT_TRANSACTIONS = {
+    "half list": [],
+    "half show": ["PENDING"],
+    "half commit": ["PENDING"],
+    "half rollback": ["PENDING"],
+    "half resume": ["GIVEN_UP"],
 }
 KINDS = {str: "text", bool: "boolean", int: "number", float: "number", list: "list", dict: "object", type(None): "null"}
 
@@ -73,10 +83,30 @@ def shop(engine):
     return engine
 
 
+@pytest.fixture
+def transactions(engine):
+    """Two transactions: one is given up, one has text, bytes and a delay in its messages."""
+    given_up = begun(engine, group="depot")
+    ask(engine, group="depot")
+    pending = begun(engine, "orders", "mail")
+    pending.send("bytes", b"\xff", key="k", delay=timedelta(minutes=1))
+    return {"GIVEN_UP": given_up.id, "PENDING": pending.id}
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_page_and_the_command_agree(shop, command):
-    document = outbox(shop, *command.split(), *COMMANDS[command], "--json").json
+    agree(command, outbox(shop, *command.split(), *COMMANDS[command], "--json").json)
 
+
+@pytest.mark.parametrize("command", ABOUT_TRANSACTIONS)
+def test_the_page_and_a_command_about_transactions_agree(engine, transactions, command):
+    names = ABOUT_TRANSACTIONS[command]
+
+    agree(command, outbox(engine, *command.split(), *(transactions[each] for each in names), "--json").json)
+
+
+def agree(command: str, document: dict[str, object]) -> None:
+    """Each documented field is there, of its type, and no other."""
     said, found = documented(command), list(fields(document))
     assert list(document)[:2] == ["version", "more"]
     assert {path for path, _ in found} == set(said)

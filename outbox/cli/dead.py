@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outbox.cli.contents import contents, show_contents, show_fields
+from outbox.cli.decisions import worker_that_does_it
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, about_a_database, as_json, by_whom, confirmed, me, option
 from outbox.cli.output import counted, say, show_json, show_table
@@ -151,7 +152,7 @@ def _decide(
         done: list[_Done] = []
         for each in counts:
             wished = letters[each].wish(channel, chosen, verb, by or me(), reason)
-            done.append(_Done(each, wished, _worker_that_does_it(database, channel, each)))
+            done.append(_Done(each, wished, worker_that_does_it(database, channel, each)))
     if json:
         show_json({"decision": verb, "subscriptions": [each.as_json() for each in done]})
         return
@@ -180,18 +181,6 @@ class _Done:
         """For programs."""
         done = {"carried_out": self.worker is None, "worker": self.worker}
         return {"name": self.subscription, "dead_letters": self.number, **done}
-
-
-def _worker_that_does_it(database: Database, channel: Channel, subscription: str) -> str | None:
-    """Carry decisions out, unless a worker does that, which is returned."""
-    from outbox.store.subscription import Subscriptions
-    from outbox.worker.errand import WorkerAliveError, carry_out_wishes
-
-    try:
-        carry_out_wishes(database, channel, Subscriptions(database).get(channel, subscription))
-    except WorkerAliveError as error:
-        return error.holder.owner
-    return None
 
 
 def _listed(database: Database, channel: Channel, name: str | None, chosen: Chosen, limit: int) -> list[DeadLetter]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 import click
 
 from outbox.cli.contents import contents, show_contents, show_fields
+from outbox.cli.decisions import tell, worker_that_does_it
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, a_business_database, about_a_database, as_json, by_whom, me, option
 from outbox.cli.output import age, counted, say, show_json, show_table
@@ -109,14 +110,15 @@ def show(*, target: Target, id: str, json: bool) -> None:
 @a_business_database
 @_unchecked_record
 @by_whom
-def commit(*, target: Target, id: str, business: str | None, unchecked: bool, by: str | None) -> None:
+@as_json
+def commit(*, target: Target, id: str, business: str | None, unchecked: bool, by: str | None, json: bool) -> None:
     """Deliver the messages of a pending transaction.
 
     The first verdict stands for ever: this one too, if none was before it. With verdict="join" the business transaction
     itself decides when it commits; one that is under way is waited for, briefly. With verdict="record" the record of
     the commit has to be in the business database.
     """
-    _end(target, id, "commit", by, business, unchecked=unchecked)
+    tell(_ended(target, id, "commit", by, business, unchecked=unchecked), json=json)
 
 
 @half.command()
@@ -125,14 +127,15 @@ def commit(*, target: Target, id: str, business: str | None, unchecked: bool, by
 @a_business_database
 @_unchecked_record
 @by_whom
-def rollback(*, target: Target, id: str, business: str | None, unchecked: bool, by: str | None) -> None:
+@as_json
+def rollback(*, target: Target, id: str, business: str | None, unchecked: bool, by: str | None, json: bool) -> None:
     """Drop the messages of a pending transaction.
 
     The first verdict stands for ever: this one too, if none was before it. A business transaction that decides later is
     refused from then on, and one that is deciding is waited for, briefly; with verdict="record" by a record in the
     business database.
     """
-    _end(target, id, "rollback", by, business, unchecked=unchecked)
+    tell(_ended(target, id, "rollback", by, business, unchecked=unchecked), json=json)
 
 
 @half.command()
@@ -140,7 +143,8 @@ def rollback(*, target: Target, id: str, business: str | None, unchecked: bool, 
 @_id
 @by_whom
 @option("--reason", help="Why, for the log.")
-def resume(*, target: Target, id: str, by: str | None, reason: str | None) -> None:
+@as_json
+def resume(*, target: Target, id: str, by: str | None, reason: str | None, json: bool) -> None:
     """Ask again about a transaction that was given up, with all its questions before it.
 
     One that is older than the age limit of its check service (72 h by default) is given up again at once: decide it by
@@ -155,12 +159,72 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None) -> No
             raise click.ClickException(f"transaction {id} {_was(decided)}; nobody has to be asked")
         if not transaction.given_up:
             raise click.ClickException(f"transaction {id} was not given up; its checks go on{_when(transaction)}")
-        letters = DeadLetters(database, check_of(transaction.group))
-        letters.wish(channel, Chosen(ids=transaction.given_up_ids), "replay", by or me(), reason)
-        say(_resumed(database, channel, transaction))
+        check = check_of(transaction.group)
+        chosen = Chosen(ids=transaction.given_up_ids)
+        DeadLetters(database, check).wish(channel, chosen, "replay", by or me(), reason)
+        resumed = _Resumed(transaction, worker_that_does_it(database, channel, check), database)
+    tell(resumed, json=json)
 
 
-def _end(target: Target, id: str, op: Op, by: str | None, business: str | None, *, unchecked: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """A transaction on which a verdict was given by hand; not `is_new`: the same one stood before."""
+
+    id: str
+    op: Op
+    messages: int
+    decided: Decided | None
+    is_new: bool
+
+    def told(self) -> str:
+        """In words."""
+        if not self.is_new:
+            return f"transaction {self.id} {_was(self.decided)}; nothing changed"
+        messages = counted(self.messages, "message")
+        done = {"commit": f"committed; {messages} to be delivered", "rollback": f"rolled back; {messages} dropped"}
+        return f"transaction {self.id}: {done[self.op]}"
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "decision": self.op,
+            "transaction_id": self.id,
+            "messages": self.messages,
+            "is_new": self.is_new,
+            "decided_by": None if self.decided is None else self.decided.decided_by,
+            "decided_at": None if self.decided is None else self.decided.decided_at,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Resumed:
+    """A transaction that is asked about again: by `worker`, or by the next one of its group."""
+
+    transaction: HalfTransaction
+    worker: str | None
+    database: Database
+
+    def told(self) -> str:
+        """In words."""
+        id, group = self.transaction.transaction_id, self.transaction.group
+        if self.worker is not None:
+            return f"transaction {id}: worker {self.worker} will ask about it again"
+        who = _checks_back(self.database, group, [self.transaction.verdict])
+        return f"transaction {id} will be asked about again when somebody checks back on group {group}: {who}"
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return {
+            "decision": "resume",
+            "transaction_id": self.transaction.transaction_id,
+            "group": self.transaction.group,
+            "messages": self.transaction.messages,
+            "carried_out": self.worker is None,
+            "worker": self.worker,
+        }
+
+
+def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None, *, unchecked: bool) -> _Ended:
     """Write a verdict by hand, if none stands."""
     from outbox.cli.failures import is_locked
     from outbox.outbox import Outbox
@@ -188,10 +252,7 @@ def _end(target: Target, id: str, op: Op, by: str | None, business: str | None, 
             # By this connection, because that of the outbox is closed before its thread comes to it.
             channel.notify()
         transaction, decided = _found(database, channel, id)
-    number = 0 if transaction is None else transaction.messages
-    messages = counted(number, "message")
-    done = {"commit": f"committed; {messages} to be delivered", "rollback": f"rolled back; {messages} dropped"}
-    say(f"transaction {id}: {done[op]}" if is_new else f"transaction {id} {_was(decided)}; nothing changed")
+    return _Ended(id, op, 0 if transaction is None else transaction.messages, decided, is_new)
 
 
 def _require_record(database: Database, id: str, op: Op, business: str | None, recorded_in: str | None) -> None:
@@ -223,22 +284,6 @@ def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransacti
             f"there is no transaction {id}; to see those that are pending, run: outbox half list"
         )
     return found, decided
-
-
-def _resumed(database: Database, channel: Channel, transaction: HalfTransaction) -> str:
-    """Carry the request out, or leave it to the worker that is there."""
-    from outbox.store.subscription import Subscriptions, check_of
-    from outbox.worker.errand import WorkerAliveError, carry_out_wishes
-
-    check = Subscriptions(database).get(channel, check_of(transaction.group))
-    try:
-        carry_out_wishes(database, channel, check)
-    except WorkerAliveError as error:
-        return f"transaction {transaction.transaction_id}: worker {error.holder.owner} will ask about it again"
-    return (
-        f"transaction {transaction.transaction_id} will be asked about again when somebody checks back on group"
-        f" {transaction.group}: {_checks_back(database, transaction.group, [transaction.verdict])}"
-    )
 
 
 def _unchecked(database: Database, channel: Channel, transactions: Sequence[HalfTransaction]) -> list[str]:

@@ -252,6 +252,25 @@ def test_the_same_verdict_again_changes_nothing(engine):
     assert (bodies(engine), op(engine, transaction).decided_by) == ([b"of orders"], "producer shop")
 
 
+@ONE_DATABASE
+def test_a_verdict_by_hand_is_told_to_programs(engine):
+    committed, rolled_back = begun(engine, "orders", "mail"), begun(engine)
+    rolled_back.rollback()
+
+    new = outbox(engine, "half", "commit", committed.id, "--by", "ann", "--json")
+    old = outbox(engine, "half", "rollback", rolled_back.id, "--json")
+    against = outbox(engine, "half", "rollback", committed.id, "--json")
+
+    shown = [{**each.json, "decided_at": None} for each in (new, old)]
+    assert shown == [
+        {"version": 1, "more": False, "decision": "commit", "transaction_id": committed.id, "messages": 2,
+         "is_new": True, "decided_by": "admin ann", "decided_at": None},
+        {"version": 1, "more": False, "decision": "rollback", "transaction_id": rolled_back.id, "messages": 1,
+         "is_new": False, "decided_by": "producer shop", "decided_at": None},
+    ]  # fmt: skip
+    assert ([each.code for each in (new, old, against)], new.err, against.out) == ([0, 0, 1], "", "")
+
+
 def test_the_opposite_verdict_is_refused_with_the_one_that_stands(engine):
     transaction = begun(engine)
     outbox(engine, "half", "rollback", transaction.id)
@@ -346,6 +365,23 @@ def test_a_worker_asks_again_itself(engine):
     with engine.connect() as connection:
         request = connection.execute(text("SELECT wish, wish_by, wish_reason FROM outbox_parked")).one()
     assert tuple(request) == ("replay", "ann", "mended")
+
+
+@pytest.mark.parametrize("worker", [None, "w0rker"])
+@ONE_DATABASE
+def test_who_asks_again_is_told_to_programs(engine, worker):
+    transaction = begun(engine, "orders", "mail")
+    ask(engine)
+    if worker is not None:
+        with closing(Outbox(engine).database.open()) as channel:
+            Leases(Outbox(engine).database).acquire(channel, Partition("check:shop"), worker, timedelta(minutes=5))
+
+    ended = outbox(engine, "half", "resume", transaction.id, "--json")
+
+    assert (ended.code, ended.err, ended.json) == (0, "", {
+        "version": 1, "more": False, "decision": "resume", "transaction_id": transaction.id, "group": "shop",
+        "messages": 2, "carried_out": worker is None, "worker": worker,
+    })  # fmt: skip
 
 
 def test_a_running_check_service_asks_again(engine):

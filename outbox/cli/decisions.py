@@ -1,0 +1,41 @@
+"""What commands do that a person decides: told in words or as JSON, carried out here or by a worker."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from outbox.cli.output import say, show_json
+
+if TYPE_CHECKING:
+    from outbox.store.database import Database
+    from outbox.store.dialect import Channel
+
+
+class Result(Protocol):
+    """What a command has done."""
+
+    def told(self) -> str:
+        """Return it in words."""
+
+    def as_json(self) -> dict[str, object]:
+        """Return it for programs."""
+
+
+def tell(result: Result, *, json: bool) -> None:
+    """Say what was done: a line for a person, or JSON."""
+    if json:
+        show_json(result.as_json())
+    else:
+        say(result.told())
+
+
+def worker_that_does_it(database: Database, channel: Channel, subscription: str) -> str | None:
+    """Carry wishes out, unless a worker does that, which is returned."""
+    from outbox.store.subscription import Subscriptions
+    from outbox.worker.errand import WorkerAliveError, carry_out_wishes
+
+    try:
+        carry_out_wishes(database, channel, Subscriptions(database).get(channel, subscription))
+    except WorkerAliveError as error:
+        return error.holder.owner
+    return None
