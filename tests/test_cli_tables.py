@@ -8,6 +8,7 @@ import pytest
 from outbox import Done, Outbox, Reject, Relay, Unavailable
 from outbox.cli.tables import folded, shown_width, table_lines
 from tests.command_line import outbox
+from tests.rocketmq.halves import ask, begun
 
 WIDTHS = [80, 100, 120, 200]
 NAME = "relay-of-the-invoicing-department-eu-001"
@@ -80,6 +81,40 @@ def test_numbers_and_short_keys_are_never_parted(shop, terminal, width):
     assert ids | {"invoice-0", "ID", "ERROR", "ATTEMPTS"} <= set(words)
 
 
+GROUP = "producer-of-the-invoicing-department-eu1"
+REAL_TOPIC = "orders_of_the_invoicing_department_eu_01"
+ANSWER = "顧客-注文-番号: the ledger does not answer"
+
+
+@pytest.fixture
+def transactions(sqlite_engine):
+    """Pending and given-up transactions, with long names and an answer of foreign letters."""
+
+    def fail(_message):
+        raise RuntimeError(ANSWER)
+
+    given_up = begun(sqlite_engine, REAL_TOPIC, group=GROUP)
+    ask(sqlite_engine, group=GROUP, answer=fail)
+    asked = begun(sqlite_engine, REAL_TOPIC, "mail", group=GROUP)
+    ask(sqlite_engine, group=GROUP, answer=fail, again=False)
+    return sqlite_engine, [given_up.id, asked.id, begun(sqlite_engine).id]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_a_terminal_shows_each_transaction_with_an_id_that_can_be_copied(transactions, terminal, width):
+    engine, ids = transactions
+    piped = outbox(engine, "half", "list").out
+    terminal(width)
+
+    shown = outbox(engine, "half", "list").out
+
+    assert max(map(shown_width, shown.splitlines())) <= width
+    assert letters(re.sub(r"\d", "0", piped)) - letters(re.sub(r"\d", "0", shown)) == Counter()
+    assert set(ids) <= set(shown.split())
+    for whole in (GROUP, REAL_TOPIC, ANSWER):
+        assert letters(whole) - letters(shown) == Counter()
+
+
 HEADERS, ROW = ("NAME", "N", "ERROR"), ("relay", "17", "no stream takes it")
 
 
@@ -95,6 +130,20 @@ HEADERS, ROW = ("NAME", "N", "ERROR"), ("relay", "17", "no stream takes it")
 )
 def test_the_layout_goes_by_the_width(width, lines):
     assert table_lines(HEADERS, [ROW], numbers=("N",), width=width) == lines
+
+
+def test_what_has_to_be_copied_is_never_folded():
+    rows = [("01a204f5-a718-720e-bdbf", "department of invoices")]
+
+    lines = table_lines(("ID", "GROUP"), rows, whole=("ID",), width=37)
+
+    assert lines == [
+        "ID                      GROUP",
+        "─" * 37,
+        "01a204f5-a718-720e-bdbf department of",
+        "                        invoices",
+    ]
+    assert table_lines(("ID", "GROUP"), rows, width=37)[2].startswith("01a204f5-a718-720e ")
 
 
 def test_a_long_text_in_the_last_column_stands_below_its_row():

@@ -54,7 +54,7 @@ def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json
     """List pending transactions, the oldest first.
 
     Those that were given up are shown under TRANS_CHECK_MAX_TIME_TOPIC, where RocketMQ puts them. CHECKS says how often
-    a listener was asked, NEXT CHECK when it may be asked again.
+    a listener was asked, NEXT CHECK in what time it may be asked again.
     """
     from outbox.store.pending import HalfTransactions
 
@@ -321,15 +321,14 @@ def _show(found: Sequence[HalfTransaction], what: str) -> None:
     """One table for each topic under which RocketMQ would show them."""
     if not found:
         say(f"no transactions are {what}")
-    for topic in sorted({each.topic for each in found}):
+    for number, topic in enumerate(sorted({each.topic for each in found})):
         rows = [_row(each) for each in found if each.topic == topic]
-        click.echo(f"{topic}:")
-        show_table(_HEADERS, rows, numbers=_NUMBERS)
+        click.echo(f"\n{topic}:" if number else f"{topic}:")
+        show_table(_HEADERS, rows, numbers=_NUMBERS, whole=("TRANSACTION",))
 
 
 def _row(transaction: HalfTransaction) -> tuple[object, ...]:
     answer = transaction.last_answer or ""
-    due = transaction.next_check_at
     return (
         transaction.transaction_id,
         transaction.group,
@@ -338,9 +337,17 @@ def _row(transaction: HalfTransaction) -> tuple[object, ...]:
         age(transaction.age),
         transaction.verdict,
         transaction.checks,
-        "-" if due is None else f"{due:%Y-%m-%d %H:%M:%S}",
+        _next_check(transaction),
         answer if len(answer) <= _SHOWN_ANSWER else f"{answer[:_SHOWN_ANSWER]}…",
     )
+
+
+def _next_check(transaction: HalfTransaction) -> str:
+    """Say when it may be asked about again, as seen from now: an hour of the day would need its zone, and width."""
+    if transaction.next_check_at is None:
+        return "-"
+    left = (transaction.next_check_at - transaction.created_at).total_seconds() - transaction.age
+    return f"in {age(left)}" if left > 0 else "due"
 
 
 def _as_json(transaction: HalfTransaction, decided: Decided | None = None) -> dict[str, object]:

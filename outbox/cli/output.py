@@ -59,12 +59,17 @@ def show_json(value: Mapping[str, object], *, more: bool = False) -> None:
     click.echo(json.dumps(document, default=_plain, separators=(",", ":")))
 
 
-def show_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = ()) -> None:
-    """A table: as wide as a terminal, and elsewhere one line a row. `numbers`: the headers of columns aligned right."""
+def show_table(
+    headers: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = (), whole: Sequence[str] = ()
+) -> None:
+    """A table: as wide as a terminal, and elsewhere one line a row.
+
+    `numbers`: the headers of columns aligned right; `whole`: of those that have to be copied, and are never folded.
+    """
     from outbox.cli.tables import table_lines
 
     cells = [[printable(value) for value in row] for row in rows]
-    for line in table_lines(headers, cells, numbers=numbers, width=terminal_width()):
+    for line in table_lines(headers, cells, numbers=numbers, whole=whole, width=terminal_width()):
         click.echo(line)
 
 

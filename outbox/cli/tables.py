@@ -11,25 +11,32 @@ _NARROWEST_TEXT = 24
 
 
 def table_lines(
-    headers: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: Sequence[str] = (), width: int | None = None
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    numbers: Sequence[str] = (),
+    whole: Sequence[str] = (),
+    width: int | None = None,
 ) -> list[str]:
     """Lay out rows in aligned columns, in so many columns of a terminal; None: as wide as it takes, one line a row.
 
-    `numbers`: the headers of columns aligned right; they are never folded. Where the width is too small, long cells go
-    on over several lines; a text in the last column stands below its row; or every field has a line of its own.
+    `numbers`: the headers of columns aligned right. They are never folded, nor are those in `whole`, whose cells are
+    copied from the screen. Where the width is too small, long cells go on over several lines; a text in the last column
+    stands below its row; or every field has a line of its own.
     """
     natural = [max(shown_width(text) for text in column) for column in zip(headers, *rows, strict=True)]
     right = [header in numbers for header in headers]
+    fixed = [header in numbers or header in whole for header in headers]
     if width is None:
         return list(_lines([headers, *rows], natural, right, gap=2))
     for gap in (2, 1):
         if sum(natural) + gap * (len(natural) - 1) <= width:
             return _ruled(headers, rows, natural, right, gap)
     if natural[-1] > _NARROWEST_TEXT:
-        widths = _fitted(headers[:-1], natural[:-1], right, width - 1)
+        widths = _fitted(headers[:-1], natural[:-1], fixed, width - 1)
         if widths is not None and width - sum(widths) - len(widths) < min(natural[-1], _NARROWEST_TEXT):
             return _ruled_with_texts(headers, rows, widths, right, width)
-    fitted = _fitted(headers, natural, right, width)
+    fitted = _fitted(headers, natural, fixed, width)
     return _records(headers, rows, width) if fitted is None else _ruled(headers, rows, fitted, right, 1)
 
 
@@ -66,11 +73,11 @@ def _width(letter: str) -> int:
     return 2 if unicodedata.east_asian_width(letter) in "WF" else 1
 
 
-def _fitted(headers: Sequence[str], natural: Sequence[int], right: Sequence[bool], width: int) -> list[int] | None:
+def _fitted(headers: Sequence[str], natural: Sequence[int], fixed: Sequence[bool], width: int) -> list[int] | None:
     """Widths that fit, with the widest columns made narrower; None: they would be too narrow to read."""
     least = [
-        each if fixed else min(each, max(_NARROWEST, shown_width(header)))
-        for header, each, fixed in zip(headers, natural, right, strict=False)
+        each if stays else min(each, max(_NARROWEST, shown_width(header)))
+        for header, each, stays in zip(headers, natural, fixed, strict=False)
     ]
     widths, left = list(natural), width - (len(natural) - 1)
     while sum(widths) > left:

@@ -114,6 +114,17 @@ def test_a_part_of_them_is_listed_the_oldest_first(engine):
 
 
 @ONE_DATABASE
+def test_people_see_for_how_long_it_waits_for_its_next_check(engine):
+    immune = begun(engine, timeout=timedelta(hours=2))
+    due, given_up = begun(engine, group="mill"), begun(engine, group="depot")
+    ask(engine, group="depot")
+
+    rows = {line.split()[0]: line for line in outbox(engine, "half", "list").out.splitlines() if line}
+
+    assert ("  in 2 h" in rows[immune.id], "  due" in rows[due.id], "  -  " in rows[given_up.id]) == (True, True, True)
+
+
+@ONE_DATABASE
 def test_that_there_are_more_is_told(engine):
     for _ in range(2):
         begun(engine)
