@@ -12,6 +12,7 @@ from outbox.verdict import DONE
 from outbox.worker.calls import Call
 from outbox.worker.handover import BLOCKED, HandlerPolicy
 from outbox.worker.notices import Notices
+from outbox.worker.words import CheckingBack
 from tests.stage import HASTY, POLICY, Handler, Stage, again, ids, messages, only, raising, seen
 
 # How many messages a call holds
@@ -304,15 +305,38 @@ def test_a_paused_worker_notes_it_once_after_a_second(clock):
     assert notes == [(text, 1.0), (text, 5.0)]
 
 
+def test_a_check_back_speaks_of_half_messages_of_its_group(caplog, clock):
+    """All of them have one topic, which says nothing to those who read the log."""
+    notes, topic = [], "RMQ_SYS_TRANS_HALF_TOPIC"
+    words = CheckingBack("shop")
+    notices = Notices("check:shop", "check:shop", words=words, note=lambda text, _: notes.append(text))
+    notices.refused({topic: "no answer in 20 s"})
+    clock.append(165.0)
+    notices.paused()
+    notices.refused({topic: "no answer in 20 s"})
+    notices.accepted({topic}, lambda _: "2 messages")
+    notices.settled([(message, POLICY.dead(message, "UNKNOWN")) for message in messages("tx-1", "tx-2", "tx-1")])
+
+    halves, decide = "half messages of producer group shop", "to decide, run: outbox half list --given-up --group shop"
+    assert notes == [f"waits for an answer about {halves}: no answer in 20 s"]
+    assert [record.message for record in caplog.records] == [
+        f"check:shop: nothing is found out about {halves}, they wait: no answer in 20 s",
+        f"check:shop: nothing is found out about {halves}, they wait (since 1.1 min): no answer in 20 s",
+        f"check:shop: {halves} are decided on again after 1.1 min; 2 messages had waited",
+        f"check:shop: 2 more transactions were given up, the first is tx-1: UNKNOWN; {decide}",
+    ]
+
+
 def test_dead_letters_are_told_a_line_for_all_of_a_batch(caplog):
     fates = [(message, POLICY.dead(message, f"bad {message.id}")) for message in messages("b", "a", first=7)]
 
     Notices("relay").settled([*reversed(fates), (messages("c")[0], BLOCKED)])
     Notices("relay").settled(fates[:1])
 
+    first = "the first is message 7 of topic orders: bad 7; to decide, run: outbox dead list --name relay"
     assert [record.message for record in caplog.records] == [
-        "relay: 2 more dead letters, the first is message 7 of topic orders: bad 7",
-        "relay: 1 more dead letter, the first is message 7 of topic orders: bad 7",
+        f"relay: 2 more dead letters, {first}",
+        f"relay: 1 more dead letter, {first}",
     ]
 
 

@@ -72,6 +72,19 @@ def test_what_waits_for_the_destination_is_told_with_since_when_and_why(engine):
     assert ("warning: relay: 3 messages wait for nats://h:4222 since 5" in shown.err, " 5" in shown.out) == (True, True)
 
 
+def test_what_is_blocked_behind_them_is_told(engine):
+    """The trouble counts the first of each key; the others are not sent either."""
+    for key in ("a", "b"):
+        send(engine, "orders", "orders", "orders", key=key)
+    send(engine, "fine")
+    Relay(Outbox(engine), Destination()).until_empty()
+
+    first, blocked = status(engine)["warnings"]
+
+    assert first.startswith("relay: 2 messages wait for nats://h:4222 since ")
+    assert blocked == "relay: 4 messages are blocked behind an earlier one of the same key that is not sent"
+
+
 def test_one_message_is_told_as_one(engine):
     send(engine, "fine", "orders")
     Relay(Outbox(engine), Destination()).until_empty()

@@ -73,6 +73,11 @@ def show_table(
         click.echo(line)
 
 
+def moment(value: datetime, *, zone: bool = True) -> str:
+    """Return a moment as people read it, in UTC: a server's zone is not theirs. `zone`: say so; else a header does."""
+    return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}{' UTC' if zone else ''}"
+
+
 def terminal_width() -> int | None:
     """How many columns there are; None where nobody looks."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
-from outbox.cli.output import age, counted, say, show_json, show_table
+from outbox.cli.output import age, counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
     from outbox.store.aside_status import Trouble
@@ -142,7 +142,7 @@ def _row(standing: Standing) -> tuple[str, ...]:
     lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.lag else "-"
     worker = str(standing.holder.owner)[:_OWNER] + "…" if standing.is_run and standing.holder is not None else "nobody"
     if standing.hold is not None:
-        worker = "released" if standing.hold.released else f"held since {standing.hold.since:%Y-%m-%d %H:%M}"
+        worker = "released" if standing.hold.released else f"held since {moment(standing.hold.since)}"
     parked = (str(count) for count in standing.parked.values())
     return (standing.subscription.name, str(standing.backlog), lag, *parked, worker)
 
@@ -154,8 +154,17 @@ def _warnings(standing: Standing, look: _Look) -> list[str]:
         since = "" if holder.noticed_at is None else f" (since {_since(holder.noticed_at, look.now)})"
         told.append(f"{name}: {holder.notice}{since}")
     texts = (_of_trouble(trouble, standing, look.now) for trouble in standing.troubles)
-    told += [f"{name}: {text}" for text in texts if text is not None]
-    return told + _of_nobody(standing, look)
+    found = [f"{name}: {text}" for text in texts if text is not None]
+    return told + found + (_of_blocked(standing) if found else []) + _of_nobody(standing, look)
+
+
+def _of_blocked(standing: Standing) -> list[str]:
+    """Say how many more messages a trouble holds back: it counts only the first of each key."""
+    blocked = standing.parked["blocked"]
+    if standing.subscription.kind == "check" or not blocked.number:
+        return []
+    held = counted(blocked, "message", ("is", "are"))
+    return [f"{standing.subscription.name}: {held} blocked behind an earlier one of the same key that is not sent"]
 
 
 def _of_trouble(trouble: Trouble, standing: Standing, now: datetime) -> str | None:
@@ -170,8 +179,11 @@ def _of_trouble(trouble: Trouble, standing: Standing, now: datetime) -> str | No
         return f"{counted(trouble.messages, 'message', _WAITS)} for {place} since {since}: {why}"
     if trouble.state == "dead":
         if is_check:
-            given_up = counted(trouble.messages, "half message", ("was", "were"))
-            return f"{given_up} given up since {since}; to decide, run: outbox half list --given-up"
+            # Of each transaction the first half message alone is dead; the others are blocked behind it.
+            given_up = counted(trouble.messages, "transaction", ("was", "were"))
+            group = f" --group {standing.subscription.tags[0]}" if standing.subscription.tags else ""
+            decide = f"outbox half list --given-up{group}"
+            return f"{given_up} given up since {since}: {trouble.error}; to decide, run: {decide}"
         dead = counted(trouble.messages, "dead letter")
         return f"{dead} since {since}: {trouble.error}; to decide, run: outbox dead list --name {name}"
     if is_check or (now - trouble.since).total_seconds() < _IDLE_SECONDS:
@@ -219,7 +231,7 @@ def _start(standing: Standing) -> str:
 
 
 def _of_extract(name: str, hold: Hold, idle: float) -> list[str]:
-    since, until = (f"{moment:%Y-%m-%d %H:%M} UTC" for moment in (hold.since, hold.until))
+    since, until = (moment(each) for each in (hold.since, hold.until))
     if hold.released:
         over = f"it made no progress from {since} until {until}, when its hold ended"
         return [f"extract {name} is released: {over}; messages after its position may be purged"]

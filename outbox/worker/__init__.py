@@ -37,6 +37,7 @@ from outbox.worker.notices import Notices
 from outbox.worker.settlement import Unsettled
 from outbox.worker.tenure import Tenure
 from outbox.worker.wake import Wake
+from outbox.worker.words import words_of
 
 logger = logging.getLogger("outbox")
 #: Who works and who stands by: a name of its own, because people want to see it who want to see little else.
@@ -95,7 +96,7 @@ class Worker:
         self._settings = settings or Settings()
         self._turn = turn
         self._look = look
-        self._notices = Notices(declared.name, declared.destination or _nameless(declared), note=self._note)
+        self._notices = Notices(declared.name, declared.destination, words=words_of(declared), note=self._note)
         self._activity = Activity(declared.name, done="sent" if declared.destination else "done")
         self._stands_by = self._leases_differ = False
         self._owner, self._process = secrets.token_hex(8), os.getpid()
@@ -406,8 +407,3 @@ class Worker:
             self._logged_at = time.monotonic()
             logger.warning(text, *values)
         return due
-
-
-def _nameless(declared: Declaration) -> str | None:
-    """For whom the messages wait of a subscription without a destination."""
-    return "the listener" if declared.kind == "check" else None

@@ -11,6 +11,7 @@ from outbox.message import Message
 from outbox.store.failure import in_one_line, without_server
 from outbox.store.parked import Aside
 from outbox.text import age, one_line
+from outbox.worker.words import Sending, Words
 
 logger = logging.getLogger("outbox")
 
@@ -39,11 +40,15 @@ class Notices:
         subscription: str,
         destination: str | None = None,
         *,
+        words: Words | None = None,
         note: Callable[[str, float], None] = lambda _text, _seconds: None,
     ) -> None:
-        """`note` writes for what the worker waits, and for how many seconds already, where `outbox status` reads it."""
+        """`words`: of this subscription, if it sends nothing to a destination. `note` writes for what the worker waits,
+        and for how many seconds already, where `outbox status` reads it.
+        """
         self._subscription = subscription
         self._destination = destination or "its destination"
+        self._words: Words = words or Sending(subscription, self._destination)
         self._note = note
         #: By topic; None: the destination accepts nothing at all.
         self._outages: dict[str | None, _Outage] = {}
@@ -82,11 +87,9 @@ class Notices:
     def _tell(self, news: list[str | None], now: float) -> None:
         for place in news[:_MOST_LINES]:
             outage = self._outages[place]
-            of_topic = f"does not accept topic {place}, its messages wait"
-            what = "accepts nothing, messages wait" if place is None else of_topic
             since = f" (since {age(now - outage.since)})" if now - outage.since >= 1 else ""
             why = one_line(without_server(outage.error, self._destination))
-            logger.warning("%s: %s %s%s: %s", self._subscription, self._destination, what, since, why)
+            logger.warning("%s: %s%s: %s", self._subscription, self._words.refused(place), since, why)
         if len(news) > _MOST_LINES:
             logger.warning("%s: nor does it accept %d more topics", self._subscription, len(news) - _MOST_LINES)
 
@@ -98,9 +101,8 @@ class Notices:
         seconds = time.monotonic() - outage.since
         if seconds >= _NOTE_SECONDS:
             self._noted = True
-            topic = "" if place is None else f" to accept topic {place}"
             why = one_line(without_server(outage.error, self._destination))
-            self._note(f"waits for {self._destination}{topic}: {why}", seconds)
+            self._note(f"{self._words.awaited(place)}: {why}", seconds)
 
     def went_on(self) -> None:
         """The pause is over: another one is worth another note."""
@@ -115,11 +117,10 @@ class Notices:
         for place in [each for each in self._outages if each is None or each in topics]:
             outage = self._outages.pop(place)
             if outage.told:
-                what = "accepts messages" if place is None else f"accepts topic {place}"
                 lasted = age(now - outage.since)
                 logger.warning(
-                    "%s: %s %s again after %s; %s had waited",
-                    self._subscription, self._destination, what, lasted, waited(place),
+                    "%s: %s after %s; %s had waited",
+                    self._subscription, self._words.accepted(place), lasted, waited(place),
                 )  # fmt: skip
 
     def chore_refused(self, chore: str, error: Exception) -> None:
@@ -130,14 +131,8 @@ class Notices:
 
     def settled(self, fates: Iterable[tuple[Message, Aside]]) -> None:
         """What was set aside just now: dead letters are told, a line for all of a batch."""
-        dead = [(message, fate) for message, fate in fates if fate.state == "dead"]
+        dead = sorted(((m, fate) for m, fate in fates if fate.state == "dead"), key=lambda each: each[0].id or 0)
         if dead:
-            message, fate = min(dead, key=lambda each: each[0].id or 0)
-            logger.warning(
-                "%s: %s, the first is message %s of topic %s: %s",
-                self._subscription,
-                "1 more dead letter" if len(dead) == 1 else f"{len(dead)} more dead letters",
-                message.id,
-                message.topic,
-                one_line(fate.error or "no reason given"),
-            )
+            error = one_line(dead[0][1].error or "no reason given")
+            told = self._words.given_up([message for message, _ in dead], error)
+            logger.warning("%s: %s", self._subscription, told)

@@ -169,6 +169,30 @@ def test_nothing_of_a_listener_reaches_the_terminal_unescaped(engine):
     assert [("no state" in each, each.replace("\n", "").isprintable()) for each in shown] == [(True, True)] * 2
 
 
+@ONE_DATABASE
+def test_that_some_were_given_up_is_logged_with_what_to_do(engine, caplog):
+    transaction = begun(engine, "orders", "orders")
+
+    ask(engine)
+
+    decide = "to decide, run: outbox half list --given-up --group shop"
+    said = f"check:shop: 1 more transaction was given up, the first is {transaction.id}: UNKNOWN; {decide}"
+    assert said in caplog.messages
+
+
+@ONE_DATABASE
+def test_status_warns_of_transactions_that_were_given_up(engine):
+    """Not of their half messages, of which only the first of each is a dead letter."""
+    begun(engine, "orders", "orders")
+    begun(engine)
+    ask(engine)
+
+    (warning,) = [each for each in outbox(engine, "status", "--json").json["warnings"] if "given up" in each]
+
+    assert warning.startswith("check:shop: 2 transactions were given up since ")
+    assert warning.endswith(": UNKNOWN; to decide, run: outbox half list --given-up --group shop")
+
+
 # Showing
 
 
