@@ -75,6 +75,29 @@ def wishes(engine):
         return [tuple(row) for row in connection.execute(text(statement))]
 
 
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_moments_are_shown_in_utc_whatever_the_zone_of_the_session(engine, dead):
+    """A person who compares them with a log, or with --json, would be hours off."""
+    tokyo = {"PGTZ": "Asia/Tokyo"}
+    since = outbox(engine, "dead", "list", "--json", **tokyo).json["dead_letters"][0]["parked_at"]
+    day, second = since[:10], since[11:19]
+
+    listed, shown, subscriptions, purged = (
+        outbox(engine, *command, **tokyo)
+        for command in (
+            ["dead", "list"],
+            ["dead", "show", str(dead[0])],
+            ["subscriptions", "list"],
+            ["purge", "--older-than", "0s", "--dry-run"],
+        )
+    )
+
+    assert "DEAD SINCE (UTC)" in listed.out and f"{day} {second}" in listed.out
+    assert f"parked at    {day} {second} UTC\n" in shown.out
+    assert "CREATED (UTC)" in subscriptions.out and f"{since[:13].replace('T', ' ')}:" in subscriptions.out
+    assert purged.err.splitlines()[0].endswith(" UTC would go")
+
+
 @ONE_DATABASE
 def test_they_are_listed_with_what_happened(engine, dead):
     listed = outbox(engine, "dead", "list", "--json").json["dead_letters"]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Mapping
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import click
 
-from outbox.cli.output import printable
+from outbox.cli.output import moment, printable
 from outbox.errors import InvalidMessageError
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ def show_fields(fields: Mapping[str, object]) -> None:
     """One field a line, without those that are not there."""
     for name, value in fields.items():
         if value is not None:
-            click.echo(f"{name.replace('_', ' '):12} {printable(value)}")
+            shown = moment(value) if isinstance(value, datetime) else printable(value)
+            click.echo(f"{name.replace('_', ' '):12} {shown}")
 
 
 def show_contents(message: Message, *, without: str = "") -> None:

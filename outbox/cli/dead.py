@@ -12,7 +12,7 @@ from outbox.cli.contents import contents, show_contents, show_fields
 from outbox.cli.decisions import worker_that_does_it
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, about_a_database, as_json, by_whom, confirmed, me, option
-from outbox.cli.output import counted, say, show_json, show_table
+from outbox.cli.output import counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
     from outbox.message import Message
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from outbox.store.dead import Chosen, DeadLetter, Verb
     from outbox.store.dialect import Channel
 
-_HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE", "WISH", "ERROR")
+_HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE (UTC)", "WISH", "ERROR")
 _SHOWN_ERROR = 80
 _WHICH = "give ids, or --all (with --topic or --key for a part); not both"
 
@@ -248,7 +248,7 @@ def _row(letter: DeadLetter) -> tuple[object, ...]:
         letter.topic,
         letter.key,
         letter.attempts,
-        None if letter.parked_at is None else f"{letter.parked_at:%Y-%m-%d %H:%M:%S}",
+        None if letter.parked_at is None else moment(letter.parked_at, zone=False),
         letter.wish,
         error if len(error) <= _SHOWN_ERROR else f"{error[:_SHOWN_ERROR]}…",
     )

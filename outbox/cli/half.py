@@ -12,7 +12,7 @@ from outbox.cli.contents import contents, show_contents, show_fields
 from outbox.cli.decisions import tell, worker_that_does_it
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, a_business_database, about_a_database, as_json, by_whom, me, option
-from outbox.cli.output import age, counted, say, show_json, show_table
+from outbox.cli.output import age, counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
     from outbox.message import Message
@@ -397,9 +397,9 @@ def _was(decided: Decided | None) -> str:
     if decided is None:
         return "has no messages any more"
     done = {"commit": "was committed", "rollback": "was rolled back"}[decided.op]
-    return f"{done} by {decided.decided_by} at {decided.decided_at:%Y-%m-%d %H:%M:%S}"
+    return f"{done} by {decided.decided_by} at {moment(decided.decided_at)}"
 
 
 def _when(transaction: HalfTransaction) -> str:
     due = transaction.next_check_at
-    return "" if due is None else f", the next one at {due:%Y-%m-%d %H:%M:%S}"
+    return "" if due is None else f", the next one at {moment(due)}"

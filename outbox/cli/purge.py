@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
-from outbox.cli.output import counted, say, show_json
+from outbox.cli.output import counted, moment, say, show_json
 from outbox.cli.spark import on_spark, require_extra, session, source_options
 
 if TYPE_CHECKING:
@@ -67,8 +67,7 @@ def purge(
         return
     if archive is not None:
         say(f"{sum(each.rows for each in ranges)} messages in {len(ranges)} ranges of ids are the same in {archive}")
-    moment = f"{done.before:%Y-%m-%d %H:%M:%S %Z}"
-    say(f"{counted(done.rows, 'message')} from before {moment} {'would go' if dry_run else 'deleted'}")
+    say(f"{counted(done.rows, 'message')} from before {moment(done.before)} {'would go' if dry_run else 'deleted'}")
     for name in done.held_by:
         say(f"older ones stay for {name}, which has not passed them; see: outbox status")
 

@@ -9,7 +9,7 @@ import click
 
 from outbox.cli.groups import Group
 from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, confirmed, option, to_a_destination
-from outbox.cli.output import age, say, show_json, show_table
+from outbox.cli.output import age, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outbox.store.reader import Hold
     from outbox.store.subscription import Subscription
 
-_HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "CREATED", "WORKER")
+_HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "CREATED (UTC)", "WORKER")
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -133,13 +133,13 @@ def drop(*, target: Target, name: str, yes: bool) -> None:
 def _row(subscription: Subscription, holder: Holder | None, hold: Hold | None) -> tuple[object, ...]:
     worker = holder.owner if holder is not None and holder.live else "nobody"
     if hold is not None:
-        worker = "released" if hold.released else f"held since {hold.since:%Y-%m-%d %H:%M}"
+        worker = "released" if hold.released else f"held since {moment(hold.since)}"
     return (
         subscription.name,
         _topics(subscription),
         _destination(subscription),
         subscription.on_dead or ("(none yet)" if hold is None else "-"),
-        f"{subscription.created_at:%Y-%m-%d %H:%M:%S}",
+        moment(subscription.created_at, zone=False),
         worker,
     )
 
