@@ -56,13 +56,13 @@ class Output:
         if self.plot is not None:
             require_extra("matplotlib", extra="plot")
 
-    def show(self, tables: Sequence[Table], **extra: object) -> None:
-        """Show the tables of a report; `extra` is for programs besides."""
+    def show(self, tables: Sequence[Table], *, more: bool = False, **extra: object) -> None:
+        """Show the tables of a report; `more`: one of them was cut; `extra` is for programs besides."""
         if self.csv is not None:
             for table in tables:
                 _write_csv(self.csv, table)
         if self.json:
-            show_json({**extra, **{table.name: table.rows for table in tables}})
+            show_json({**extra, **{table.name: table.rows for table in tables}}, more=more)
             return
         for table in tables:
             click.echo(f"{table.title}:")
@@ -276,7 +276,8 @@ def transactions(*, work: Work, output: Output, limit: int) -> None:
                 name="contradictions", title="Contradictions", rows=shown, numbers=("id",),
                 columns=("id", "message_id", "transaction_id", "producer_group", "topic", "state", "problem"),
             ),
-        ]
+        ],
+        more=number > len(shown),
     )  # fmt: skip
     _say_more(number, len(shown))
     if number:
@@ -335,6 +336,7 @@ def order(
                 numbers=(*by, "previous", "version"),
             ),
         ],
+        more=number > len(found),
         order=by,
     )  # fmt: skip
     _say_more(number, len(found))

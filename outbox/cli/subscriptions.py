@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from outbox.cli.decisions import tell
 from outbox.cli.groups import Group
 from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, confirmed, option, to_a_destination
-from outbox.cli.output import age, moment, say, show_json, show_table
+from outbox.cli.output import age, moment, show_json, show_table
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from outbox.store.aside_status import Count
     from outbox.store.lease import Holder
     from outbox.store.reader import Hold
     from outbox.store.subscription import Subscription
@@ -58,6 +62,7 @@ def list_(*, target: Target, json: bool) -> None:
 @to_a_destination
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key.")
 @option("--grace", type=DURATION, help="How long after its commit a message is read at the earliest.")
+@as_json
 def alter(
     *,
     target: Target,
@@ -67,6 +72,7 @@ def alter(
     to: str | None,
     on_dead: Any,
     grace: timedelta | None,
+    json: bool,
 ) -> None:
     """Give a subscription other topics, another destination or another policy, while no worker runs.
 
@@ -96,14 +102,32 @@ def alter(
             grace=stored.grace if grace is None else grace,
         )
         errand.alter(database, channel, changed)
-    say(f"{name}: {_topics(changed)} to {_destination(changed)}, a dead letter: {changed.on_dead}{_grace(changed)}")
+    tell(_Altered(changed), json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Altered:
+    """A subscription as it is now."""
+
+    subscription: Subscription
+
+    def told(self) -> str:
+        """In words."""
+        now = self.subscription
+        where = f"{_topics(now)} to {_destination(now)}"
+        return f"{now.name}: {where}, a dead letter: {now.on_dead}{_grace(now)}"
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        return _declared(self.subscription)
 
 
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
 @option("--yes", is_flag=True, help="Do not ask.")
-def drop(*, target: Target, name: str, yes: bool) -> None:
+@as_json
+def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
     """Forget a subscription, with its position and what it has set aside, while no worker runs.
 
     What belongs to its direct writers, NAME:compensation, goes with it. Stop those writers first: nobody sends what
@@ -118,16 +142,40 @@ def drop(*, target: Target, name: str, yes: bool) -> None:
         names = [name, compensation_of(name)]
         found = [each for each in names if Subscriptions(database).find(channel, each) is not None]
         counts = [each for of in found for each in parked_counts(database, channel, of).items()]
-        aside = [f"{count} {state}" for state, count in counts if count.number]
-        lost = f", with the messages that were set aside ({', '.join(aside)})" if aside else ""
+        dropped = _Dropped(found, [(state, count) for state, count in counts if count.number])
         then = "A worker of that name would begin anew."
         if stored.kind == "check":
             then = "Nobody would be asked about its pending transactions any more; decide them before by outbox half."
         if stored.kind == "extract":
             then = "Messages that its archive does not have yet may be purged then."
-        confirmed(f"drop {' and '.join(found)}{lost}? {then}", yes=yes)
+        confirmed(f"drop {' and '.join(found)}{dropped.lost}? {then}", yes=yes)
         errand.drop(database, channel, stored)
-    say(f"{' and '.join(found)} {'is' if len(found) == 1 else 'are'} dropped{lost}")
+    tell(dropped, json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Dropped:
+    """Subscriptions that are forgotten, with the messages of theirs that were set aside, by state."""
+
+    names: Sequence[str]
+    aside: Sequence[tuple[str, Count]]
+
+    @property
+    def lost(self) -> str:
+        """What goes with them, in words."""
+        aside = ", ".join(f"{count} {state}" for state, count in self.aside)
+        return f", with the messages that were set aside ({aside})" if aside else ""
+
+    def told(self) -> str:
+        """In words."""
+        return f"{' and '.join(self.names)} {'is' if len(self.names) == 1 else 'are'} dropped{self.lost}"
+
+    def as_json(self) -> dict[str, object]:
+        """For programs."""
+        parked = Counter[str]()
+        for state, count in self.aside:
+            parked[state] += count.number
+        return {"dropped": self.names, "parked": parked}
 
 
 def _row(subscription: Subscription, holder: Holder | None, hold: Hold | None) -> tuple[object, ...]:
@@ -167,13 +215,7 @@ def _topics(subscription: Subscription) -> str:
 def _as_json(subscription: Subscription, holder: Holder | None, hold: Hold | None) -> dict[str, object]:
     live = holder is not None and holder.live
     return {
-        "name": subscription.name,
-        "kind": subscription.kind,
-        "topics": subscription.topics,
-        "tags": subscription.tags,
-        "destination": subscription.destination,
-        "on_dead": subscription.on_dead,
-        "grace_seconds": subscription.grace.total_seconds(),
+        **_declared(subscription),
         "created_at": subscription.created_at,
         "worker": holder.owner if holder is not None and live else None,
         "live": live,
@@ -181,4 +223,16 @@ def _as_json(subscription: Subscription, holder: Holder | None, hold: Hold | Non
         "held_since": None if hold is None else hold.since,
         "held_until": None if hold is None else hold.until,
         "released": None if hold is None else hold.released,
+    }
+
+
+def _declared(subscription: Subscription) -> dict[str, object]:
+    return {
+        "name": subscription.name,
+        "kind": subscription.kind,
+        "topics": subscription.topics,
+        "tags": subscription.tags,
+        "destination": subscription.destination,
+        "on_dead": subscription.on_dead,
+        "grace_seconds": subscription.grace.total_seconds(),
     }
