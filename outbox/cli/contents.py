@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from outbox.cli.output import moment, printable
+from outbox.cli.output import counted, moment, printable
 from outbox.errors import InvalidMessageError
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def show_contents(message: Message, *, without: str = "") -> None:
     for name, value in headers.items() if isinstance(headers, dict) else ():
         click.echo(f"{'header':12} {printable(name)}: {printable(value)}")
     cut = "" if len(body) <= _SHOWN_BODY else f" (the first {_SHOWN_BODY} characters; --json shows all)"
-    click.echo(f"{'body':12} {len(message.body)} bytes{cut}")
+    click.echo(f"{'body':12} {counted(len(message.body), 'byte')}{cut}")
     click.echo("\n".join(map(printable, body[:_SHOWN_BODY].split("\n"))))
 
 

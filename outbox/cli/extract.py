@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, option
-from outbox.cli.output import age, say, show_json
+from outbox.cli.output import age, counted, say, show_json
 from outbox.cli.spark import on_spark
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def _clean(archive: Archive, older_than: timedelta, *, json: bool) -> None:
     if json:
         show_json({"deleted": files, "bytes": size})
     else:
-        say(f"{archive.path}: {files} files that no manifest counts are deleted, {_size(size)}")
+        say(f"{archive.path}: deleted {counted(files, 'file')} that no manifest counts, {_size(size)}")
 
 
 def _run(job: Extract, *, json: bool, until_empty: bool, follow: bool, interval: timedelta) -> None:
@@ -179,7 +179,7 @@ def _show(manifest: Manifest | None, seconds: float, *, json: bool, quiet: bool)
         return
     gap = "" if manifest.gap is None else f"; messages up to {manifest.gap} were purged before, and are missing"
     say(
-        f"window {manifest.window}: {manifest.rows} messages in {len(manifest.files)} files,"
+        f"window {manifest.window}: {counted(manifest.rows, 'message')} in {counted(len(manifest.files), 'file')},"
         f" {_size(manifest.bytes)}, {age(seconds)}{gap}"
     )
 

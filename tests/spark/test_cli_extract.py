@@ -64,7 +64,7 @@ def test_it_adds_a_window_and_says_so(outbox, path):
     first, second = extract(outbox, path), extract(outbox, path)
 
     assert (first.code, first.out) == (0, "")
-    assert first.err.startswith("window 1: 2 messages in 1 files, ")
+    assert first.err.startswith("window 1: 2 messages in 1 file, ")
     assert (second.code, second.err) == (0, "nothing new\n")
     assert ids_of(path) == [1, 2]
 
@@ -175,7 +175,7 @@ def test_cleaning_needs_no_database_and_says_what_it_did(outbox, path):
 
     ended = extract(outbox, path, "--clean", "1d")
 
-    assert (ended.code, ended.err) == (0, f"{path}: 1 files that no manifest counts are deleted, 4 bytes\n")
+    assert (ended.code, ended.err) == (0, f"{path}: deleted 1 file that no manifest counts, 4 bytes\n")
     assert (stray.exists(), ids_of(path)) == (False, [1])
 
 

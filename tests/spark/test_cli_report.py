@@ -161,6 +161,16 @@ def test_keys_whose_version_does_not_rise_are_shown(engine, shop, tmp_path):
 
 
 @ONE_DATABASE
+def test_programs_learn_that_a_report_was_cut(engine, shop):
+    send(shop, 3, 2, 1)
+    order = ("report", "order", "--header", "version", "--json")
+
+    cut, whole = (typed(engine, *order, "--limit", limit).json for limit in ("1", "2"))
+
+    assert [(len(each["breaks"]), each["more"]) for each in (cut, whole)] == [(1, True), (2, False)]
+
+
+@ONE_DATABASE
 def test_the_audit_of_an_archive_is_in_the_order_of_its_windows(engine, shop, spark, tmp_path):
     send(shop, 1)
     extract(spark, tmp_path / "archive", url=url_of(engine))
