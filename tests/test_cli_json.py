@@ -15,6 +15,9 @@ from tests.rocketmq.halves import ask, begun
 PAGE = Path(__file__).parent.parent / "docs" / "json.md"
 #: Objects whose names are data.
 OPEN = ("parked", "headers")
+METRICS = "rocketmq_"
+ALL = {"version": "number", "more": "boolean"}
+BESIDES = "What `status` has besides"
 COMMANDS = {
     "status": [],
     "dead list": [],
@@ -43,13 +46,17 @@ def documented(command: str) -> dict[str, str]:
     """The fields of a command and their types, with those that all have."""
     sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
     (own,) = [each for each in sections[1:] if f"`outbox {command}`" in each.splitlines()[0]]
-    rows = re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", sections[0] + own, flags=re.MULTILINE)
-    return dict(rows)
+    return table(sections[0] + own)
+
+
+def table(section: str) -> dict[str, str]:
+    """The fields of a section and their types."""
+    return dict(re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", section, flags=re.MULTILINE))
 
 
 def fields(value: object, path: str = "") -> Iterator[tuple[str, str]]:
     """Each field with its type; of objects in lists those of all."""
-    if isinstance(value, dict) and path.rpartition(".")[2] not in OPEN:
+    if isinstance(value, dict) and path.rpartition(".")[2] not in OPEN and not path.startswith(METRICS):
         for name, inner in value.items():
             yield from fields(inner, f"{path}.{name}" if path else name)
     elif isinstance(value, list) and value and isinstance(value[0], dict):
@@ -108,9 +115,23 @@ def test_the_page_and_a_command_about_transactions_agree(engine, transactions, c
     agree(command, outbox(engine, *command.split(), *(transactions[each] for each in names), "--json").json)
 
 
+def test_the_page_and_status_agree_where_there_are_half_messages(engine, transactions):
+    (besides,) = re.findall(f"^## {BESIDES}.*?^## ", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+    document = outbox(engine, "status", "--json").json
+
+    own = {path.partition("[")[0] for path in documented("status")} - {"version", "more"}
+    agree_on(ALL | table(besides), {name: value for name, value in document.items() if name not in own})
+
+
 def agree(command: str, document: dict[str, object]) -> None:
     """Each documented field is there, of its type, and no other."""
-    said, found = documented(command), list(fields(document))
+    agree_on(documented(command), document)
+
+
+def agree_on(said: dict[str, str], document: dict[str, object]) -> None:
+    """Each of these fields is there, of its type, and no other."""
+    found = list(fields(document))
     assert list(document)[:2] == ["version", "more"]
     assert {path for path, _ in found} == set(said)
     assert [(path, kind) for path, kind in found if kind not in said[path].split(" or ")] == []
