@@ -93,19 +93,21 @@ class Follower:
         if server != end.server and self._options.on_identity_change == "fail":
             raise self._changed(end.server, server)
         known = self._on(start, end.server, end.progress.target or end.progress.base)
-        window, after = _window_of(known, end)
-        whole = self._unpurged(window, end.gone or known.gone)
-        return self._planner.tasks(
-            window,
-            columns=columns,
-            narrowing=self._options.narrowing,
-            manner=self._options.manner,
-            partitions=self._options.partitions,
-            rows_per_task=self._options.rows_per_partition,
-            after=after,
-            upto=end.progress.after,
-            whole=whole,
-        )
+        return [
+            task
+            for window, after, upto in _parts_of(known.progress, end.progress)
+            for task in self._planner.tasks(
+                window,
+                columns=columns,
+                narrowing=self._options.narrowing,
+                manner=self._options.manner,
+                partitions=self._options.partitions,
+                rows_per_task=self._options.rows_per_partition,
+                after=after,
+                upto=upto,
+                whole=self._unpurged(window, end.gone or known.gone),
+            )
+        ]
 
     def _first(self) -> Offset:
         start = self._options.start
@@ -212,12 +214,13 @@ def _end_of(known: Offset, window: Window, page: Page) -> Offset:
     return replace(known, progress=Progress(window.base, window.target, page.last))
 
 
-def _window_of(start: Offset, end: Offset) -> tuple[Window, int | None]:
-    """The window that a batch is of, and the id after which it begins there."""
-    target = end.progress.target or end.progress.base
-    if start.progress.target is None:
-        return Window(start.progress.base, target), None
-    if target == start.progress.target:
-        return Window(start.progress.base, target), start.progress.after
-    # Nothing was left of the window that was open.
-    return Window(start.progress.target, target), None
+def _parts_of(start: Progress, end: Progress) -> list[tuple[Window, int | None, int | None]]:
+    """The windows that a batch is of, each with the ids after which and up to which it is read there."""
+    target = end.target or end.base
+    if start.target is None:
+        return [(Window(start.base, target), None, end.after)]
+    if target == start.target:
+        return [(Window(start.base, target), start.after, end.after)]
+    # Before 4.2 Spark does not say where it is, and a stream that was started again takes all there is.
+    rest = (Window(start.base, start.target), start.after, None)
+    return [rest, (Window(start.target, target), None, end.after)]
