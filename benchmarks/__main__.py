@@ -20,13 +20,15 @@ from benchmarks.latency import direct_latency, latency, latency_random
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.site import Site
 from benchmarks.spark import spark_extract, spark_noop_vs_jdbc
-from benchmarks.write import write
+from benchmarks.write import write, write_keyed, write_psycopg
 from outbox.testing.servers import PostgresServer
 
 #: By the names of what they measure.
 BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("import",): importing,
     ("write",): write,
+    **{(f"write_keyed_{messages}",): partial(write_keyed, messages=messages) for messages in (1, 5)},
+    **{(f"write_psycopg_{messages}",): partial(write_psycopg, messages=messages) for messages in (1, 5)},
     ("async_write",): async_write,
     ("business_1",): business_1,
     ("business_5",): business_5,

@@ -1,15 +1,19 @@
-"""What a message costs its writer, against the same INSERT written by hand."""
+"""What messages cost their writer, commit included, against the same rows inserted by hand."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
+from typing import Any
 
-from sqlalchemy import Connection, insert
+import psycopg
+from sqlalchemy import Connection, insert, text
 from sqlalchemy.engine import Engine
 
-from benchmarks.measure import Measurement, Turns, at_most
+from benchmarks.keyed import insert_text, rows_by_hand, send_keyed
+from benchmarks.measure import Goal, Measurement, Scale, Turns, at_most
 from benchmarks.site import Site
 from benchmarks.writers import BODY, ORDERS, row_by_hand
 from outbox import Outbox, create_engine
@@ -17,39 +21,103 @@ from outbox import Outbox, create_engine
 #: Transactions of one side before it is the turn of the other.
 _BLOCK = 50
 
+#: Runs so many transactions, each with its number.
+Writes = Callable[[range], None]
+
 
 def write(site: Site) -> list[Measurement]:
-    """One business INSERT and one keyless message, commit included: microseconds a transaction."""
+    """One business INSERT and one keyless message, against SQLAlchemy's `insert()`: microseconds a transaction."""
     with site.place() as place:
         ORDERS.metadata.create_all(place.engine)
         by_hand = create_engine(place.url)
         outbox = Outbox(place.engine)
         message = outbox.database.tables.message
 
-        def send(connection: Connection) -> None:
+        def send(connection: Connection, _number: int) -> None:
             outbox.send(connection, "orders", BODY)
 
-        def insert_message(connection: Connection) -> None:
+        def insert_message(connection: Connection, _number: int) -> None:
             connection.execute(insert(message), row_by_hand())
 
-        for engine, append in ((place.engine, send), (by_hand, insert_message)):
-            _microseconds(engine, append, site.scale.transactions // 10)
-        turns = Turns("write")
-        for _ in range(site.scale.rounds):
-            # Short turns, so that whatever else the machine does meets both sides alike.
-            blocks = [
-                (_microseconds(place.engine, send, _BLOCK), _microseconds(by_hand, insert_message, _BLOCK))
-                for _ in range(site.scale.transactions // _BLOCK)
-            ]
-            turns.add(median(ours for ours, _ in blocks), median(other for _, other in blocks))
+        sides = partial(_on_core, place.engine, send), partial(_on_core, by_hand, insert_message)
+        measured = _compared("write", site.scale, at_most(1.10), *sides)
         by_hand.dispose()
-    return [Measurement(name="write", goal=at_most(1.10), unit="µs", ours=turns.ours, other=turns.other)]
+    return [measured]
 
 
-def _microseconds(engine: Engine, append: Callable[[Connection], None], transactions: int) -> float:
-    started = time.perf_counter()
-    for number in range(transactions):
+def write_keyed(site: Site, messages: int) -> list[Measurement]:
+    """One business INSERT and messages with a key and two headers, against SQL as text: microseconds a transaction."""
+    with site.place() as place:
+        ORDERS.metadata.create_all(place.engine)
+        by_hand = create_engine(place.url)
+        outbox = Outbox(place.engine)
+        statement = text(insert_text(messages, ":{}".format))
+
+        def send(connection: Connection, number: int) -> None:
+            send_keyed(outbox, connection, number, messages)
+
+        def execute(connection: Connection, number: int) -> None:
+            connection.execute(statement, rows_by_hand(number, messages))
+
+        sides = partial(_on_core, place.engine, send), partial(_on_core, by_hand, execute)
+        measured = _compared(f"write_keyed_{messages}", site.scale, _goal(messages), *sides)
+        by_hand.dispose()
+    return [measured]
+
+
+def write_psycopg(site: Site, messages: int) -> list[Measurement]:
+    """The same on connections of psycopg's own."""
+    with site.place() as place:
+        ORDERS.metadata.create_all(place.engine)
+        outbox = Outbox(place.engine)
+        statement = insert_text(messages, "%({})s".format)
+
+        def send(connection: psycopg.Connection[Any], number: int) -> None:
+            send_keyed(outbox, connection, number, messages)
+
+        def execute(connection: psycopg.Connection[Any], number: int) -> None:
+            connection.execute(statement.encode(), rows_by_hand(number, messages))
+
+        with place.connect() as ours, place.connect() as other:
+            sides = partial(_on_psycopg, ours, send), partial(_on_psycopg, other, execute)
+            return [_compared(f"write_psycopg_{messages}", site.scale, _goal(messages), *sides)]
+
+
+def _goal(messages: int) -> Goal:
+    return at_most(1.10 if messages == 1 else 1.15)
+
+
+def _on_core(engine: Engine, append: Callable[[Connection, int], None], numbers: range) -> None:
+    for number in numbers:
         with engine.begin() as connection:
             connection.execute(insert(ORDERS), {"customer": "c-1", "total": number})
-            append(connection)
-    return (time.perf_counter() - started) / transactions * 1e6
+            append(connection, number)
+
+
+def _on_psycopg(
+    connection: psycopg.Connection[Any], append: Callable[[psycopg.Connection[Any], int], None], numbers: range
+) -> None:
+    for number in numbers:
+        connection.execute("INSERT INTO orders (customer, total) VALUES (%s, %s)", ("c-1", number))
+        append(connection, number)
+        connection.commit()
+
+
+def _compared(name: str, scale: Scale, goal: Goal, ours: Writes, other: Writes) -> Measurement:
+    """Microseconds a transaction, in short turns, so that whatever else the machine does meets both sides alike."""
+    for side in (ours, other):
+        side(range(scale.transactions // 10))
+    turns = Turns(name)
+    for _ in range(scale.rounds):
+        blocks = [
+            (_microseconds(ours, range(first, first + _BLOCK)), _microseconds(other, range(first, first + _BLOCK)))
+            for first in range(0, scale.transactions, _BLOCK)
+        ]
+        turns.add(median(each for each, _ in blocks), median(each for _, each in blocks))
+    return Measurement(name=name, goal=goal, unit="µs", ours=turns.ours, other=turns.other)
+
+
+def _microseconds(side: Writes, numbers: range) -> float:
+    started = time.perf_counter()
+    side(numbers)
+    return (time.perf_counter() - started) / len(numbers) * 1e6

@@ -63,7 +63,7 @@ def encode_body(body: object) -> tuple[bytes, str | None]:
         InvalidMessageError: it has no exact bytes, or too many.
     """
     content_type: str | None = None
-    if isinstance(body, bytes | bytearray | memoryview):
+    if isinstance(body, (bytes, bytearray, memoryview)):
         data = bytes(body)
     elif isinstance(body, str):
         data, content_type = _utf8(body), "text/plain"

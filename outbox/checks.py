@@ -33,8 +33,8 @@ _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _CONTENT_TYPE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _RESERVED_HEADERS = ("outbox-", "nats-")
-#: Made once: `json.dumps` would make an encoder at each call.
-_as_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+#: A string as JSON; what `json` itself uses, without the encoder that it makes at each call.
+_quoted = json.encoder.encode_basestring
 
 
 def _refuse(field: str, limit: str, fix: str) -> NoReturn:
@@ -48,12 +48,18 @@ def _text(field: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError:
         _refuse(field, "holds a lone surrogate, which is not text", "decode the original bytes properly")
-    return value
+    # A member of an Enum of texts is one, too: what is stored, and remembered for others, is the text alone.
+    return value if type(value) is str else str.__str__(value)
 
 
 def checked_topic(topic: str) -> str:
     """A topic that a message can have."""
-    _text("topic", topic)
+    return _known_topic(_text("topic", topic))
+
+
+# An application has few topics and names of headers, and sends each of them again and again.
+@lru_cache(maxsize=1024)
+def _known_topic(topic: str) -> str:
     if not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC or topic in (".", ".."):
         limit = f"must be 1 to {MAX_TOPIC} characters of [A-Za-z0-9._%|-], not . or .., but is {topic!a:.60}"
         _refuse("topic", limit, "rename it")
@@ -73,6 +79,8 @@ def checked_dedup_key(dedup_key: str) -> str:
 
 
 def _checked_name(field: str, value: str, without: str) -> str:
+    if type(value) is str and 0 < len(value) <= MAX_KEY_BYTES and value.isascii() and "\0" not in value:
+        return value
     text = _text(field, value)
     if not text:
         _refuse(field, "must not be empty", without)
@@ -97,25 +105,31 @@ def checked_tags(tags: str) -> str:
 
 def checked_headers(headers: Mapping[str, str]) -> str:
     """All headers, as a JSON object."""
-    if not isinstance(headers, Mapping):
+    if type(headers) is not dict and not isinstance(headers, Mapping):
         _refuse("headers", f"must be a mapping of str to str, not {type(headers).__name__}", "pass a dict")
     if len(headers) > MAX_HEADERS:
         _refuse("headers", f"must be at most {MAX_HEADERS}", "put more into the body")
-    lowered = {_checked_header_name(name) for name in headers}
-    if len(lowered) < len(headers):
-        _refuse("headers", "must not hold one name in two cases", "keep one of them")
+    names: set[str] = set()
+    members: list[str] = []
     for name, value in headers.items():
+        lowered, quoted = _checked_header_name(name)
         # Nearly all values are plain ASCII, and need no closer look.
         if not (isinstance(value, str) and value.isascii() and value.isprintable() and value.strip() == value):
             _check_header_value(name, value)
-    if _size(headers) > MAX_HEADER_BYTES:
+        names.add(lowered)
+        members.append(f"{quoted}:{_quoted(value)}")
+    if len(names) < len(headers):
+        _refuse("headers", "must not hold one name in two cases", "keep one of them")
+    stored = f"{{{','.join(members)}}}"
+    # What is small as JSON is small without it.
+    if not (len(stored) <= MAX_HEADER_BYTES and stored.isascii()) and _size(headers) > MAX_HEADER_BYTES:
         _refuse("headers", f"must be at most {MAX_HEADER_BYTES} bytes together", "put more into the body")
-    return stored_headers(headers)
+    return stored
 
 
 def stored_headers(headers: Mapping[str, str]) -> str:
-    """Headers as they are stored."""
-    return _as_json(dict(headers))
+    """Headers as they are stored: compact JSON."""
+    return f"{{{','.join(f'{_quoted(name)}:{_quoted(value)}' for name, value in headers.items())}}}"
 
 
 def _size(headers: Mapping[str, str]) -> int:
@@ -127,15 +141,15 @@ def fits(headers: Mapping[str, str]) -> bool:
     return len(headers) <= MAX_HEADERS and _size(headers) <= MAX_HEADER_BYTES
 
 
-def _checked_header_name(name: str) -> str:
-    """A header's name in lower case."""
+def _checked_header_name(name: str) -> tuple[str, str]:
+    """A header's name in lower case, and as JSON."""
     if not isinstance(name, str):
         _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
-    return _lowered_header_name(name)
+    return _known_header_name(name)
 
 
 @lru_cache(maxsize=1024)
-def _lowered_header_name(name: str) -> str:
+def _known_header_name(name: str) -> tuple[str, str]:
     if not _TOKEN.fullmatch(name):
         _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
     lowered = name.lower()
@@ -143,7 +157,7 @@ def _lowered_header_name(name: str) -> str:
         _refuse("headers", f"the name {name!r:.80} begins with a reserved prefix", "use another name")
     if lowered == "content-type":
         _refuse("headers", "content-type is a field of its own", "pass content_type=")
-    return lowered
+    return lowered, _quoted(name)
 
 
 def _check_header_value(name: str, value: str) -> None:

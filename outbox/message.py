@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Any, TypedDict, Unpack, final
 
 from outbox.bodies import decode_json, decode_text, encode_body
@@ -309,6 +310,10 @@ def uuid7() -> uuid.UUID:
 
 def slot_of(key: str | None, slots: int) -> int:
     """The share of the key space that `key` hashes to: the first 8 bytes of its BLAKE2b; random without a key."""
-    if key is None:
-        return random.randrange(slots)
+    return random.randrange(slots) if key is None else _slot_of_key(key, slots)
+
+
+# The messages of one transaction often have one key.
+@lru_cache(maxsize=1024)
+def _slot_of_key(key: str, slots: int) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode()).digest()[:8]) % slots

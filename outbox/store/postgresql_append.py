@@ -31,13 +31,9 @@ _ELEMENTS = {
     "body": "decode(body, 'hex')",
     "expires_at": "CAST(nullif(expires_at, '') AS timestamptz)",
 }
-_ALWAYS = frozenset(("message_id", "topic", "slot", "body"))
 #: Those whose column is not the parameter as it was given.
 _DERIVED = frozenset(("deliver_at", "delay", "direct"))
 _TIMES = frozenset(("deliver_at", "expires_at"))
-#: A delay is bound as a number of these. An interval of days would follow the time zone's changes of the clock.
-_MICROSECOND = timedelta(microseconds=1)
-
 #: Only where the compensation is: the transaction may be in another database than its writer thinks, or the
 #: subscription may have been dropped; then nobody but the relay would send it.
 _KNOWN_DIRECT = """
@@ -67,18 +63,23 @@ def append(
 
 
 def _bound(rows: Sequence[Row]) -> tuple[_Shape, dict[str, Any]]:
-    """How the statement reads for these rows, and its parameters."""
-    columns: dict[str, Sequence[Any]] = dict(zip(APPENDED, zip(*rows, strict=True), strict=True))
-    if columns["delay"].count(None) < len(rows):
-        columns["delay"] = [None if delay is None else delay // _MICROSECOND for delay in columns["delay"]]
-    if len(rows) * len(columns) > _MOST_PARAMETERS:
-        columns = {
-            name: column for name, column in columns.items() if name in _ALWAYS or column.count(None) < len(rows)
-        }
-    if len(rows) * len(columns) > _MOST_PARAMETERS:
-        return _Shape(tuple(columns), 0), {name: _array(name, column) for name, column in columns.items()}
-    shape = _Shape(tuple(columns), len(rows))
-    return shape, dict(zip(_numbered(shape), chain.from_iterable(columns.values()), strict=True))
+    """How the statement reads for these rows, and its parameters: those of the columns that any of them has."""
+    used: list[str] = []
+    columns: list[Sequence[Any]] = []
+    for name, column in zip(APPENDED, zip(*rows, strict=True), strict=True):
+        if column.count(None) < len(rows):
+            used.append(name)
+            columns.append(column if name != "delay" else [_microseconds(delay) for delay in column])
+    if len(rows) * len(used) > _MOST_PARAMETERS:
+        arrays = {name: _array(name, column) for name, column in zip(used, columns, strict=True)}
+        return _Shape(tuple(used), 0), arrays
+    shape = _Shape(tuple(used), len(rows))
+    return shape, dict(zip(_numbered(shape), chain.from_iterable(columns), strict=True))
+
+
+def _microseconds(delay: timedelta | None) -> int | None:
+    """A delay as it is bound: an interval of days would follow the time zone's changes of the clock."""
+    return None if delay is None else delay // timedelta(microseconds=1)
 
 
 def _array(name: str, column: Sequence[Any]) -> list[Any]:
