@@ -39,7 +39,7 @@ EMPTY_AFTER = timedelta(minutes=5)
 
 _FILES = (
     "array<struct<path string, topic string, day string, rows bigint, bytes bigint, sha256 string, first_id bigint,"
-    " last_id bigint, checksum bigint>>"
+    " last_id bigint>>"
 )
 _LOOK_EVERY_SECONDS = 0.5
 #: An error of this library, as it stands in what Python wrote about an executor's.
