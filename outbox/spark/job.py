@@ -191,9 +191,9 @@ class Extract:
             )
         if stamp.position.head < last.until.head:
             raise PositionError(
-                f"{self._archive.path} is at {last.until}, but {self._place.label()} only at {stamp.position}: the"
-                " database has gone back, to a backup say, and draws ids anew that the archive has. Extract to another"
-                " folder"
+                f"{self._archive.path} is at {last.until}, but {self._place.primary_label()} only at {stamp.position}:"
+                " the database has gone back, to a backup say, and draws ids anew that the archive has. Extract to"
+                " another folder"
             )
 
     def _gap(self, window: Window) -> Position | None:

@@ -231,6 +231,29 @@ def test_a_password_is_in_no_option_of_spark(monkeypatch):
     assert (place.rows.env, place.rows.resolve().password) == ("OUTBOX_DATABASE", "secret")
 
 
+def test_a_standbys_password_is_in_none_either(monkeypatch):
+    """On a cluster executors have a variable of their own; the database itself concerns this process alone."""
+    from outbox.cli.options import Target
+    from outbox.cli.spark import place_of
+
+    monkeypatch.setenv("OUTBOX_DATABASE", "")
+    monkeypatch.setenv("OUTBOX_STANDBY", "of the cluster")
+    target, standby = Target("postgresql://u:secret@h/d"), "postgresql://u:hidden@copy/d"
+    place = place_of(target, local=False, standby=standby)
+
+    assert "secret" not in repr(place)
+    assert "hidden" not in repr(place)
+    assert (place.rows.env, os.environ["OUTBOX_STANDBY"]) == ("OUTBOX_STANDBY", "of the cluster")
+    assert place.primary.resolve().password == "secret"
+    assert place_of(target, local=True, standby=standby).rows.resolve().password == "hidden"
+
+
+def test_a_standby_of_sqlite_is_refused(outbox, path):
+    ended = extract(outbox, path, "--standby", "sqlite:////tmp/copy.db")
+
+    assert (ended.code, "SQLite has no standbys" in ended.err) == (2, True)
+
+
 def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(outbox, path):
     """All that is said is one line; nothing else reaches the terminal."""
     send(outbox, "1", "2")
