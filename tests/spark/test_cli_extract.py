@@ -254,10 +254,11 @@ def test_a_standby_of_sqlite_is_refused(outbox, path):
     assert (ended.code, "SQLite has no standbys" in ended.err) == (2, True)
 
 
-def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(outbox, path):
+def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(pg_engine, spark_home, path):
     """All that is said is one line; nothing else reaches the terminal."""
-    send(outbox, "1", "2")
-    environment = {**os.environ, "OUTBOX_DATABASE": outbox.engine.url.render_as_string(hide_password=False)}
+    send(Outbox(pg_engine), "1", "2")
+    url = pg_engine.url.render_as_string(hide_password=False)
+    environment = {**os.environ, "OUTBOX_DATABASE": url, "SPARK_HOME": str(spark_home)}
 
     ended = subprocess.run(
         [*PROGRAM, "extract", str(path), "--json"],
@@ -270,7 +271,7 @@ def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(outbox, path):
 
     assert (ended.returncode, [line for line in ended.stderr.splitlines() if "tasks," not in line]) == (0, [])
     assert json.loads(ended.stdout)["rows"] == 2
-    assert ids_of(path) == ids_in(outbox.engine)
+    assert ids_of(path) == ids_in(pg_engine)
 
 
 def test_a_java_that_is_not_there_is_one_line(sqlite_engine, path):
