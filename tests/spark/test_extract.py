@@ -396,7 +396,7 @@ def test_a_task_that_fails_leaves_nothing(outbox, path, monkeypatch):
 def test_a_database_is_named_once(path, where):
     from outbox.spark import extract
 
-    with pytest.raises(OptionError, match="exactly one of url, urlEnv, service"):
+    with pytest.raises(OptionError, match="exactly one of url, url_env, service"):
         extract(Here(), path, **where)
 
 
