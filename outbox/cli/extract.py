@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, option
+from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, from_a_standby, option
 from outbox.cli.output import age, counted, say, show_json
 from outbox.cli.spark import on_spark
 
@@ -30,6 +30,7 @@ _LINE_EVERY_SECONDS = 10.0
 @option("--until-empty", is_flag=True, help="Extract again and again, until nothing new was committed.")
 @option("--follow", is_flag=True, help="Go on until interrupted.")
 @option("--interval", type=DURATION, default="10s", show_default=True, help="Pause of --follow when there is nothing.")
+@from_a_standby
 @option("--topics", type=NAMES, help="Only these topics; otherwise all.")
 @option("--halves", is_flag=True, help="Half messages of transactions, too.")
 @option("--register", metavar="NAME", help="Let retention wait for this archive, under this name.")
@@ -44,6 +45,7 @@ def extract(
     *,
     target: Target,
     path: str,
+    standby: str | None,
     until_empty: bool,
     follow: bool,
     interval: timedelta,
@@ -63,7 +65,8 @@ def extract(
     and nothing there twice. Read it by outbox.spark.archived(spark, PATH).
 
     Spark runs on this machine unless --master or --remote say otherwise. On a cluster every executor needs outbox-log
-    with its extra, the folder under the same path, and, for a URL with a password, OUTBOX_DATABASE in its environment.
+    with its extra, the folder under the same path, and, for a URL with a password, OUTBOX_DATABASE (with a standby:
+    OUTBOX_STANDBY) in its environment.
     """
     _require_sense(until_empty=until_empty, follow=follow, register=register, hold=hold, master=master, remote=remote)
     from outbox.cli.spark import place_of, require_extra, session
@@ -81,7 +84,7 @@ def extract(
     archive.last()
     with target.opened():
         pass
-    place = place_of(target, local=master is None and remote is None)
+    place = place_of(target, local=master is None and remote is None, standby=standby)
     verbose = bool(click.get_current_context().params.get("verbose"))
     with session(master=master, remote=remote, verbose=verbose) as spark, _progress() as tell:
         from outbox.spark.job import Extract

@@ -184,6 +184,18 @@ def a_business_database(function: F) -> F:
     return command  # type: ignore[return-value]
 
 
+def from_a_standby(function: F) -> F:
+    """Give a command `--standby` and `--standby-file`, and hand the URL over as `standby`."""
+
+    @functools.wraps(function)
+    def command(*args: Any, standby: str | None, standby_file: Path | None, **rest: Any) -> Any:
+        return function(*args, standby=_one_of("standby", standby, standby_file), **rest)
+
+    for decorate in reversed(_A_STANDBY):
+        command = decorate(command)
+    return command  # type: ignore[return-value]
+
+
 def as_json(function: F) -> F:
     """Give a command `--json`."""
     return option("--json", "json", is_flag=True, help="Machine-readable output.")(function)
@@ -347,6 +359,22 @@ _TO_A_DESTINATION = [
         type=click.Path(path_type=Path),
         metavar="PATH",
         help="A file that holds the destination's URL, with its password.",
+    ),
+]
+_A_STANDBY = [
+    option(
+        "--standby",
+        metavar="URL",
+        envvar="OUTBOX_STANDBY",
+        callback=_no_password,
+        help="A standby of the database, which is read in its place. PostgreSQL only.",
+    ),
+    option(
+        "--standby-file",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        envvar="OUTBOX_STANDBY_FILE",
+        help="A file that holds that URL, with its password.",
     ),
 ]
 _A_BUSINESS_DATABASE = [

@@ -11,17 +11,20 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
+import click
+
 from outbox.cli.options import Target, option
 from outbox.errors import MissingExtraError, OutboxError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from sqlalchemy import URL
 
-    from outbox.spark.place import Place
+    from outbox.spark.place import Address, Place
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-DATABASE_VARIABLE = "OUTBOX_DATABASE"
+DATABASE_VARIABLE, STANDBY_VARIABLE = "OUTBOX_DATABASE", "OUTBOX_STANDBY"
 
 #: What a session on this machine is made with: nobody but this command uses it, so it listens to nobody else.
 _LOCAL = {
@@ -86,23 +89,43 @@ def session(*, master: str | None, remote: str | None, verbose: bool = False) ->
             started.stop()
 
 
-def place_of(target: Target, *, local: bool) -> Place:
+def place_of(target: Target, *, local: bool, standby: str | None = None) -> Place:
     """Where a command's database is, told so that no password appears in a plan or a log.
+
+    `standby`: the URL of the server that has its rows, too, and is to be read.
+    """
+    from outbox.cli.connection import url_of
+    from outbox.spark.place import Place
+
+    database = url_of(target)
+    if standby is None:
+        return Place(rows=_address(database, DATABASE_VARIABLE, local=local), schema=target.schema)
+    copy = url_of(Target(standby))
+    if "sqlite" in (database.get_backend_name(), copy.get_backend_name()):
+        raise click.UsageError("--standby is for PostgreSQL; SQLite has no standbys")
+    return Place(
+        rows=_address(copy, STANDBY_VARIABLE, local=local),
+        # This process alone connects to the database itself.
+        planner=_address(database, DATABASE_VARIABLE, local=True),
+        schema=target.schema,
+    )
+
+
+def _address(url: URL, variable: str, *, local: bool) -> Address:
+    """A database by its URL, or where that has a password by a variable, which holds it.
 
     The processes of a session on this machine inherit the environment; on a cluster the variable has to be set.
     """
-    from outbox.cli.connection import url_of
-    from outbox.spark.place import Address, Place
+    from outbox.spark.place import Address
 
-    url = url_of(target)
     if url.get_backend_name() == "sqlite" and url.database:
         url = url.set(database=os.path.abspath(url.database))  # noqa: PTH100 - it is a text
     text = url.render_as_string(hide_password=False)
     if url.password is None and not any("password" in name.lower() for name in url.query):
-        return Place(rows=Address(url=text), schema=target.schema)
+        return Address(url=text)
     if local:
-        os.environ[DATABASE_VARIABLE] = text
-    return Place(rows=Address(env=DATABASE_VARIABLE), schema=target.schema)
+        os.environ[variable] = text
+    return Address(env=variable)
 
 
 def source_options(target: Target, *, local: bool) -> dict[str, str]:

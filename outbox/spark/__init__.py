@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["archived", "extract", "jdbc_predicates", "position", "register"]
 
+_OF_DATABASE = ("url", "url_env", "service")
+_OF_STANDBY = ("standby_url", "standby_url_env", "standby_service")
+
 
 def register(spark: SparkSession) -> None:
     """Make `format("outbox")` known to a session that did not find it by itself. Works on Spark Connect, too.
@@ -55,7 +58,7 @@ def position(
     from outbox.spark.place import Address, Place
     from outbox.spark.planner import Planner
 
-    place = Place(rows=Address(url=url, env=url_env, service=service), schema=schema)
+    place = Place(rows=Address(url=url, env=url_env, service=service, names=_OF_DATABASE), schema=schema)
     with closing(Planner(place)) as planner:
         return write(planner.now())
 
@@ -68,6 +71,9 @@ def extract(
     url_env: str | None = None,
     service: str | None = None,
     schema: str | None = None,
+    standby_url: str | None = None,
+    standby_url_env: str | None = None,
+    standby_service: str | None = None,
     topics: Iterable[str] | None = None,
     halves: bool = False,
     register: str | None = None,
@@ -89,6 +95,10 @@ def extract(
         url_env: the name of an environment variable that holds the URL, on the driver and on every executor.
         service: the name of a service of libpq.
         schema: of the tables, on PostgreSQL.
+        standby_url: a standby of that database, without a password: executors read messages from it and leave the
+            primary alone, each after the standby has replayed what the window ends with.
+        standby_url_env: instead, the name of an environment variable that holds it.
+        standby_service: instead, the name of a service of libpq.
         topics: only these; None: all. The same at every extract to one archive.
         halves: half messages of transactions, too.
         register: a name under which retention waits for this archive, at most `hold` after its last window.
@@ -116,7 +126,11 @@ def extract(
     from outbox.spark.registration import Registration
     from outbox.store.subscription import chosen_topics
 
-    place = Place(rows=Address(url=url, env=url_env, service=service), schema=schema)
+    database = Address(url=url, env=url_env, service=service, names=_OF_DATABASE)
+    place = Place(rows=database, schema=schema)
+    if (standby_url, standby_url_env, standby_service) != (None, None, None):
+        standby = Address(url=standby_url, env=standby_url_env, service=standby_service, names=_OF_STANDBY)
+        place = Place(rows=standby, planner=database, schema=schema)
     wanted = Extraction(
         topics=chosen_topics(topics),
         halves=halves,
@@ -146,7 +160,7 @@ def archived(
         days: the first and the last day, as `("2026-01-01", "2026-01-31")`, in UTC, of `created_at`; None: all.
 
     Raises:
-        ArchiveError: the archive cannot be read.
+        ArchiveError: the archive cannot be read, or a file of it is missing or has another size than was written.
     """
     from outbox.spark import frames
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from outbox.spark.checksum import MODULUS, checksum
 from outbox.spark.manifest import ArchivedFile, flush_folder, partition_of
 
 if TYPE_CHECKING:
+    from io import BufferedIOBase
+
     import pyarrow as pa
 
 #: A row group is about so large before it is compressed; all that wait for theirs together are at most so large.
@@ -100,7 +101,7 @@ class _File:
         )
         self._batches: list[pa.RecordBatch] = []
         self._first: int | None = None
-        self._last = self._rows = self._checksum = 0
+        self._last = self._rows = 0
         self.waiting = 0
 
     def append(self, batch: pa.RecordBatch) -> None:
@@ -110,7 +111,6 @@ class _File:
             self._first = ids[0].as_py()
         self._last = ids[len(ids) - 1].as_py()
         self._rows += len(ids)
-        self._checksum = (self._checksum + checksum(batch)) % MODULUS
         self._batches.append(batch)
         self.waiting += batch.nbytes
         if self.waiting >= ROW_GROUP_BYTES:
@@ -131,7 +131,7 @@ class _File:
         self._writer.close()
         with self._path.open("rb+") as file:
             os.fsync(file.fileno())
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+            digest = sha256_of(file)
             size = file.tell()
         assert self._first is not None
         return ArchivedFile(
@@ -143,12 +143,16 @@ class _File:
             sha256=digest,
             first_id=self._first,
             last_id=self._last,
-            checksum=self._checksum,
         )
 
     def abandon(self) -> None:
         """Close the file as it is."""
         self._writer.close()
+
+
+def sha256_of(file: BufferedIOBase) -> str:
+    """Return the checksum of a file's bytes, as manifests have it. It reads the file to its end."""
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _by_folder(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:

@@ -24,10 +24,9 @@ def archived(
     wanted = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
     first, last = days or ("", "9999-12-31")
     files = [
-        str(archive.path / file.path)
-        for file in archive.counted()
-        if (wanted is None or file.topic in wanted) and first <= file.day <= last
+        file for file in archive.counted() if (wanted is None or file.topic in wanted) and first <= file.day <= last
     ]
     if not files:
         return spark.createDataFrame([], schema)
-    return spark.read.schema(schema).parquet(*files)
+    archive.require(files)
+    return spark.read.schema(schema).parquet(*(str(archive.path / file.path) for file in files))

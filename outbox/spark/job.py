@@ -39,7 +39,7 @@ EMPTY_AFTER = timedelta(minutes=5)
 
 _FILES = (
     "array<struct<path string, topic string, day string, rows bigint, bytes bigint, sha256 string, first_id bigint,"
-    " last_id bigint, checksum bigint>>"
+    " last_id bigint>>"
 )
 _LOOK_EVERY_SECONDS = 0.5
 #: An error of this library, as it stands in what Python wrote about an executor's.
@@ -191,9 +191,9 @@ class Extract:
             )
         if stamp.position.head < last.until.head:
             raise PositionError(
-                f"{self._archive.path} is at {last.until}, but {self._place.label()} only at {stamp.position}: the"
-                " database has gone back, to a backup say, and draws ids anew that the archive has. Extract to another"
-                " folder"
+                f"{self._archive.path} is at {last.until}, but {self._place.primary_label()} only at {stamp.position}:"
+                " the database has gone back, to a backup say, and draws ids anew that the archive has. Extract to"
+                " another folder"
             )
 
     def _gap(self, window: Window) -> Position | None:

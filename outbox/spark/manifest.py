@@ -36,7 +36,7 @@ _LONGEST_TOPIC = 249
 class ArchivedFile:
     """A Parquet file: rows of one topic and one day (UTC, of `created_at`) in the order of their ids.
 
-    `path` is relative to the archive. `checksum`: as `checksum.py` makes it of the rows, in any order.
+    `path` is relative to the archive. `sha256`: of the file's bytes, in hexadecimal.
     """
 
     path: str
@@ -47,7 +47,6 @@ class ArchivedFile:
     sha256: str
     first_id: int
     last_id: int
-    checksum: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +165,11 @@ class Archive:
         Raises:
             ArchiveError: another extract has committed this window; or a file of it is not there.
         """
-        self._require_files(manifest)
+        for path, problem in self._problems(manifest.files):
+            raise ArchiveError(
+                f"{path}, which an executor has written, {problem}; nothing of window {manifest.window} counts; the"
+                " path must be of a disk that the driver and all executors share"
+            )
         file = self._file(manifest.window)
         temporary = self._folder / f"{file.stem}-{uuid.uuid4().hex}.tmp"
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -193,6 +196,15 @@ class Archive:
         """Return the files that manifests count, in the order of the windows."""
         return [file for manifest in self.manifests() for file in manifest.files]
 
+    def require(self, files: Iterable[ArchivedFile]) -> None:
+        """Look whether files that manifests count are there in full, without reading them.
+
+        Raises:
+            ArchiveError: one is missing, or has another size.
+        """
+        for path, problem in self._problems(files):
+            raise ArchiveError(f"{path}, which a manifest counts, {problem}; restore it from a backup")
+
     def clean(self, older_than: timedelta) -> tuple[int, int]:
         """Delete files that no manifest counts, as a killed extract leaves them; return how many, and their bytes.
 
@@ -212,19 +224,17 @@ class Archive:
         yield from self.path.glob("topic=*/day=*/*.parquet")
         yield from self._folder.glob("*.tmp")
 
-    def _require_files(self, manifest: Manifest) -> None:
-        """Notice, before it counts, that an executor has written to a disk of its own, or that files were deleted."""
-        for file in manifest.files:
+    def _problems(self, files: Iterable[ArchivedFile]) -> Iterator[tuple[Path, str]]:
+        """Files that are missing or have another size, as where an executor has a disk of its own."""
+        for file in files:
             path = self.path / file.path
             try:
                 size = path.stat().st_size
             except OSError as error:
-                raise ArchiveError(
-                    f"{path}, which an executor has written, is not there ({_reason(error)}); nothing of window"
-                    f" {manifest.window} counts; the path must be of a disk that the driver and all executors share"
-                ) from None
-            if size != file.bytes:
-                raise ArchiveError(f"{path} has {size} bytes, but {file.bytes} were written; the window does not count")
+                yield path, f"is not there ({_reason(error)})"
+            else:
+                if size != file.bytes:
+                    yield path, f"has {size} bytes, but {file.bytes} were written"
 
     def _numbers(self) -> list[int]:
         """The windows that are committed, without a hole."""

@@ -120,13 +120,14 @@ class _Parser:
         of_planner = ("plannerUrl", "plannerUrlEnv", "plannerService")
         planner = None
         if any(name in self._given for name in of_planner):
-            planner = self._address("plannerUrl", *of_planner)
+            planner = self._address(of_planner)
         return Place(
-            rows=self._address("url", "url", "urlEnv", "service"), planner=planner, schema=self._given.get("schema")
+            rows=self._address(("url", "urlEnv", "service")), planner=planner, schema=self._given.get("schema")
         )
 
-    def _address(self, name: str, url: str, env: str, service: str) -> Address:
-        return Address(name=name, url=self._given.get(url), env=self._given.get(env), service=self._given.get(service))
+    def _address(self, names: tuple[str, str, str]) -> Address:
+        url, env, service = (self._given.get(name) for name in names)
+        return Address(url=url, env=env, service=service, names=names)
 
     def _columns(self) -> tuple[str, ...]:
         columns = self._list("columns")

@@ -22,19 +22,19 @@ _SECRETS = ("password", "passwd", "pwd", "sslpassword", "token")
 class Address:
     """One database: by a URL without a password, an environment variable that holds one, or a service of libpq.
 
-    `name` is what options call it, for errors: "url", or "plannerUrl".
+    `names` are what options, or arguments, call the three, for errors.
     """
 
     url: str | None = None
     env: str | None = None
     service: str | None = None
-    name: str = "url"
+    names: tuple[str, str, str] = ("url", "urlEnv", "service")
 
     def __post_init__(self) -> None:
         if sum(part is not None for part in (self.url, self.env, self.service)) != 1:
-            raise OptionError(f"{self.name}: say where the database is, by exactly one of {', '.join(self._names)}")
+            raise OptionError(f"{self.names[0]}: say where the database is, by exactly one of {', '.join(self.names)}")
         if self.url is not None:
-            self._require_no_password(_parsed(self.url, self.name))
+            self._require_no_password(_parsed(self.url, self.names[0]))
 
     def resolve(self) -> URL:
         """Return the URL with all it holds, in the process that connects.
@@ -46,25 +46,20 @@ class Address:
             return URL.create("postgresql+psycopg", query={"service": self.service})
         if self.env is None:
             assert self.url is not None
-            return _parsed(self.url, self.name)
+            return _parsed(self.url, self.names[0])
         text = os.environ.get(self.env)
         if not text:
             raise OptionError(
-                f"{self._names[1]}: the environment variable {self.env} is not set in this process; set it where"
+                f"{self.names[1]}: the environment variable {self.env} is not set in this process; set it where"
                 " Spark's driver and its executors are started"
             )
         return _parsed(text, f"the environment variable {self.env}")
 
-    @property
-    def _names(self) -> tuple[str, str, str]:
-        prefix = self.name.removesuffix("url").removesuffix("Url")
-        return (self.name, f"{self.name}Env", f"{prefix}Service" if prefix else "service")
-
     def _require_no_password(self, url: URL) -> None:
         if url.password is not None or any(name.lower() in _SECRETS for name in url.query):
             raise OptionError(
-                f"{self.name}: holds a password, which plans, logs and event logs would show; set {self._names[1]} to"
-                f" the name of an environment variable that holds the URL, or {self._names[2]} to a service of libpq"
+                f"{self.names[0]}: holds a password, which plans, logs and event logs would show; set {self.names[1]}"
+                f" to the name of an environment variable that holds the URL, or {self.names[2]} to a service of libpq"
             )
 
 
@@ -82,11 +77,18 @@ class Place:
         return self.planner or self.rows
 
     def label(self) -> str:
-        """Host, database and schema, without secrets."""
+        """Host, database and schema of the server with the rows, without secrets."""
+        return self._label(self.rows)
+
+    def primary_label(self) -> str:
+        """The same of the server that positions come from."""
+        return self._label(self.primary)
+
+    def _label(self, address: Address) -> str:
         try:
-            return place_of(self.rows.resolve(), self.schema)
+            return place_of(address.resolve(), self.schema)
         except OptionError:
-            return f"${self.rows.env}"
+            return f"${address.env}"
 
 
 def conninfo(url: URL) -> str:

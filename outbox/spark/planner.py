@@ -80,8 +80,8 @@ class Planner:
         gone = self.purged()
         if gone is not None and window.overlaps(gone):
             raise PurgedError(
-                f"messages after the position {window.base} were purged from {self.place.label()} before they were read"
-                f" (purge has come to {gone}): keep messages longer (outbox purge --older-than), or set"
+                f"messages after the position {window.base} were purged from {self.place.primary_label()} before they"
+                f" were read (purge has come to {gone}): keep messages longer (outbox purge --older-than), or set"
                 " failOnDataLoss=false to go on with what is left"
             )
 
@@ -213,8 +213,9 @@ class Planner:
             except StandbyError as error:
                 self.close()
                 raise StandbyError(
-                    f"{error}; set plannerUrl, plannerUrlEnv or plannerService to the primary, and rows are read from"
-                    " the standby all the same"
+                    f"{error}; rows can be read from the standby all the same: set plannerUrl, plannerUrlEnv or"
+                    " plannerService to the primary; for an extract name the primary as the database, and the standby"
+                    " by standby_url (--standby)"
                 ) from error
             except Exception as error:
                 self.close()
@@ -235,7 +236,9 @@ class Planner:
         if failures <= self._retries:
             return None
         reason = str(cause).strip().partition("\n")[0]
-        return DatabaseError(f"{self.place.label()} cannot be reached after {self._retries} more tries: {reason}")
+        return DatabaseError(
+            f"{self.place.primary_label()} cannot be reached after {self._retries} more tries: {reason}"
+        )
 
     def _connected(self) -> tuple[Database, Channel]:
         """Return the connection, made and looked at when there is none."""

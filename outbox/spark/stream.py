@@ -173,11 +173,11 @@ class Follower:
         if changed and (self._options.on_identity_change == "fail" or offset.server.dialect != server.dialect):
             raise self._changed(offset.server, server)
         if self._options.on_identity_change == "replay" and (changed or _lies_ahead(offset, head)):
-            _log.warning("the log of %s is read again from its beginning", self._planner.place.label())
+            _log.warning("the log of %s is read again from its beginning", self._planner.place.primary_label())
             return Offset(server=server, progress=Progress(EARLIEST), gone=self._planner.purged())
         if _lies_ahead(offset, head):
             raise PositionError(
-                f"the server {self._planner.place.label()} has come to {head}, which lies below the position"
+                f"the server {self._planner.place.primary_label()} has come to {head}, which lies below the position"
                 f" {offset.progress.base} of the checkpoint: it was restored from an older copy, and numbers that were"
                 " read are drawn again. Set onIdentityChange=replay to read the whole log again, or begin with a new"
                 " checkpointLocation"
@@ -186,9 +186,9 @@ class Follower:
 
     def _changed(self, before: Server, now: Server) -> PositionError:
         return PositionError(
-            f"the checkpoint is of another server than {self._planner.place.label()}: {before} is not {now}. A promoted"
-            " standby and a restored copy draw the same numbers again for other rows. Set onIdentityChange=replay to"
-            " read the whole log again, or =accept if the numbers go on, as after pg_upgrade"
+            f"the checkpoint is of another server than {self._planner.place.primary_label()}: {before} is not {now}. A"
+            " promoted standby and a restored copy draw the same numbers again for other rows. Set"
+            " onIdentityChange=replay to read the whole log again, or =accept if the numbers go on, as after pg_upgrade"
         )
 
     def _unpurged(self, window: Window, gone: Position | None) -> Window | None:

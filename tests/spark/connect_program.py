@@ -1,8 +1,9 @@
-"""The source over Spark Connect, with a server of its own; the arguments are a URL, and a folder for what it read."""
+"""Spark Connect, with a server of its own; the arguments are a URL, and a folder for what it read and wrote."""
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from pyspark.sql import SparkSession
 
@@ -11,7 +12,7 @@ from tests.spark.conftest import settings
 
 
 def main(url: str, folder: Path) -> None:
-    """Read a batch and a stream."""
+    """Read a batch and a stream, extract twice, and read the archive."""
     builder = SparkSession.builder.remote("local[2]")
     for name, value in settings(folder).items():
         if name != "spark.master":
@@ -25,10 +26,26 @@ def main(url: str, folder: Path) -> None:
     writer.format("parquet").start(str(folder / "out")).awaitTermination()
     streamed = spark.read.parquet(str(folder / "out")).count()
     bodies = [bytes(row.body).decode() for row in frame.collect()]
-    read = {"client": type(spark).__module__, "found": found, "bodies": bodies, "streamed": streamed}
+    read = {
+        "client": type(spark).__module__, "found": found, "bodies": bodies, "streamed": streamed,
+        **_archive(spark, url, folder / "archive"),
+    }  # fmt: skip
     # Not to standard output, where Java, too, says what it thinks of its classes.
     (folder / "read.json").write_text(json.dumps(read))
     spark.stop()
+
+
+def _archive(spark: SparkSession, url: str, path: Path) -> dict[str, Any]:
+    empty = outbox.spark.archived(spark, path).count()
+    manifests = [outbox.spark.extract(spark, path, url=url, rows_per_task=2) for _ in range(2)]
+    archived = outbox.spark.archived(spark, path)
+    mails = outbox.spark.archived(spark, path, topics="mails")
+    return {
+        "empty": empty,
+        "windows": [manifest and manifest.rows for manifest in manifests],
+        "archived": [bytes(row.body).decode() for row in archived.orderBy("id").collect()],
+        "mails": mails.count(),
+    }
 
 
 if __name__ == "__main__":

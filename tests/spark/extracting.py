@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from contextlib import closing
+from pathlib import Path
 
 from pyspark.sql import SparkSession
 
 from outbox.spark.job import Extract, Extraction
 from outbox.spark.manifest import Archive
 from outbox.spark.place import Address, Place
-
-SETTINGS = {
-    "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
-    "spark.driver.memory": "512m",
-    "spark.log.level": "ERROR",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+from tests.spark.conftest import settings
 
 
 def main(url: str, path: str, rows_per_task: int) -> None:
     """Say `ready`, then each window that was committed."""
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2]")
-    for name, value in SETTINGS.items():
+    builder = SparkSession.builder
+    for name, value in settings(Path(path).parent).items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     print("ready", flush=True)

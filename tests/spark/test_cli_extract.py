@@ -231,10 +231,34 @@ def test_a_password_is_in_no_option_of_spark(monkeypatch):
     assert (place.rows.env, place.rows.resolve().password) == ("OUTBOX_DATABASE", "secret")
 
 
-def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(outbox, path):
+def test_a_standbys_password_is_in_none_either(monkeypatch):
+    """On a cluster executors have a variable of their own; the database itself concerns this process alone."""
+    from outbox.cli.options import Target
+    from outbox.cli.spark import place_of
+
+    monkeypatch.setenv("OUTBOX_DATABASE", "")
+    monkeypatch.setenv("OUTBOX_STANDBY", "of the cluster")
+    target, standby = Target("postgresql://u:secret@h/d"), "postgresql://u:hidden@copy/d"
+    place = place_of(target, local=False, standby=standby)
+
+    assert "secret" not in repr(place)
+    assert "hidden" not in repr(place)
+    assert (place.rows.env, os.environ["OUTBOX_STANDBY"]) == ("OUTBOX_STANDBY", "of the cluster")
+    assert place.primary.resolve().password == "secret"
+    assert place_of(target, local=True, standby=standby).rows.resolve().password == "hidden"
+
+
+def test_a_standby_of_sqlite_is_refused(outbox, path):
+    ended = extract(outbox, path, "--standby", "sqlite:////tmp/copy.db")
+
+    assert (ended.code, "SQLite has no standbys" in ended.err) == (2, True)
+
+
+def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(pg_engine, spark_home, path):
     """All that is said is one line; nothing else reaches the terminal."""
-    send(outbox, "1", "2")
-    environment = {**os.environ, "OUTBOX_DATABASE": outbox.engine.url.render_as_string(hide_password=False)}
+    send(Outbox(pg_engine), "1", "2")
+    url = pg_engine.url.render_as_string(hide_password=False)
+    environment = {**os.environ, "OUTBOX_DATABASE": url, "SPARK_HOME": str(spark_home)}
 
     ended = subprocess.run(
         [*PROGRAM, "extract", str(path), "--json"],
@@ -247,7 +271,7 @@ def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(outbox, path):
 
     assert (ended.returncode, [line for line in ended.stderr.splitlines() if "tasks," not in line]) == (0, [])
     assert json.loads(ended.stdout)["rows"] == 2
-    assert ids_of(path) == ids_in(outbox.engine)
+    assert ids_of(path) == ids_in(pg_engine)
 
 
 def test_a_java_that_is_not_there_is_one_line(sqlite_engine, path):

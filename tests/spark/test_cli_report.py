@@ -248,14 +248,32 @@ def test_a_message_that_the_archive_has_not_stops_it(engine, archive):
 
 
 @ONE_DATABASE
-def test_a_file_that_has_lost_rows_stops_it(engine, archive):
+def test_a_file_that_a_disk_has_damaged_stops_it(engine, archive):
+    """Where no row shows it: in the name of the program that wrote the file."""
     (file,) = archive.rglob("*.parquet")
-    _without_its_first_row(file)
+    file.write_bytes(file.read_bytes().replace(b"parquet-cpp-arrow", b"parquet-cpp-arroW"))
     before = kept(engine)
 
     ended = purge(engine, archive)
 
-    assert (ended.code, kept(engine), "message 1 of topic orders is missing" in ended.err) == (1, before, True)
+    assert (ended.code, kept(engine)) == (1, before)
+    assert f"{file} is damaged: its bytes are not those that were written" in ended.err
+
+
+def cut_short(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(("change", "says"), [(Path.unlink, "is not there"), (cut_short, "were written; restore")])
+def test_a_file_that_is_missing_or_cut_short_stops_it(engine, archive, change, says):
+    (file,) = archive.rglob("*.parquet")
+    change(file)
+    before = kept(engine)
+
+    ended = purge(engine, archive)
+
+    assert (ended.code, kept(engine), says in ended.err) == (1, before, True)
 
 
 @ONE_DATABASE
@@ -286,13 +304,6 @@ def test_a_message_that_was_committed_late_is_not_purged_with_its_neighbours(pg_
         ended = purge(pg_engine, tmp_path / "archive", "--json")
 
     assert (ended.json["rows"], kept(pg_engine)) == (2, [first])
-
-
-def _without_its_first_row(file: Path) -> None:
-    import pyarrow.parquet as pq
-
-    table = pq.read_table(file, partitioning=None)
-    pq.write_table(table.slice(1), file)
 
 
 @ONE_DATABASE

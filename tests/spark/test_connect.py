@@ -11,7 +11,7 @@ from outbox import Outbox
 from tests.exactness.runs import ROOT
 
 
-def test_batches_and_streams_over_connect(spark_home, pg_engine, tmp_path):
+def test_batches_streams_and_archives_over_connect(spark_home, pg_engine, tmp_path):
     """In a process of its own: a client and an ordinary session do not share one."""
     if "CI" not in os.environ:
         pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
@@ -29,5 +29,6 @@ def test_batches_and_streams_over_connect(spark_home, pg_engine, tmp_path):
 
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads((tmp_path / "read.json").read_text()) == {
-        "client": "pyspark.sql.connect.session", "found": 5, "bodies": ["1", "3"], "streamed": 5,
+        "client": "pyspark.sql.connect.session", "found": 5, "bodies": ["1", "3"], "streamed": 5, "empty": 0,
+        "windows": [5, None], "archived": ["0", "1", "2", "3", "4"], "mails": 3,
     }  # fmt: skip

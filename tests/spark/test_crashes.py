@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import psycopg
 import pytest
@@ -15,7 +15,9 @@ from outbox.spark.place import Address, Place
 from outbox.spark.planner import Planner
 from outbox.store import stamp
 from outbox.testing.servers import PostgresServer
+from tests.command_line import outbox as command
 from tests.conftest import started
+from tests.spark.extracts import Here, ids_of, run_here
 from tests.spark.reading import bodies, read
 from tests.spark.streams import Stream
 from tests.spark.test_fetch import fill
@@ -145,7 +147,7 @@ def test_a_standby_gives_rows_when_it_has_replayed_what_the_position_sees(pair):
     """Positions are the primary's; a standby that lags is waited for."""
     primary, standby = pair
     engine, copy = create_engine(primary.url()), create_engine(standby.url(), isolation_level="AUTOCOMMIT")
-    place = Place(rows=Address(url=standby.url()), planner=Address(url=primary.url(), name="plannerUrl"))
+    place = Place(rows=Address(url=standby.url()), planner=Address(url=primary.url()))
     with copy.connect() as connection:
         connection.execute(text("SELECT pg_wal_replay_pause()"))
     with engine.begin() as connection:
@@ -163,6 +165,38 @@ def test_a_standby_gives_rows_when_it_has_replayed_what_the_position_sees(pair):
         reading.join(30)
 
     assert found == [b"a"]
+    for each in (engine, copy):
+        each.dispose()
+
+
+def test_an_extract_reads_a_standby_and_tells_the_primary(pair, tmp_path, monkeypatch):
+    """It waits for the standby, which shows that the messages come from there; what it registers is written."""
+    monkeypatch.setattr("outbox.spark.job.run", run_here)
+    monkeypatch.setattr("outbox.cli.spark.session", lambda **_: nullcontext(Here()))
+    primary, standby = pair
+    engine, copy = create_engine(primary.url()), create_engine(standby.url(), isolation_level="AUTOCOMMIT")
+    resumed = threading.Event()
+
+    def resume() -> None:
+        resumed.set()
+        with copy.connect() as connection:
+            connection.execute(text("SELECT pg_wal_replay_resume()"))
+
+    path, options = str(tmp_path / "archive"), ["--standby", standby.url(), "--register", "nightly"]
+    assert command(engine, "extract", path, *options).code == 0
+    with copy.connect() as connection:
+        connection.execute(text("SELECT pg_wal_replay_pause()"))
+    with engine.begin() as connection:
+        Outbox(engine).send(connection, "orders", "a")
+    timer = threading.Timer(1, resume)
+    timer.start()
+
+    ended = command(engine, "extract", path, *options)
+
+    timer.join()
+    assert (ended.code, resumed.is_set(), ids_of(tmp_path / "archive")) == (0, True, [1])
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT count(*) FROM outbox_subscription WHERE name = 'nightly'")) == 1
     for each in (engine, copy):
         each.dispose()
 

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict
 from datetime import timedelta
 from pathlib import Path
@@ -44,17 +44,20 @@ def tasks_may_run_here(monkeypatch):
 
 
 class Writers:
-    """Processes that write in every way that makes the order of commits hard to tell."""
+    """Processes that write in every way that makes the order of commits hard to tell.
 
-    def __init__(self, engine: Engine, folder: Path, quota: int, number: int = 4) -> None:
+    A few of their transactions stay open for `seconds`.
+    """
+
+    def __init__(self, engine: Engine, folder: Path, quota: int, seconds: float, number: int = 4) -> None:
         set_up(engine, KEYS)
         self._enough = folder / "enough"
-        self._processes = [self._started(engine, each, quota) for each in range(number)]
+        self._processes = [self._started(engine, each, quota, seconds) for each in range(number)]
 
-    def _started(self, engine: Engine, number: int, quota: int) -> subprocess.Popen[bytes]:
+    def _started(self, engine: Engine, number: int, quota: int, seconds: float) -> subprocess.Popen[bytes]:
         url = engine.url.render_as_string(hide_password=False)
         enough = str(self._enough)
-        task = writers.Task(url=url, number=number, quota=quota, enough=enough, keys=KEYS, seed=number, seconds=1.5)
+        task = writers.Task(url=url, number=number, quota=quota, enough=enough, keys=KEYS, seed=number, seconds=seconds)
         command = [sys.executable, "-m", writers.__name__, json.dumps(asdict(task))]
         return subprocess.Popen(command, cwd=ROOT)
 
@@ -71,12 +74,12 @@ class Writers:
 
 
 @pytest.fixture
-def written(tmp_path: Path) -> Iterator[Callable[[Engine, int], Writers]]:
+def written(tmp_path: Path) -> Iterator[Callable[[Engine, int, float], Writers]]:
     """Start writers."""
     made: list[Writers] = []
 
-    def start(engine: Engine, quota: int) -> Writers:
-        made.append(Writers(engine, tmp_path, quota))
+    def start(engine: Engine, quota: int, seconds: float) -> Writers:
+        made.append(Writers(engine, tmp_path, quota, seconds))
         return made[-1]
 
     yield start
@@ -149,19 +152,23 @@ def kill_session(leader: int) -> None:
 
 
 @pytest.fixture
-def extracting() -> Iterator[Callable[[Engine, Path], subprocess.Popen[str]]]:
+def extracting(spark_home: Path) -> Iterator[Callable[[Engine, Path], subprocess.Popen[str]]]:
     """Start a process that extracts by Spark, and wait until it has committed a window."""
+    environment = {**os.environ, "SPARK_HOME": str(spark_home), "PYSPARK_PYTHON": sys.executable}
     made: list[subprocess.Popen[str]] = []
 
     def start(engine: Engine, path: Path) -> subprocess.Popen[str]:
         url = engine.url.render_as_string(hide_password=False)
         options = json.dumps({"url": url, "path": str(path), "rows_per_task": 200})
         command = [sys.executable, "-m", "tests.spark.extracting", options]
-        made.append(subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True))
-        said = made[-1].stdout
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
+        made.append(process)
+        said = process.stdout
         assert said is not None
         assert [said.readline(), said.readline().strip().isdigit()] == ["ready\n", True]
-        return made[-1]
+        return process
 
     yield start
     for each in made:
@@ -183,7 +190,7 @@ def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(
     """Beside it: extracts without a pause to an archive of their own, and a reader by the highest id."""
     path, other = tmp_path / "archive", tmp_path / "other"
     kills = 10 if full else 2
-    writing = written(pg_engine, 1000 if full else 200)
+    writing = written(pg_engine, 1000 if full else 200, 1.5)
     naive = HighestId(pg_engine)
     with closing(Extract(Here(), Archive(other), place_of(pg_engine), Extraction(rows_per_task=40))) as job:
         beside = [Repeated(job.step, 0.2), Repeated(naive.read)]
@@ -209,8 +216,9 @@ def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(
 
 
 def test_repeated_extracts_of_sqlite_bring_every_message_once(sqlite_engine, written, tmp_path, full):
+    """On SQLite a transaction that stays open has all others wait."""
     path = tmp_path / "archive"
-    writing = written(sqlite_engine, 500 if full else 40)
+    writing = written(sqlite_engine, 500 if full else 40, 0.2)
     with closing(Extract(Here(), Archive(path), place_of(sqlite_engine))) as job:
         repeated = Repeated(job.step)
         try:
@@ -223,26 +231,42 @@ def test_repeated_extracts_of_sqlite_bring_every_message_once(sqlite_engine, wri
     assert len(Archive(path).manifests()) > 2
 
 
-@pytest.mark.parametrize("twin", ["forgets what was open", "reads what was settled again"])
-def test_a_broken_extract_fails_the_same_judgement(pg_engine, written, tmp_path, monkeypatch, twin):
-    """Else the judgement proves nothing."""
-    path = tmp_path / "archive"
-    if twin == "forgets what was open":
-        monkeypatch.setattr("outbox.spark.job.Window", lambda base, target: Window(Position(base.head), target))
-    else:
-        floor = lambda base: Position(base.open[0]) if base.open else base  # noqa: E731
-        monkeypatch.setattr("outbox.spark.job.Window", lambda base, target: Window(floor(base), target))
-    writing = written(pg_engine, 100)
-    with closing(Extract(Here(), Archive(path), place_of(pg_engine))) as job:
-        repeated = Repeated(job.step)
+def forgetful(base: Position, target: Position) -> Window:
+    """A window without what was open at its beginning."""
+    return Window(Position(base.head), target)
+
+
+def repetitive(base: Position, target: Position) -> Window:
+    """A window with all that is newer than the oldest transaction that was open at its beginning."""
+    return Window(Position(base.open[0]) if base.open else base, target)
+
+
+def test_broken_extracts_fail_the_same_judgement(pg_engine, written, tmp_path):
+    """Else the judgement proves nothing. Two of them take turns beside the same writers."""
+    writing = written(pg_engine, 100, 0.7)
+    with ExitStack() as stack:
+        jobs = {}
+        for window in (forgetful, repetitive):
+            job = Extract(Here(), Archive(tmp_path / window.__name__), place_of(pg_engine))
+            jobs[window] = stack.enter_context(closing(job))
+
+        def step() -> None:
+            for window, job in jobs.items():
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr("outbox.spark.job.Window", window)
+                    job.step()
+
+        repeated = Repeated(step)
         try:
             writing.end()
         finally:
             repeated.stop()
-        job.step()
+        step()
 
-    with pytest.raises(AssertionError, match="missing" if twin == "forgets what was open" else "twice"):
-        judge(pg_engine, path)
+    with pytest.raises(AssertionError, match="a message is missing"):
+        judge(pg_engine, tmp_path / "forgetful")
+    with pytest.raises(AssertionError, match="extracted twice"):
+        judge(pg_engine, tmp_path / "repetitive")
 
 
 # A server that is killed

@@ -20,6 +20,7 @@ from outbox.spark.tables import arrow_schema
 from outbox.spark.task import Manner
 from outbox.testing.proxy import TcpProxy
 from tests.spark.reading import place_of, read, tables_of
+from tests.waiting import eventually
 
 METHODS = ["adbc", "psycopg"]
 
@@ -79,12 +80,14 @@ def test_a_read_goes_on_after_killed_backends(postgres, pg_engine, fetch, prefet
 
 def kill_backends(engine):
     """End every connection of a reader."""
-    statement = (
-        "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-        " WHERE application_name = 'outbox spark' AND datname = current_database()"
-    )
+    return of_backends(engine, "count(pg_terminate_backend(pid))")
+
+
+def of_backends(engine, asked="count(*)"):
+    """Ask something about the connections of readers."""
+    backends = "pg_stat_activity WHERE application_name = 'outbox spark' AND datname = current_database()"
     with engine.connect() as connection:
-        return connection.scalar(text(statement))
+        return connection.scalar(text(f"SELECT {asked} FROM {backends}"))
 
 
 @pytest.mark.parametrize("fetch", METHODS)
@@ -158,7 +161,8 @@ def test_closing_early_ends_the_thread_and_the_connection(pg_engine):
     reading.close()
 
     assert not [thread for thread in threading.enumerate() if thread.name == "outbox-prefetch"]
-    assert kill_backends(pg_engine) == 0
+    # The server notices a moment later that its client is gone.
+    assert eventually(lambda: of_backends(pg_engine) == 0)
 
 
 def test_a_table_that_is_gone_is_no_matter_for_retries(pg_engine):

@@ -48,7 +48,6 @@ def written(archive, name="1.parquet", content=b"rows", topic="orders", rows=4) 
         sha256="0" * 64,
         first_id=1,
         last_id=rows,
-        checksum=7,
     )
 
 
@@ -94,7 +93,6 @@ def test_a_manifest_is_the_json_that_others_read(archive):
                 "sha256": "0" * 64,
                 "first_id": 1,
                 "last_id": 4,
-                "checksum": 7,
             }
         ],
     }
@@ -127,8 +125,17 @@ def test_a_file_that_is_not_where_the_driver_looks_does_not_count(archive):
 
 
 def test_a_file_of_another_size_does_not_count(archive):
-    with pytest.raises(ArchiveError, match="has 4 bytes, but 5 were written"):
+    with pytest.raises(ArchiveError, match="has 4 bytes, but 5 were written; nothing of window 1 counts"):
         archive.commit(manifest(1, [replace(written(archive), bytes=5)]))
+
+
+def test_a_file_that_was_cut_short_since_is_found_without_reading_it(archive):
+    archive.commit(manifest(1, [written(archive), whole := written(archive, "2.parquet")]))
+    (archive.path / "topic=orders/day=2026-01-31/1.parquet").write_bytes(b"row")
+
+    archive.require([whole])
+    with pytest.raises(ArchiveError, match=r"1\.parquet, which a manifest counts, has 3 bytes, but 4 were .* backup"):
+        archive.require(archive.counted())
 
 
 @pytest.mark.parametrize(

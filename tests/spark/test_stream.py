@@ -65,15 +65,15 @@ class Job:
         return [json.loads((folder / str(number)).read_text().splitlines()[-1]) for number in numbers]
 
 
-def test_batches_have_exactly_as_many_rows_as_asked_for(spark, engine, tmp_path):
-    """And a restart goes on where the checkpoint is."""
-    send(engine, *"abcdefg")
+def test_batches_have_exactly_as_many_rows_as_asked_for(spark, pg_engine, tmp_path):
+    """And a restart goes on where the checkpoint is. The page about Spark streams from SQLite."""
+    send(pg_engine, *"abcdefg")
     # Before Spark 4.2 there are no limits.
     pages = [3, 3, 1] if hasattr(DataSourceStreamReader, "getDefaultReadLimit") else [7]
-    assert Job(spark, engine, tmp_path, maxRowsPerTrigger=3).drain() == pages
+    assert Job(spark, pg_engine, tmp_path, maxRowsPerTrigger=3).drain() == pages
 
-    send(engine, *"hi")
-    job = Job(spark, engine, tmp_path, maxRowsPerTrigger=3)
+    send(pg_engine, *"hi")
+    job = Job(spark, pg_engine, tmp_path, maxRowsPerTrigger=3)
 
     assert job.drain() == [2]
     assert job.bodies() == [name.encode() for name in "abcdefghi"]

@@ -1,7 +1,8 @@
 """Archive, then purge: messages leave the database only after they are proven to be in the archive.
 
 The proof reads both sides anew and row by row: the messages from the database, their copies from the Parquet files.
-Manifests say which files count and up to which position; what they say about the contents is not relied on.
+Before that the bytes of these files are compared with the checksums in the manifests: a file that a disk has damaged is
+found even where what is damaged is not read now.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from functools import reduce
 from os import PathLike
+from pathlib import Path
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
@@ -18,8 +20,8 @@ from pyspark.sql import functions as sf
 from outbox.checks import HALF_TOPIC
 from outbox.errors import ArchiveError
 from outbox.spark import archived, offset
-from outbox.spark.checksum import MODULUS
-from outbox.spark.manifest import Archive, Manifest
+from outbox.spark.files import sha256_of
+from outbox.spark.manifest import Archive, ArchivedFile, Manifest
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.extraction import MESSAGES, columns_of
@@ -28,6 +30,8 @@ from outbox.store.stamp import Server, Stamp
 
 ROWS_PER_RANGE = 100_000
 
+#: A sum of hashes is kept below it, and so fits into a signed number of 64 bits.
+_MODULUS = 2**63
 _MASK = 2**60 - 1
 _EXAMPLES = 5
 
@@ -86,17 +90,19 @@ def compare_with_archive(
         width: ids in a range.
 
     Raises:
-        ArchiveError: there is no archive, or it cannot be read.
+        ArchiveError: there is no archive, it cannot be read, or a file of it is damaged or missing.
         PositionError: the archive is of another server.
         SubscriptionError: there is no subscription, so nobody can tell what is still needed.
     """
-    last = Archive(path).last()
+    archive = Archive(path)
+    last = archive.last()
     if last is None:
         raise ArchiveError(f"{path} holds no archive; write one by: outbox extract {path}")
     old = Purge(database).old(channel, older_than)
     is_old = sf.col("id") <= old.last_id
     stored = _stored(spark, last, old, source).where(is_old)
     copies = archived(spark, path).where(is_old)
+    _require_intact(spark, archive, [file for file in archive.counted() if file.first_id <= old.last_id])
     ranges = compare(stored, copies, width=width)
     first = next((each for each in ranges if not each.same), None)
     return Comparison(
@@ -119,6 +125,28 @@ def purge_archived(
     _require_same(compared)
     purge = Purge(database)
     return (purge.rehearse if rehearsal else purge.run)(channel, older_than, kept=compared.kept)
+
+
+def _require_intact(spark: SparkSession, archive: Archive, files: list[ArchivedFile]) -> None:
+    """Have executors compare the bytes of files with the checksums that were noted when they were written."""
+    if not files:
+        return
+    noted = [(str(archive.path / file.path), file.sha256) for file in files]
+    checksum = sf.udf(_checksum_of, "string", useArrow=False)
+    found = spark.createDataFrame(noted, "path string, sha256 string").withColumn("found", checksum("path"))
+    for file in found.where(~sf.col("found").eqNullSafe(sf.col("sha256"))).collect():
+        raise ArchiveError(
+            f"{file.path} is damaged: its bytes are not those that were written, or an executor cannot read it; restore"
+            " it from a backup; nothing was purged"
+        )
+
+
+def _checksum_of(path: str) -> str | None:
+    try:
+        with Path(path).open("rb") as file:
+            return sha256_of(file)
+    except OSError:
+        return None
 
 
 def _stored(spark: SparkSession, last: Manifest, old: Old, source: Mapping[str, str]) -> DataFrame:
@@ -158,8 +186,8 @@ def compare(stored: DataFrame, archived: DataFrame, *, width: int = ROWS_PER_RAN
             last_id=(row["range"] + 1) * width - 1,
             rows=row["rows"],
             archived=row["archived"],
-            checksum=int(row["checksum"]) % MODULUS,
-            archived_checksum=int(row["archived_checksum"]) % MODULUS,
+            checksum=int(row["checksum"]) % _MODULUS,
+            archived_checksum=int(row["archived_checksum"]) % _MODULUS,
         )
         for row in rows.toArrow().to_pylist()
     ]
