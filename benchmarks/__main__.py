@@ -11,9 +11,10 @@ from pathlib import Path
 
 from benchmarks import report
 from benchmarks.async_write import async_write
-from benchmarks.business import business_1, business_5, business_direct
+from benchmarks.business import business_1, business_5, business_direct, write_4_connections
 from benchmarks.drain import drain_pinned_vs_claim, drain_vs_claim, drain_vs_fetch
 from benchmarks.flat import flat_backlog, flat_pinned
+from benchmarks.flat_writer import flat_writer
 from benchmarks.halves import check_pass, half_pending_relay, half_vs_send
 from benchmarks.imports import importing
 from benchmarks.latency import direct_latency, latency, latency_random
@@ -29,6 +30,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("write",): write,
     **{(f"write_keyed_{messages}",): partial(write_keyed, messages=messages) for messages in (1, 5)},
     **{(f"write_psycopg_{messages}",): partial(write_psycopg, messages=messages) for messages in (1, 5)},
+    **{(f"write_4_connections_{messages}",): partial(write_4_connections, messages=messages) for messages in (1, 5)},
     ("async_write",): async_write,
     ("business_1",): business_1,
     ("business_5",): business_5,
@@ -44,6 +46,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("direct_latency_p50",): direct_latency,
     ("flat_backlog",): flat_backlog,
     ("flat_pinned",): flat_pinned,
+    ("flat_writer_drain", "flat_writer_latency"): flat_writer,
     ("half_vs_send",): half_vs_send,
     ("half_pending_relay",): half_pending_relay,
     ("check_pass",): check_pass,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
-from benchmarks.measure import Goal, Measurement, Turns, at_least
+from benchmarks.keyed import insert_as_text, send_with_key
+from benchmarks.measure import Goal, Measurement, Turns, at_least, at_most
 from benchmarks.site import Site
-from benchmarks.writers import ORDERS, Make, Team, insert_by_hand, send_all, send_directly, team
+from benchmarks.writers import ORDERS, WRITERS, Make, Team, insert_by_hand, send_all, send_directly, team
 
 _WARM_UP_SECONDS = 0.3
 
@@ -22,6 +23,14 @@ def business_1(site: Site) -> list[Measurement]:
 def business_5(site: Site) -> list[Measurement]:
     """Transactions a second with five."""
     return [versus(site, "business_5", (send_all, insert_by_hand), messages=5, goal=at_least(0.9))]
+
+
+def write_4_connections(site: Site, messages: int) -> list[Measurement]:
+    """Keyed messages with headers against SQL as text: microseconds a transaction takes each of the four writers."""
+    makes = (send_with_key, insert_as_text)
+    rates = versus(site, f"write_4_connections_{messages}", makes, messages=messages, goal=at_most(1.15))
+    ours, other = ([WRITERS * 1e6 / rate for rate in each] for each in (rates.ours, rates.other))
+    return [replace(rates, unit="µs", ours=ours, other=other)]
 
 
 def business_direct(site: Site) -> list[Measurement]:

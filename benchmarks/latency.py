@@ -5,36 +5,33 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import random
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from multiprocessing.connection import Connection as Pipe
 
-from sqlalchemy import Column, Identity, Integer, LargeBinary, MetaData, Table, insert
+from sqlalchemy import insert
 
+from benchmarks.arrivals import (
+    BARE,
+    Arrival,
+    Arrivals,
+    Receiver,
+    Writer,
+    differences,
+    quantile,
+    relay,
+    running,
+    stop,
+    warm_up,
+    writer,
+)
 from benchmarks.measure import Measurement, Turns, at_most
 from benchmarks.site import Place, Site
-from outbox import Message, Outbox, Relay, Verdict, create_engine
-from outbox.verdict import DONE
+from outbox import Outbox, create_engine
 
 _PAUSE = (0.010, 0.030)
-_PATIENCE = 60.0
-
-BARE = Table(
-    "bare",
-    MetaData(),
-    Column("id", Integer, Identity(), primary_key=True),
-    Column("body", LargeBinary, nullable=False),
-)
-
-#: What a process on the receiving side brings home: when it had which message, by the clock that all processes share.
-Arrivals = dict[bytes, int]
 #: When each message is to be written, in seconds from the start.
 Schedule = Sequence[float]
-Receiver = Callable[[str, Pipe], None]
-#: Writes one message; returns when its commit had come back.
-Writer = Callable[[bytes], int]
 
 
 def latency(site: Site) -> list[Measurement]:
@@ -43,10 +40,10 @@ def latency(site: Site) -> list[Measurement]:
     with site.place() as place:
         BARE.metadata.create_all(place.engine)
         for _ in range(site.scale.long_rounds):
-            ours = _milliseconds(place, _relay, _writer(Outbox(place.engine)), _evenly(site.scale.latency_messages))
+            ours = _milliseconds(place, relay, writer(Outbox(place.engine)), _evenly(site.scale.latency_messages))
             bare = _milliseconds(place, _listener, _bare_writer(place), _evenly(site.scale.latency_messages))
-            medians.add(_quantile(ours, 0.5), _quantile(bare, 0.5))
-            tails.add(_quantile(ours, 0.99), _quantile(bare, 0.99))
+            medians.add(quantile(ours, 0.5), quantile(bare, 0.5))
+            tails.add(quantile(ours, 0.99), quantile(bare, 0.99))
     return [
         Measurement(name="latency_p50", goal=at_most(1.5), unit="ms", ours=medians.ours, other=medians.other),
         Measurement(name="latency_p99", goal=at_most(2), unit="ms", ours=tails.ours, other=tails.other),
@@ -61,10 +58,10 @@ def latency_random(site: Site, a_second: int) -> list[Measurement]:
         BARE.metadata.create_all(place.engine)
         for number in range(site.scale.long_rounds):
             schedule = _at_random(random.Random(number), a_second, count)
-            ours = _milliseconds(place, _relay, _writer(Outbox(place.engine)), schedule)
+            ours = _milliseconds(place, relay, writer(Outbox(place.engine)), schedule)
             bare = _milliseconds(place, _listener, _bare_writer(place), schedule)
-            medians.add(_quantile(ours, 0.5), _quantile(bare, 0.5))
-            tails.add(_quantile(ours, 0.99), _quantile(bare, 0.99))
+            medians.add(quantile(ours, 0.5), quantile(bare, 0.5))
+            tails.add(quantile(ours, 0.99), quantile(bare, 0.99))
     return [
         Measurement(name=medians.name, goal=at_most(1.5), unit="ms", ours=medians.ours, other=medians.other),
         Measurement(name=tails.name, goal=at_most(2), unit="ms", ours=tails.ours, other=tails.other),
@@ -79,8 +76,8 @@ def direct_latency(site: Site) -> list[Measurement]:
             BARE.metadata.create_all(place.engine)
         for _ in range(site.scale.long_rounds):
             ours = _direct_milliseconds(direct, _evenly(site.scale.direct_messages))
-            other = _milliseconds(relayed, _relay, _writer(Outbox(relayed.engine)), _evenly(site.scale.direct_messages))
-            medians.add(_quantile(ours, 0.5), _quantile(other, 0.5))
+            other = _milliseconds(relayed, relay, writer(Outbox(relayed.engine)), _evenly(site.scale.direct_messages))
+            medians.add(quantile(ours, 0.5), quantile(other, 0.5))
     return [Measurement(name="direct_latency_p50", goal=at_most(1), unit="ms", ours=medians.ours, other=medians.other)]
 
 
@@ -89,36 +86,21 @@ def _direct_milliseconds(place: Place, schedule: Schedule) -> list[float]:
     ours, theirs = multiprocessing.Pipe()
     arrival = Arrival(theirs)
     outbox = Outbox(create_engine(place.url), sender=arrival, direct="relay")
-    write = _writer(outbox)
-    _warm_up(ours, write)
+    write = writer(outbox)
+    warm_up(ours, write)
     committed = _write_by(schedule, write)
     outbox.close()
     outbox.engine.dispose()
-    return _differences(committed, arrival.at)
+    return differences(committed, arrival.at)
 
 
 def _milliseconds(place: Place, receiver: Receiver, write: Writer, schedule: Schedule) -> list[float]:
     """The latency of each message, written by a schedule while the receiver runs in another process."""
-    with _running(receiver, place.url) as pipe:
-        _warm_up(pipe, write)
+    with running(receiver, place.url) as pipe:
+        warm_up(pipe, write)
         committed = _write_by(schedule, write)
-        pipe.send("stop")
-        if not pipe.poll(_PATIENCE):
-            raise RuntimeError("the receiver does not answer")
-        arrived: Arrivals = pipe.recv()
-    return _differences(committed, arrived)
-
-
-def _warm_up(pipe: Pipe, write: Writer) -> None:
-    """Write until the first message arrives."""
-    until = time.monotonic() + _PATIENCE
-    number = 0
-    while not pipe.poll(0.1):
-        if time.monotonic() > until:
-            raise RuntimeError("no message arrives")
-        write(b"warm-up %d" % number)
-        number += 1
-    pipe.recv()
+        arrived = stop(pipe)
+    return differences(committed, arrived)
 
 
 def _evenly(count: int) -> Schedule:
@@ -144,35 +126,6 @@ def _write_by(schedule: Schedule, write: Writer) -> Arrivals:
     return committed
 
 
-def _differences(committed: Arrivals, arrived: Arrivals) -> list[float]:
-    return [(arrived[body] - at) / 1e6 for body, at in committed.items()]
-
-
-@contextmanager
-def _running(receiver: Receiver, url: str) -> Iterator[Pipe]:
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=receiver, args=(url, theirs), daemon=True)
-    process.start()
-    try:
-        yield ours
-        process.join(_PATIENCE)
-    finally:
-        process.kill()
-        process.join()
-
-
-def _writer(outbox: Outbox) -> Writer:
-    def write(body: bytes) -> int:
-        with outbox.engine.connect() as connection:
-            connection.execute(insert(BARE), {"body": b"business"})
-            outbox.send(connection, "orders", body)
-            connection.commit()
-            return time.monotonic_ns()
-
-    return write
-
-
 def _bare_writer(place: Place) -> Writer:
     notifier = place.connect()
     notifier.autocommit = True
@@ -187,41 +140,6 @@ def _bare_writer(place: Place) -> Writer:
         return at
 
     return write
-
-
-class Arrival:
-    """A sender that notes when it was given what, and tells when the first came."""
-
-    destination = "sender:arrival"
-
-    def __init__(self, pipe: Pipe) -> None:
-        self._pipe = pipe
-        self.at: Arrivals = {}
-
-    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """All of them have arrived."""
-        now = time.monotonic_ns()
-        if not self.at:
-            self._pipe.send("ready")
-        self.at.update((message.body, now) for message in messages)
-        return [DONE] * len(messages)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-def _relay(url: str, pipe: Pipe) -> None:
-    """A process with a relay."""
-    arrival = Arrival(pipe)
-    relay = Relay(Outbox(create_engine(url)), arrival)
-
-    def stop_when_told() -> None:
-        pipe.recv()
-        relay.stop()
-
-    threading.Thread(target=stop_when_told, daemon=True).start()
-    relay.run()
-    pipe.send(arrival.at)
 
 
 def _listener(url: str, pipe: Pipe) -> None:
@@ -243,7 +161,3 @@ def _listener(url: str, pipe: Pipe) -> None:
             arrived.update((body, now) for _, body in rows)
             last = rows[-1][0] if rows else last
     pipe.send(arrived)
-
-
-def _quantile(values: list[float], share: float) -> float:
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]

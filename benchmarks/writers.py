@@ -29,7 +29,8 @@ ORDERS = Table(
 )
 BODY = b'{"customer": "c-1", "total": 42, "note": "' + b"x" * 256 + b'"}'
 
-_WRITERS = 4
+#: Processes, with a connection each.
+WRITERS = 4
 _PATIENCE = 60.0
 #: Whoever sends directly and was not called for so long has nothing left.
 _QUIET_SECONDS = 0.2
@@ -200,7 +201,7 @@ def team(url: str) -> Iterator[Team]:
     context = multiprocessing.get_context("spawn")
     with ExitStack() as stack:
         pipes: list[Pipe] = []
-        for _ in range(_WRITERS):
+        for _ in range(WRITERS):
             ours, theirs = context.Pipe()
             process = context.Process(target=_write_as_told, args=(url, theirs), daemon=True)
             process.start()

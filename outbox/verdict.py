@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Final, final
 
 from tenacity import RetryCallState
 from tenacity.wait import wait_base, wait_random_exponential
@@ -31,9 +32,18 @@ class _Failed:
         object.__setattr__(self, "error", told(self.error))
 
 
-@dataclass(frozen=True, slots=True)
+@final
 class Done:
-    """Stored at the destination."""
+    """Stored at the destination. There is one, whoever asks for it: a batch has as many of them as messages."""
+
+    __slots__ = ()
+
+    def __new__(cls) -> Done:
+        """Return the one that there is."""
+        return DONE
+
+    def __repr__(self) -> str:
+        return "Done()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +83,8 @@ class Unavailable(_Failed):
 
 Verdict = Done | Retry | Reject | Unavailable
 
-#: The one `Done` that everybody may share; comparing by identity is what makes a good batch cheap.
-DONE = Done()
+#: Compared by identity, which is what makes a good batch cheap.
+DONE: Final[Done] = object.__new__(Done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

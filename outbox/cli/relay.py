@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from outbox.cli.collector import collect_rarely
 from outbox.cli.options import DURATION, NAMES, START, Target, about_databases, option, to_a_destination
 
 
@@ -78,11 +79,13 @@ def relay(
         from outbox.cli.relaying import Relaying
 
         relaying = Relaying(targets[0], to, **options)
+        collect_rarely()
         code = relaying.end_by_itself(once=once, patience=give_up_after) if ends else relaying.run()
     else:
         from outbox.cli.relaying_several import RelayingSeveral
 
         several = RelayingSeveral(targets, to, **options)
+        collect_rarely()
         code = several.end_by_themselves(once=once, patience=give_up_after) if ends else several.run()
     click.get_current_context().exit(code)
 

@@ -70,18 +70,14 @@ class Reading:
     """
 
     rows: list[Row]
-    make: Callable[[list[Row]], list[Message]]
+    reached: int | None
+    make: Callable[[Sequence[Row]], list[Message]]
     now: datetime
     complete: bool
     seen: int
     capture: Capture | None = None
     #: When that was, by the clock of this machine that never goes back.
     read_at: float = field(default_factory=time.monotonic)
-
-    @property
-    def reached(self) -> int | None:
-        """The last id that is here."""
-        return self.rows[-1][0] if self.rows else None
 
     @cached_property
     def messages(self) -> list[Message]:
@@ -107,6 +103,18 @@ class Extent:
         return min((part[0] for part in (self.fresh, self.late) if part), default=0)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows with their bodies, the id up to which none is missing, and whether that is all of what was read."""
+
+    rows: list[Row]
+    reached: int | None
+    whole: bool
+
+
+_NOTHING = _Part([], None, whole=True)
+
+
 class Log:
     """Reads the log, on a channel that is nobody else's."""
 
@@ -125,16 +133,16 @@ class Log:
         self._extent = database.sql(dialect.extent)
         self._bodies = database.sql(_BODIES, chosen=database.among("id", numbers="ids"))
         self._at = database.sql(_AT, chosen=database.among("id", numbers="ids"))
-        # No subscription has an empty name.
+        # No subscription has an empty name, and no message an empty topic. Nobody but a checker handles half messages.
         self._skips = selection.skips or ""
+        self._hidden = HALF_TOPIC if topics is None else ""
         self._common: dict[str, Any] = {
             "inline": self._limits.inline,
             "topics": None if topics is None else database.bind(topics),
             "tags": None if tags is None else database.bind(tags),
             "skips": self._skips,
             "only": selection.only,
-            # Whose bodies need not come along: nobody but a checker handles half messages.
-            "hidden": HALF_TOPIC if topics is None else "",
+            "hidden": self._hidden,
         }
 
     def now(self, channel: Channel) -> Capture:
@@ -155,24 +163,20 @@ class Log:
         capture = self._captured(head[2], head[3], head[4], head[8])
         seen = len(rows) if head[0] is None else head[0]
         if seen >= limit:
-            return Reading(rows=[], make=self._messages, now=capture.now, complete=False, seen=seen, capture=capture)
-        fitting = self._with_bodies(channel, rows)
-        complete = len(fitting) == len(rows)
-        return Reading(
-            rows=fitting, make=self._messages, now=capture.now, complete=complete, seen=seen, capture=capture
-        )
+            return self._reading(_NOTHING, capture.now, complete=False, seen=seen, capture=capture)
+        part = self._fitting(channel, rows)
+        return self._reading(part, capture.now, complete=part.whole, seen=seen, capture=capture)
 
     def nothing(self, capture: Capture | None) -> Reading:
         """A reading without rows, of a moment at which none were asked for."""
         now = datetime.now(UTC) if capture is None else capture.now
-        return Reading(rows=[], make=self._messages, now=now, complete=True, seen=0, capture=capture)
+        return self._reading(_NOTHING, now, complete=True, seen=0, capture=capture)
 
     def at(self, channel: Channel, ids: Sequence[int]) -> Reading:
         """What stands at these places, as much as the limits allow, one message at least."""
         rows = channel.rows(self._at, {**self._common, "ids": self._database.bind(ids)})
-        fitting = self._with_bodies(channel, rows)
-        complete = len(fitting) == len(rows)
-        return Reading(rows=fitting, make=self._messages, now=datetime.now(UTC), complete=complete, seen=len(rows))
+        part = self._fitting(channel, rows)
+        return self._reading(part, datetime.now(UTC), complete=part.whole, seen=len(rows))
 
     def extent(self, channel: Channel, window: Window) -> Extent:
         """Where the rows of a window lie; costs one pass over its index entries."""
@@ -188,28 +192,44 @@ class Log:
         span = {"after": after, "upto": upto, "first": first, "limit": limit}
         statement = self._page_late if late else self._page
         clock, rows = _split(channel.rows(statement, {**self._common, **_bounds(window), **span}))
-        fitting = self._with_bodies(channel, rows)
-        complete = len(fitting) == len(rows) < limit
-        now = self._moment(clock[8])
-        return Reading(rows=fitting, make=self._messages, now=now, complete=complete, seen=len(rows))
+        part = self._fitting(channel, rows)
+        complete = part.whole and len(rows) < limit
+        return self._reading(part, self._moment(clock[8]), complete=complete, seen=len(rows))
 
-    def _messages(self, rows: list[Row]) -> list[Message]:
-        if self._selection.topics is None:
-            rows = [row for row in rows if row[_TOPIC] != HALF_TOPIC and row[_DIRECT] != self._skips]
-        return self._database.dialect.messages(rows)
+    def _reading(
+        self, part: _Part, now: datetime, *, complete: bool, seen: int, capture: Capture | None = None
+    ) -> Reading:
+        make = self._database.dialect.messages
+        return Reading(
+            rows=part.rows, reached=part.reached, make=make, now=now, complete=complete, seen=seen, capture=capture
+        )
 
-    def _with_bodies(self, channel: Channel, rows: list[Row]) -> list[Row]:
+    def _fitting(self, channel: Channel, rows: list[Row]) -> _Part:
         """In the order of the log; with the bodies that were too large to come along, as many as fit, one at least."""
         rows.sort(key=_ID)
-        missing = [row[0] for row in rows if row[_BODY] is None]
-        if not missing:
-            return rows
-        parameters = {"ids": self._database.bind(missing), "bytes": self._limits.bytes}
-        bodies = {id: body for id, body in channel.rows(self._bodies, parameters)}  # noqa: C416 - rows are tuples of any length
-        cut = next((i for i, row in enumerate(rows) if row[_BODY] is None and row[0] not in bodies), len(rows))
-        return [
-            row if row[_BODY] is not None else (*row[:_BODY], bodies[row[0]], *row[_BODY + 1 :]) for row in rows[:cut]
-        ]
+        bare = [row for row in rows if row[_BODY] is None]
+        if not bare:
+            return _Part(rows, rows[-1][0] if rows else None, whole=True)
+        left_out = {row[0] for row in bare if row[_TOPIC] == self._hidden or row[_DIRECT] == self._skips}
+        bodies = self._large_bodies(channel, [row[0] for row in bare if row[0] not in left_out])
+        fitting: list[Row] = []
+        reached = None
+        for row in rows:
+            id = row[0]
+            if row[_BODY] is not None:
+                fitting.append(row)
+            elif id in bodies:
+                fitting.append((*row[:_BODY], bodies[id], *row[_BODY + 1 :]))
+            elif id not in left_out:
+                return _Part(fitting, reached, whole=False)
+            reached = id
+        return _Part(fitting, reached, whole=True)
+
+    def _large_bodies(self, channel: Channel, ids: list[int]) -> dict[int, bytes]:
+        if not ids:
+            return {}
+        parameters = {"ids": self._database.bind(ids), "bytes": self._limits.bytes}
+        return {id: body for id, body in channel.rows(self._bodies, parameters)}  # noqa: C416 - rows are tuples of any length
 
     def _captured(self, snapshot: str, incarnation: str, forbidden: str | None, now: Any) -> Capture:
         if forbidden == "standby":

@@ -213,7 +213,7 @@ _HEAD_ROW = """SELECT {count} AS id, NULL::uuid, snapshot, incarnation, forbidde
 _BODY = "CASE WHEN octet_length(body) <= :inline THEN body END"
 _LOG_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
 #: What is to be left out at once comes without its body: what the subscription's writers send, and half messages.
-_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN ''::bytea"
+_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
 _RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
 
 #: What committed late: a probe of (xact_id, id) per transaction that was open at the base. Written as a range, because
@@ -243,7 +243,7 @@ _READ_ON_FRESH = f"""
 
 _CHOSEN = """(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS text[])))
     AND (CAST(:tags AS text[]) IS NULL OR tags = ANY(CAST(:tags AS text[])))
-    AND direct IS DISTINCT FROM CAST(:skips AS text)
+    AND direct IS DISTINCT FROM CAST(:skips AS text) AND topic <> CAST(:hidden AS text)
     AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text))"""
 
 #: The limit applies before the selection, so that the work is bounded however rare a topic is.

@@ -437,11 +437,11 @@ _HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, 
 _BODY = "CASE WHEN length(body) <= :inline THEN body END"
 _COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
 #: What is to be left out at once comes without its body: what the subscription's writers send, and half messages.
-_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN x''"
+_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
 _RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
 _CHOSEN = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics)))
     AND (:tags IS NULL OR tags IN (SELECT value FROM json_each(:tags)))
-    AND direct IS NOT :skips AND (:only IS NULL OR direct = :only)"""
+    AND direct IS NOT :skips AND topic <> :hidden AND (:only IS NULL OR direct = :only)"""
 _FRESH = f"SELECT {_RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
 
 _READ_ON = f"SELECT * FROM ({_HEAD_ROW}) UNION ALL SELECT * FROM ({_FRESH})"
