@@ -19,11 +19,13 @@ class Offset:
     """What a stream has delivered: all that the base of `progress` sees, and of its open window the ids up to `after`.
 
     `gone`: what had been purged when the stream began at earliest; while that base stands, it is not missed.
+    `selected`: what the stream selects, as `Narrowing.told` says it; None: stored by a version that did not keep it.
     """
 
     server: Server
     progress: Progress
     gone: Position | None = None
+    selected: Mapping[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As Spark stores it."""
@@ -34,6 +36,8 @@ class Offset:
             "target": None if target is None else str(target),
             "after": self.progress.after,
             "gone": None if self.gone is None else str(self.gone),
+            # Spark compares offsets as texts: one that was stored without this is given back without it.
+            **({} if self.selected is None else {"selected": dict(self.selected)}),
         }
 
     @classmethod
@@ -49,7 +53,13 @@ class Offset:
             progress = Progress(
                 Position.parse(stored["base"]), None if target is None else Position.parse(target), after
             )
-            return cls(server=server, progress=progress, gone=None if gone is None else Position.parse(gone))
+            selected = stored.get("selected")
+            return cls(
+                server=server,
+                progress=progress,
+                gone=None if gone is None else Position.parse(gone),
+                selected=None if selected is None else dict(selected),
+            )
         except (KeyError, TypeError, ValueError, AttributeError, PositionError) as error:
             raise PositionError(
                 f"the checkpoint holds an offset that cannot be read ({error!r}); it is damaged, or of another source:"

@@ -18,20 +18,21 @@ from outbox.store.extraction import EVERYTHING, MESSAGES, Kind, Narrowing, colum
 T = TypeVar("T")
 
 OnIdentityChange = Literal["fail", "accept", "replay"]
+OnSelectionChange = Literal["fail", "accept"]
 Start = Literal["earliest", "latest"]
 
 _NAMES = (
     "url", "urlEnv", "service", "plannerUrl", "plannerUrlEnv", "plannerService", "schema", "table", "columns", "topics",
     "keys", "createdFrom", "createdTo", "halves", "since", "until", "startingPosition", "partitions",
     "rowsPerPartition", "maxRowsPerTrigger", "pollIntervalMs", "fetch", "batchBytes", "prefetch", "retries",
-    "onIdentityChange", "failOnDataLoss",
+    "onIdentityChange", "onSelectionChange", "failOnDataLoss",
 )  # fmt: skip
 _WHERE = "where."
 #: Options that narrow the rows by one column.
 _NARROWED = {"topics": "topic", "keys": "key", "createdFrom": "created_at", "createdTo": "created_at"}
 #: Options that mean nothing to the other kind of read.
 _OF_BATCHES = ("since", "until")
-_OF_STREAMS = ("startingPosition", "maxRowsPerTrigger", "pollIntervalMs", "onIdentityChange")
+_OF_STREAMS = ("startingPosition", "maxRowsPerTrigger", "pollIntervalMs", "onIdentityChange", "onSelectionChange")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,7 @@ class Options:
     poll_seconds: float = 0.25
     manner: Manner = USUAL
     on_identity_change: OnIdentityChange = "fail"
+    on_selection_change: OnSelectionChange = "fail"
     fail_on_data_loss: bool = True
 
     @classmethod
@@ -113,6 +115,7 @@ class _Parser:
             "poll_seconds": (self._number("pollIntervalMs", 250, 0, 3_600_000) or 0) / 1000,
             "manner": self._manner(),
             "on_identity_change": self._choice("onIdentityChange", "fail", get_args(OnIdentityChange)),
+            "on_selection_change": self._choice("onSelectionChange", "fail", get_args(OnSelectionChange)),
             "fail_on_data_loss": self._flag("failOnDataLoss", default=True),
         }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from outbox.errors import PositionError, PurgedError
@@ -37,6 +37,7 @@ class Follower:
         self._idle: tuple[Offset, Position] | None = None
         self._looked_at = self._idle_since = 0.0
         self._head: Stamp | None = None
+        self._selected = options.narrowing.told()
 
     def initial(self) -> Offset:
         """Return where the stream begins; the same whenever it is asked."""
@@ -50,13 +51,12 @@ class Follower:
 
     def now(self) -> Offset:
         """Return where everything has been delivered that is committed now."""
-        stamp = self._capture()
-        return Offset(server=stamp.server, progress=Progress(stamp.position))
+        return self._at(self._capture())
 
     @property
     def head(self) -> Offset | None:
         """How far the log was when it was looked at last."""
-        return None if self._head is None else Offset(server=self._head.server, progress=Progress(self._head.position))
+        return None if self._head is None else self._at(self._head)
 
     def close(self) -> None:
         """Give the connection up."""
@@ -66,7 +66,8 @@ class Follower:
         """Return where the batch after `start` ends: at most `limit` rows later, or at `start` when nothing has come.
 
         Raises:
-            PositionError: another server answers than the one that the offset is of.
+            PositionError: another server answers than the one that the offset is of, or the stream selected other
+                messages.
         """
         if (
             self._idle is not None
@@ -86,12 +87,14 @@ class Follower:
         """Plan the batch between two offsets; the same rows whenever it is asked.
 
         Raises:
-            PositionError: another server answers than the one that the batch was planned on.
+            PositionError: another server answers than the one that the batch was planned on, or the stream selects
+                other messages now.
             PurgedError: rows of the batch were purged before they were read.
         """
         server = self._planner.server()
         if server != end.server and self._options.on_identity_change == "fail":
             raise self._changed(end.server, server)
+        self._require_same_selection(end)
         known = self._on(start, end.server, end.progress.target or end.progress.base)
         return [
             task
@@ -112,11 +115,16 @@ class Follower:
     def _first(self) -> Offset:
         start = self._options.start
         if start == "latest":
-            stamp = self._planner.now()
-            return Offset(server=stamp.server, progress=Progress(stamp.position))
+            return self._at(self._planner.now())
         if isinstance(start, Mark):
-            return Offset(server=start.server or self._planner.server(), progress=Progress(start.position))
-        return Offset(server=self._planner.server(), progress=Progress(EARLIEST), gone=self._planner.purged())
+            return self._at(Stamp(position=start.position, server=start.server or self._planner.server()))
+        return self._earliest(self._planner.server())
+
+    def _at(self, stamp: Stamp) -> Offset:
+        return Offset(server=stamp.server, progress=Progress(stamp.position), selected=self._selected)
+
+    def _earliest(self, server: Server) -> Offset:
+        return replace(self._at(Stamp(position=EARLIEST, server=server)), gone=self._planner.purged())
 
     def _capture(self) -> Stamp:
         self._head = self._planner.now()
@@ -143,6 +151,9 @@ class Follower:
         if page.rows:
             self._idle = None
             return _end_of(known, window, page)
+        if start.selected not in (None, self._selected):
+            # The checkpoint learns what is selected from now on, although nothing came.
+            return self._at(stamp)
         return self._rest(start, known, stamp)
 
     def _rest(self, start: Offset, known: Offset, stamp: Stamp) -> Offset:
@@ -156,7 +167,7 @@ class Follower:
         window = Window(known.progress.base, stamp.position)
         if not self._planner.page(window, 1, narrowing=_ANYTHING).rows:
             return start
-        return Offset(server=stamp.server, progress=Progress(stamp.position))
+        return self._at(stamp)
 
     def _passed(self, start: Offset) -> Position | None:
         """Up to where it is known that nothing has come after an offset."""
@@ -174,7 +185,7 @@ class Follower:
             raise self._changed(offset.server, server)
         if self._options.on_identity_change == "replay" and (changed or _lies_ahead(offset, head)):
             _log.warning("the log of %s is read again from its beginning", self._planner.place.primary_label())
-            return Offset(server=server, progress=Progress(EARLIEST), gone=self._planner.purged())
+            return self._earliest(server)
         if _lies_ahead(offset, head):
             raise PositionError(
                 f"the server {self._planner.place.primary_label()} has come to {head}, which lies below the position"
@@ -182,7 +193,19 @@ class Follower:
                 " read are drawn again. Set onIdentityChange=replay to read the whole log again, or begin with a new"
                 " checkpointLocation"
             )
-        return replace(offset, server=server) if changed else offset
+        self._require_same_selection(offset)
+        return replace(offset, server=server, selected=self._selected)
+
+    def _require_same_selection(self, offset: Offset) -> None:
+        """Refuse an offset of a stream that selected other messages; of those this one would never see the older."""
+        if self._options.on_selection_change == "accept" or offset.selected in (None, self._selected):
+            return
+        raise PositionError(
+            f"the checkpoint is of a stream that selected {_in_words(offset.selected)}, and this one selects"
+            f" {_in_words(self._selected)}: messages before the position of the checkpoint that only this one selects"
+            " would never come. Select the same; begin with a new checkpointLocation, to read them, too; or set"
+            " onSelectionChange=accept to go on there with what is selected now"
+        )
 
     def _changed(self, before: Server, now: Server) -> PositionError:
         return PositionError(
@@ -208,9 +231,13 @@ def _lies_ahead(offset: Offset, head: Position) -> bool:
     return newest.head > head.head
 
 
+def _in_words(selected: Mapping[str, str] | None) -> str:
+    return ", ".join(f"{name}={value}" for name, value in (selected or {}).items()) or "all topics"
+
+
 def _end_of(known: Offset, window: Window, page: Page) -> Offset:
     if not page.more:
-        return Offset(server=known.server, progress=Progress(window.target))
+        return replace(known, progress=Progress(window.target), gone=None)
     return replace(known, progress=Progress(window.base, window.target, page.last))
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import lru_cache
+from hashlib import blake2b
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from outbox.schema import PREFIX, tables
 Kind = Literal["long", "integer", "short", "boolean", "timestamp", "binary", "uuid", "string"]
 
 MESSAGES = "messages"
+_LONGEST_TOLD = 200
 
 #: The columns of `messages`, in the order in which they are shown. `xact_id` is the id itself where the log has none.
 _OF_MESSAGES = (
@@ -86,6 +88,30 @@ class Narrowing:
     created_to: datetime | None = None
     where: tuple[tuple[str, str], ...] = ()
     halves: bool = False
+
+    def told(self) -> dict[str, str]:
+        """Return what narrows the rows, by the names of Spark's options; the same for the same rows, and short."""
+        found = {
+            "topics": ",".join(sorted(set(self.topics))),
+            "keys": ",".join(sorted(set(self.keys))),
+            "createdFrom": _told(self.created_from),
+            "createdTo": _told(self.created_to),
+            **{f"where.{name}": value for name, value in sorted(self.where)},
+        }
+        if self.halves and not self.topics:
+            found["halves"] = "true"
+        return {name: _shortened(text) for name, text in found.items() if text or name.startswith("where.")}
+
+
+def _told(moment: datetime | None) -> str:
+    return "" if moment is None else moment.astimezone(UTC).isoformat()
+
+
+def _shortened(text: str) -> str:
+    """A long list as its beginning and a digest of all of it: each offset of a stream holds it."""
+    if len(text) <= _LONGEST_TOLD:
+        return text
+    return f"{text[:_LONGEST_TOLD]}… (digest {blake2b(text.encode(), digest_size=8).hexdigest()})"
 
 
 #: Every message that is not a half one.

@@ -1,5 +1,6 @@
 """Where the batches of a stream begin and end, without Spark: offsets go through JSON as they do there."""
 
+import json
 from contextlib import closing
 from dataclasses import replace
 
@@ -180,6 +181,69 @@ def test_another_server_is_accepted_or_read_from_its_beginning(pg_engine):
 
     assert accepting.all(end)[1] == [[b"b"]]
     assert replaying.all(end, 1)[1] == [[b"a"], [b"b"]]
+
+
+@pytest.mark.parametrize(("before", "now", "told"), [
+    ({}, {"topics": "late"}, "selected all topics, and this one selects topics=late:"),
+    ({"topics": "late"}, {}, "selected topics=late, and this one selects all topics:"),
+    ({"topics": "late"}, {"topics": "orders,late"}, "selected topics=late, and this one selects topics=late,orders:"),
+    ({"where.direct": "relay"}, {"halves": "true"}, "selected where.direct=relay, and this one selects halves=true:"),
+])  # fmt: skip
+def test_a_checkpoint_of_another_selection_is_refused(engine, before, now, told):
+    """What only the new selection takes lies behind the checkpoint, and would never come."""
+    send(engine, "a")
+    first = Stream(engine, **before)
+    start = first.start()
+    end, _ = first.next(start)
+
+    for repeated in (lambda: Stream(engine, **now).next(end), lambda: Stream(engine, **now).rows(start, end)):
+        with pytest.raises(PositionError, match=told) as caught:
+            repeated()
+        assert "Select the same" in str(caught.value)
+        assert "set onSelectionChange=accept" in str(caught.value)
+
+
+def test_another_selection_is_accepted_on_demand_and_is_the_checkpoints_from_then_on(engine):
+    first = Stream(engine, topics="late")
+    send(engine, "a")
+    send(engine, "b", topic="late")
+    start, _ = first.next(first.start())
+
+    end, rows = Stream(engine, onSelectionChange="accept").next(start)
+    send(engine, "c")
+
+    assert (rows, end == start) == ([], False)
+    assert Stream(engine).next(end)[1] == [b"c"]
+
+
+def test_the_same_selection_in_other_words_is_the_same(engine):
+    first = Stream(engine, topics="orders,late", createdFrom="2020-01-01T12:00:00+01:00")
+    send(engine, "a")
+    end, _ = first.next(first.start())
+    send(engine, "b")
+
+    assert Stream(engine, topics="late, orders", createdFrom="2020-01-01T11:00:00Z").next(end)[1] == [b"b"]
+
+
+def test_a_long_selection_is_told_apart_by_a_digest(engine):
+    first, other = (Stream(engine, keys=",".join(f"key-{n}" for n in range(most))) for most in (500, 501))
+
+    offset = first.start()
+
+    assert len(json.dumps(offset.to_dict())) < 700
+    with pytest.raises(PositionError, match="the checkpoint is of a stream that selected keys=key-0,"):
+        other.next(offset)
+
+
+def test_a_checkpoint_that_does_not_know_its_selection_is_accepted(engine, stream):
+    """As every one does that an earlier version has written; its offsets stay the texts that they are."""
+    send(engine, "a")
+    old = stream.start().to_dict()
+    del old["selected"]
+
+    narrowed = Stream(engine, topics="orders")
+    assert Offset.from_dict(old).to_dict() == old
+    assert narrowed.next(Offset.from_dict(old))[1] == [b"a"]
 
 
 def test_a_server_that_went_back_is_refused(engine, stream):
