@@ -79,12 +79,14 @@ def extract(
     require_extra("pyspark", "pyarrow")
     if wanted["delta"]:
         require_extra("deltalake", extra="delta")
+    from outbox.spark.continuation import require_possible
+
     asked = _wanted(topics, register, hold, **wanted)
     # What is wrong with the options, the database or the archive shows before Spark is started, which takes a while.
-    archive.last()
     with target.opened():
         pass
     place = place_of(target, local=master is None and remote is None, standby=standby)
+    require_possible(archive, place, asked)
     verbose = bool(click.get_current_context().params.get("verbose"))
     with session(master=master, remote=remote, verbose=verbose) as spark, _progress() as tell:
         from outbox.spark.job import Extract

@@ -11,7 +11,7 @@ import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
 from outbox.cli.output import counted, moment, say, show_json
-from outbox.cli.spark import on_spark, require_extra, session, source_options
+from outbox.cli.spark import on_spark, require_drawable, session, source_options
 
 if TYPE_CHECKING:
     from outbox.spark.reports.archive import Range
@@ -53,6 +53,7 @@ def purge(
 
     if archive is None and plot is not None:
         raise click.UsageError("--plot shows the comparison with an archive; say which by --archive PATH")
+    require_drawable(plot)
     with target.opened() as (database, channel):
         if archive is None:
             work = Purge(database)
@@ -65,8 +66,11 @@ def purge(
         proven = {} if archive is None else {"ranges": [asdict(each) for each in ranges]}
         show_json({"rows": done.rows, "before": done.before, "held_by": done.held_by, "dry_run": dry_run, **proven})
         return
-    if archive is not None:
-        say(f"{sum(each.rows for each in ranges)} messages in {len(ranges)} ranges of ids are the same in {archive}")
+    if ranges:
+        of = counted(len(ranges), "range")
+        rows = sum(each.rows for each in ranges)
+        same = "is" if rows == 1 else "are"
+        say(f"{counted(rows, 'message')} in {of} of ids {same} the same in {archive}")
     say(f"{counted(done.rows, 'message')} from before {moment(done.before)} {'would go' if dry_run else 'deleted'}")
     for name in done.held_by:
         say(f"older ones stay for {name}, which has not passed them; see: outbox status")
@@ -86,14 +90,16 @@ class _Archived:
     def purge(self, database: Database, channel: Channel, *, dry_run: bool) -> tuple[Purged, tuple[Range, ...]]:
         """Compare, then delete."""
         from outbox.spark import register
-        from outbox.spark.reports.archive import compare_with_archive, purge_archived
+        from outbox.spark.reports.archive import Comparison, candidates, compare_candidates, purge_archived
 
-        if self.plot is not None:
-            require_extra("matplotlib", extra="plot")
-        source = source_options(self.target, local=self.master is None and self.remote is None)
-        with session(master=self.master, remote=self.remote) as spark:
-            register(spark)
-            compared = compare_with_archive(spark, database, channel, self.archive, self.older_than, source=source)
+        found = candidates(database, channel, self.archive, self.older_than)
+        if isinstance(found, Comparison):
+            compared = found
+        else:
+            source = source_options(self.target, local=self.master is None and self.remote is None)
+            with session(master=self.master, remote=self.remote) as spark:
+                register(spark)
+                compared = compare_candidates(spark, found, source=source)
         if self.plot is not None:
             from outbox.spark.reports import plots
 

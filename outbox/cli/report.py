@@ -15,7 +15,7 @@ import click
 
 from outbox.cli.options import NAMES, Target, about_a_database, as_json, option
 from outbox.cli.output import say, show_json, show_table
-from outbox.cli.spark import on_spark, require_extra, session, source_options
+from outbox.cli.spark import on_spark, require_drawable, session, source_options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -51,11 +51,6 @@ class Output:
     csv: Path | None
     plot: Path | None
 
-    def require_extra(self) -> None:
-        """Refuse a picture that could not be drawn, before anything is read."""
-        if self.plot is not None:
-            require_extra("matplotlib", extra="plot")
-
     def show(self, tables: Sequence[Table], *, more: bool = False, **extra: object) -> None:
         """Show the tables of a report; `more`: one of them was cut; `extra` is for programs besides."""
         if self.csv is not None:
@@ -90,8 +85,8 @@ class Work:
         from outbox.spark import register
         from outbox.spark.manifest import Archive
 
-        if self.archive is not None and Archive(self.archive).last() is None:
-            raise click.ClickException(f"there is no archive in {self.archive}; write one by: outbox extract PATH")
+        if self.archive is not None:
+            Archive(self.archive).newest()
         with self.target.opened() as (database, channel):
             source = source_options(self.target, local=self.master is None and self.remote is None)
             with session(master=self.master, remote=self.remote) as spark:
@@ -147,7 +142,9 @@ def reported(function: F) -> F:
         master: str | None, remote: str | None, **rest: Any,
     ) -> Any:  # fmt: skip
         output = Output(json=json, csv=csv_, plot=plot)
-        output.require_extra()
+        require_drawable(plot)
+        if csv_ is not None and csv_.exists() and not csv_.is_dir():
+            raise click.UsageError(f"--csv {csv_}: that is a file; name a folder, into which each table is written")
         return function(work=Work(target, archive, master, remote), output=output, **rest)
 
     path = click.Path(path_type=Path)

@@ -8,7 +8,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -61,6 +63,30 @@ def require_extra(*packages: str, extra: str = "spark") -> None:
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtraError(f"{package} is not installed: pip install 'outbox-log[{extra}]'")
+
+
+def require_drawable(picture: Path | None) -> None:
+    """Refuse a picture that could not be drawn, before anything is read.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+    """
+    if picture is None:
+        return
+    require_extra("matplotlib", extra="plot")
+    formats = import_module("matplotlib.backend_bases").FigureCanvasBase.filetypes
+    form = picture.suffix.removeprefix(".").lower()
+    # Without a form it is a PNG.
+    if form and form not in formats:
+        raise click.UsageError(f"--plot {picture}: no picture can be drawn as .{form}; name a FILE.png, .svg or .pdf")
+    if picture.is_dir():
+        raise click.UsageError(
+            f"--plot {picture}: that is a folder; name a file in it, such as {picture / 'report.png'}"
+        )
+    if not picture.absolute().parent.is_dir():
+        raise click.UsageError(f"--plot {picture}: there is no folder {picture.parent}; make it, or name another file")
+    if not os.access(picture if picture.exists() else picture.absolute().parent, os.W_OK):
+        raise click.UsageError(f"--plot {picture}: cannot be written to; name a file that this user may write")
 
 
 @contextmanager

@@ -160,7 +160,8 @@ def archived(
         days: the first and the last day, as `("2026-01-01", "2026-01-31")`, in UTC, of `created_at`; None: all.
 
     Raises:
-        ArchiveError: the archive cannot be read, or a file of it is missing or has another size than was written.
+        ArchiveError: there is no archive, it cannot be read, or a file of it is missing or has another size than was
+            written.
     """
     from outbox.spark import frames
 

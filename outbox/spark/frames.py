@@ -20,6 +20,7 @@ def archived(
 ) -> DataFrame:
     """Read an archive as it is now, narrowed by whole files."""
     archive = Archive(path)
+    archive.newest()
     schema = ddl(MESSAGES, tuple(columns_of(MESSAGES)))
     wanted = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
     first, last = days or ("", "9999-12-31")

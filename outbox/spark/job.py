@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox import errors
-from outbox.errors import ArchiveError, OutboxError, PositionError, PurgedError
-from outbox.position import EARLIEST, Position, Window
+from outbox.errors import ArchiveError, OutboxError
+from outbox.position import Window
+from outbox.spark.continuation import Continuation
 from outbox.spark.files import TaskFiles
 from outbox.spark.manifest import FOLDER, Archive, ArchivedFile, Manifest, sorted_files
 from outbox.spark.planner import ROWS_PER_TASK, Planner
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
     from outbox.spark.place import Place
     from outbox.spark.task import Task
-    from outbox.store.stamp import Stamp
 
 #: A window without rows is committed only so long after the one before it: an idle archive keeps few manifests, and
 #: its position, by which retention goes, does not grow old.
@@ -44,6 +44,9 @@ _FILES = (
 _LOOK_EVERY_SECONDS = 0.5
 #: An error of this library, as it stands in what Python wrote about an executor's.
 _OURS = re.compile(r"^outbox\.errors\.(\w+): (.+)$", re.MULTILINE)
+#: How the lines begin that tell what an executor met on a disk.
+_OS_ERRORS = ("OSError", "PermissionError", "FileNotFoundError", "FileExistsError", "NotADirectoryError")
+_OF_THE_DISK = "see that there is room, and that Spark's executors may write to this folder, and extract again"
 _LAST_LINE = re.compile(r"^(\w[\w.]*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
 
 
@@ -104,6 +107,7 @@ class Extract:
         self._wanted = wanted
         self._on_progress = on_progress
         self._planner = Planner(place)
+        self._continuation = Continuation(archive, place, wanted, self._planner)
         self._begun = False
 
     def step(self) -> Manifest | None:
@@ -118,24 +122,20 @@ class Extract:
         """
         last = self._archive.last()
         self._begin(last)
-        stamp = self._planner.now()
-        since = EARLIEST if last is None else last.until
-        self._require_same_server(last, stamp)
-        window = Window(since, stamp.position)
-        gap = self._gap(window)
-        files = self._extracted(1 if last is None else last.window + 1, window)
-        if not files and gap is None and not self._is_due(last):
+        found = self._continuation.next(last)
+        files = self._extracted(1 if last is None else last.window + 1, found.window)
+        if not files and found.gap is None and not self._is_due(last):
             return None
         manifest = Manifest(
             window=1 if last is None else last.window + 1,
-            database=asdict(stamp.server),
-            since=since,
-            until=stamp.position,
+            database=asdict(found.stamp.server),
+            since=found.window.base,
+            until=found.stamp.position,
             written_at=datetime.now(UTC),
             files=sorted_files(files),
             topics=self._wanted.topics,
             halves=self._wanted.halves,
-            gap=gap,
+            gap=found.gap,
         )
         self._archive.commit(manifest)
         self._store(manifest)
@@ -149,14 +149,9 @@ class Extract:
         """Once: see that the archive is of the same messages, and tell the database how far it is."""
         if self._begun:
             return
+        self._continuation.require_same_messages(last)
+        self._archive.require_writable()
         wanted = self._wanted
-        if last is not None and (last.topics, last.halves) != (wanted.topics, wanted.halves):
-            has = "all topics" if last.topics is None else f"the topics {','.join(last.topics)}"
-            halves = "with" if last.halves else "without"
-            raise ArchiveError(
-                f"{self._archive.path} holds {has} {halves} half messages; other messages of the windows that it has"
-                " would be missing. Extract the same, or to another folder"
-            )
         if wanted.register is not None:
             wanted.register.begin(self._place, self._archive, last, wanted.topics)
         self._settle_delta()
@@ -176,39 +171,6 @@ class Extract:
 
     def _is_due(self, last: Manifest | None) -> bool:
         return last is None or datetime.now(UTC) - last.written_at >= self._wanted.empty_after
-
-    def _require_same_server(self, last: Manifest | None, stamp: Stamp) -> None:
-        if last is None:
-            return
-        here = asdict(stamp.server)
-        if dict(last.database) != here and not self._wanted.accept_server:
-            differing = ", ".join(f"{name} {last.database.get(name)} then, {here[name]} now" for name in here)
-            raise PositionError(
-                f"{self._archive.path} was extracted from another server or timeline ({differing}), so its position"
-                " means nothing here, and messages could be missed. Extract to another folder; or, if this server goes"
-                " on with the same ids (after pg_upgrade, or a failover that lost nothing), accept it:"
-                " --accept-server"
-            )
-        if stamp.position.head < last.until.head:
-            raise PositionError(
-                f"{self._archive.path} is at {last.until}, but {self._place.primary_label()} only at {stamp.position}:"
-                " the database has gone back, to a backup say, and draws ids anew that the archive has. Extract to"
-                " another folder"
-            )
-
-    def _gap(self, window: Window) -> Position | None:
-        """What was purged of a window before it was read; None: nothing. The first window begins with what is there."""
-        gone = self._planner.purged()
-        if window.base == EARLIEST or gone is None or not window.overlaps(gone):
-            return None
-        if self._wanted.accept_gap:
-            return gone
-        raise PurgedError(
-            f"messages after {window.base}, where {self._archive.path} ends, were purged before they were extracted:"
-            f" purge has come to {gone}. Keep them longer (outbox purge --older-than), or let retention wait for this"
-            " extract (--register NAME --hold 30d). To go on with what is left, and have the gap noted in the manifest:"
-            " --accept-gap"
-        )
 
     def _extracted(self, number: int, window: Window) -> list[ArchivedFile]:
         """Have the executors write the files of a window, of which nothing is purged meanwhile."""
@@ -301,7 +263,8 @@ def explained() -> Iterator[None]:
         if "No module named 'outbox" in text:
             raise ArchiveError("outbox-log is not installed on Spark's executors; install it there, too") from error
         lines = _LAST_LINE.findall(text) or [text.strip().partition("\n")[0]]
-        raise ArchiveError(f"Spark could not write the window: {lines[-1]:.300}; none of it counts") from error
+        fix = _OF_THE_DISK if lines[-1].startswith(_OS_ERRORS) else "mend that, and extract again"
+        raise ArchiveError(f"Spark could not write the window: {lines[-1]:.300}; none of it counts; {fix}") from error
 
 
 #: Errors that are not made of one text.

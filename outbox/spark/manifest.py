@@ -10,6 +10,8 @@ import hashlib
 import json
 import os
 import re
+import shlex
+import tempfile
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -106,7 +108,9 @@ class Manifest:
         try:
             return cls._of(json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError, PositionError) as error:
-            raise ArchiveError(f"is not a manifest ({type(error).__name__}: {error})") from error
+            raise ArchiveError(
+                f"is not a manifest ({type(error).__name__}: {error}); restore it from a backup"
+            ) from error
 
     @classmethod
     def _of(cls, stored: dict[str, Any]) -> Self:
@@ -143,6 +147,36 @@ class Archive:
         """
         numbers = self._numbers()
         return self._read(numbers[-1]) if numbers else None
+
+    def newest(self) -> Manifest:
+        """Return the newest manifest of an archive that somebody reads.
+
+        Raises:
+            ArchiveError: there is no archive, or it cannot be read.
+        """
+        last = self.last()
+        if last is None:
+            raise ArchiveError(
+                f"there is no archive in {self.path}; write one by: outbox extract {shlex.quote(str(self.path))}"
+            )
+        return last
+
+    def require_writable(self) -> None:
+        """Refuse a folder that cannot be written to, before anything is read; nothing is left there.
+
+        Raises:
+            ArchiveError: it cannot be written to, or is a file.
+        """
+        self._require_folder()
+        there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
+        try:
+            with tempfile.TemporaryFile(dir=there):
+                pass
+        except OSError as error:
+            raise ArchiveError(
+                f"{self.path} cannot be written to: no file can be made in {there} ({_reason(error)}); give a folder"
+                " that this user and Spark's executors may write to"
+            ) from error
 
     def manifests(self) -> list[Manifest]:
         """Return all manifests in their order.
@@ -219,6 +253,11 @@ class Archive:
             path.unlink(missing_ok=True)
         return len(doomed), sum(found[path].st_size for path in doomed)
 
+    def _require_folder(self) -> None:
+        for path in (self._folder, *self._folder.parents):
+            if path.exists() and not path.is_dir():
+                raise ArchiveError(f"{path} is a file, and an archive is a folder: give the path of a folder")
+
     def _files(self) -> Iterator[Path]:
         """Files of ours, except manifests."""
         yield from self.path.glob("topic=*/day=*/*.parquet")
@@ -243,6 +282,7 @@ class Archive:
         except FileNotFoundError:
             return []
         except OSError as error:
+            self._require_folder()
             raise ArchiveError(f"{self._folder} cannot be read: {_reason(error)}") from error
         numbers = sorted(int(name[1]) for name in names if name is not None)
         missing = set(range(1, len(numbers) + 1)).difference(numbers)

@@ -43,6 +43,17 @@ class Registration:
             window, position = (0, EARLIEST) if last is None else (last.window, last.until)
             readers.advance(channel, self.name, window, position)
 
+    def require_possible(self, place: Place, archive: Archive) -> None:
+        """See that this archive may have the name, and write nothing.
+
+        Raises:
+            SubscriptionError: the name is somebody else's, or no extract can have it; or the hold is out of range.
+        """
+        from outbox.store.reader import Readers
+
+        with _connected(place) as (database, channel):
+            Readers(database).require_registrable(channel, self.name, archive=str(archive.path), hold=self.hold)
+
     def advance(self, place: Place, manifest: Manifest) -> None:
         """Store the position of a manifest that was committed. What fails now is made up for by the next run."""
         from outbox.store.reader import Readers

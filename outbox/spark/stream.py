@@ -209,7 +209,7 @@ class Follower:
 
     def _changed(self, before: Server, now: Server) -> PositionError:
         return PositionError(
-            f"the checkpoint is of another server than {self._planner.place.primary_label()}: {before} is not {now}. A"
+            f"the checkpoint is of another server than {self._planner.place.primary_label()} ({now.unlike(before)}). A"
             " promoted standby and a restored copy draw the same numbers again for other rows. Set"
             " onIdentityChange=replay to read the whole log again, or =accept if the numbers go on, as after pg_upgrade"
         )

@@ -6,7 +6,7 @@ A reader outside of the database counts as long as its hold lasts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -114,6 +114,14 @@ class Purge:
         self._passed_by_all(channel)
         before = self._moment_before(channel, older_than)
         return Old(before=before, last_id=self._old_ids(channel, before)[1])
+
+    def passed(self, channel: Channel, kept: Kept) -> Kept:
+        """Narrow what is kept elsewhere to what every subscription is past, and so may go now.
+
+        Raises:
+            SubscriptionError: there is no subscription.
+        """
+        return replace(kept, position=self._passed_by_all(channel, kept))
 
     def _go(self, channel: Channel, older_than: timedelta, kept: Kept | None, *, rehearsal: bool) -> Purged:
         identity.verify(self._database, channel)

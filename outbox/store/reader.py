@@ -7,6 +7,7 @@ made no progress for as long as its hold is released: purge goes on without it, 
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -70,8 +71,7 @@ class Readers:
         Raises:
             SubscriptionError: the name is that of a relay, of another archive or reserved; or the hold is out of range.
         """
-        _require_sound(name, hold)
-        self._require_free(self._subscriptions.find(channel, name), name, archive)
+        self.require_registrable(channel, name, archive=archive, hold=hold)
         with channel.transaction():
             channel.run(self._database.sql(_REGISTER), {"name": name, "archive": archive})
             # Somebody else may have been quicker.
@@ -84,6 +84,15 @@ class Readers:
             }
             channel.run(self._database.sql(_DECLARE), declared)
         return self._subscriptions.get(channel, name)
+
+    def require_registrable(self, channel: Channel, name: str, *, archive: str, hold: timedelta) -> None:
+        """See that an archive may have a name.
+
+        Raises:
+            SubscriptionError: the name is that of a relay, of another archive or reserved; or the hold is out of range.
+        """
+        _require_sound(name, hold)
+        self._require_free(self._subscriptions.find(channel, name), name, archive)
 
     def advance(self, channel: Channel, name: str, window: int, position: Position) -> None:
         """Store how far an archive is by its own account: all that `position` sees, with its `window`-th window.
@@ -119,9 +128,10 @@ class Readers:
                 f"{name!r} is the name of a subscription of another kind: {stored.kind}, not extract; use another name"
             )
         if stored.destination != archive:
+            drop = f"outbox subscriptions drop {shlex.quote(name)}"
             raise SubscriptionError(
                 f"{name!r} is registered for the archive {stored.destination}, not for {archive}; use another name, or,"
-                f" if it is the same archive in another place, run before: outbox subscriptions drop {name}"
+                f" if it is the same archive in another place, run before: {drop}"
             )
 
 

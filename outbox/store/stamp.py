@@ -33,6 +33,16 @@ class Server:
     database: int | None = None
     timeline: str | None = None
 
+    def unlike(self, before: Server) -> str:
+        """Say what differs from the server that something was read from: `timeline 00000001 then, 00000002 now`."""
+        named = {
+            "kind of database": (before.dialect, self.dialect),
+            "system identifier": (before.system, self.system),
+            "oid of the database": (before.database, self.database),
+            "timeline": (before.timeline, self.timeline),
+        }
+        return ", ".join(f"{name} {then} then, {now} now" for name, (then, now) in named.items() if then != now)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:

@@ -209,6 +209,27 @@ def test_tables_of_another_version_show_before_spark_is_started(sqlite_engine, p
     assert (ended.code, "version 4" in ended.err, "outbox db upgrade" in ended.err) == (1, True, True)
 
 
+def test_what_keeps_a_window_from_being_added_shows_before_spark_is_started(outbox, path, monkeypatch):
+    """A start of Spark takes long, and then nothing would come of it."""
+    send(outbox, "1")
+    extract(outbox, path, "--topics", "orders")
+    send(outbox, "2")
+    settle(outbox.engine, Progress(now(outbox)))
+    purge(outbox)
+    extract(outbox, path.parent / "third", "--register", "nightly")
+    monkeypatch.setattr("outbox.cli.spark.session", lambda **_: pytest.fail("Spark is started"))
+
+    for place, options, told in (
+        (path, ["--topics", "mails"], "holds the topics orders without half messages"),
+        (path, ["--topics", "orders", "--halves"], "holds the topics orders without half messages"),
+        (path, ["--topics", "orders"], "were purged before they were extracted"),
+        (path.parent / "other", ["--register", "nightly"], "'nightly' is registered for the archive"),
+        (Path("/proc/archive"), [], "/proc/archive cannot be written to"),
+    ):
+        ended = extract(outbox, place, *options)
+        assert (ended.code in (1, 2), told in ended.err, ended.err.count("\n")) == (True, True, 1), ended.err
+
+
 @pytest.mark.parametrize(("package", "options"), [("pyspark", []), ("pyarrow", []), ("deltalake", ["--delta"])])
 def test_an_extra_that_is_missing_is_named(sqlite_engine, path, monkeypatch, package, options):
     monkeypatch.setattr("outbox.cli.spark.find_spec", lambda name: None if name == package else find_spec(name))

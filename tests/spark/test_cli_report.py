@@ -31,6 +31,17 @@ def session(spark):
     return spark
 
 
+@pytest.fixture
+def without_spark(monkeypatch):
+    """A session that must not be asked for."""
+
+    def session(**_):
+        raise AssertionError("Spark is started")
+
+    for module in ("report", "purge"):
+        monkeypatch.setattr(f"outbox.cli.{module}.session", session)
+
+
 def url_of(engine):
     return engine.url.render_as_string(hide_password=False)
 
@@ -189,13 +200,43 @@ def test_the_audit_of_an_archive_is_in_the_order_of_its_windows(engine, shop, sp
     [
         (["order"], "--header NAME or --json-path PATH"),
         (["order", "--header", "v", "--json-path", "$.v"], "one of the two"),
-        (["delivery", "--archive", "nowhere"], "there is no archive in nowhere"),
+        (["delivery", "--archive", "nowhere"], "nowhere; write one by: outbox extract"),
     ],
 )
 def test_an_obvious_mistake_is_told(engine, arguments, says):
     ended = typed(engine, "report", *arguments)
 
     assert (ended.code in (1, 2), says in ended.err, "Traceback" in ended.err) == (True, True, False)
+
+
+@ONE_DATABASE
+@pytest.mark.parametrize(
+    ("file", "says"),
+    [
+        ("x.txt", "no picture can be drawn as .txt; name a FILE.png, .svg or .pdf"),
+        ("nowhere/x.png", "there is no folder {}/nowhere; make it, or name another file"),
+        ("", "that is a folder; name a file in it, such as {}/report.png"),
+    ],
+)
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_read(
+    engine, without_spark, tmp_path, file, says
+):
+    plot = str(tmp_path / file)
+
+    for command in (["report", "delivery"], ["purge", "--older-than", "1d", "--archive", str(tmp_path)]):
+        ended = typed(engine, *command, "--plot", plot)
+
+        told = f"Error: --plot {plot}: {says.format(tmp_path)}"
+        assert (ended.code, ended.err.splitlines()[-1]) == (2, told)
+
+
+@ONE_DATABASE
+def test_tables_are_not_written_into_a_file(engine, without_spark, tmp_path):
+    (tmp_path / "file").touch()
+
+    ended = typed(engine, "report", "delivery", "--csv", str(tmp_path / "file"))
+
+    assert (ended.code, "that is a file; name a folder" in ended.err) == (2, True)
 
 
 # Purge of what is archived
@@ -234,6 +275,48 @@ def test_what_is_in_the_archive_is_purged_and_nothing_else(engine, archive, tmp_
 
 
 @ONE_DATABASE
+def test_what_cannot_be_purged_is_not_compared(engine, shop, spark, archive, without_spark):
+    """Here the fourth message is not in the archive, and the first three are held by a relay that has not begun."""
+    with shop.begin() as session:
+        session.execute(text("DELETE FROM outbox_progress WHERE subscription = 'relay'"))
+    before = kept(engine)
+
+    ended = purge(engine, archive)
+
+    assert (ended.code, kept(engine)) == (0, before)
+    assert [line.split(" from before")[0] for line in ended.err.splitlines()] == [
+        "0 messages",
+        "older ones stay for relay, which has not passed them; see: outbox status",
+    ]
+    assert purge(engine, archive, "--json").json["ranges"] == []
+
+
+@ONE_DATABASE
+def test_only_what_every_subscription_is_past_is_compared(engine, shop, spark, tmp_path):
+    send(shop, 1, 2)
+    Relay(shop, Sink()).until_empty()
+    send(shop, 3)
+    extract(spark, tmp_path / "archive", url=url_of(engine), halves=True)
+
+    compared = purge(engine, tmp_path / "archive", "--dry-run", "--json").json
+    ended = purge(engine, tmp_path / "archive")
+
+    (first,) = compared["ranges"]
+    assert (first["rows"], first["last_id"], compared["rows"], len(kept(engine))) == (2, 3, 2, 1)
+    assert ended.err.startswith("2 messages in 1 range of ids are the same in")
+
+
+@ONE_DATABASE
+def test_an_archive_of_another_server_proves_nothing(engine, archive, without_spark):
+    file = archive / "_outbox" / "00000001.json"
+    file.write_text(file.read_text().replace('"dialect": "sqlite"', '"dialect": "postgresql"'))
+
+    ended = purge(engine, archive)
+
+    assert (ended.code, "(kind of database postgresql then, sqlite now)" in ended.err) == (1, True)
+
+
+@ONE_DATABASE
 def test_a_message_that_the_archive_has_not_stops_it(engine, archive):
     """Another body, under the same id: as after a restore, or a disk that lies."""
     with engine.begin() as connection:
@@ -243,7 +326,7 @@ def test_a_message_that_the_archive_has_not_stops_it(engine, archive):
     ended = purge(engine, archive)
 
     assert (ended.code, kept(engine)) == (1, before)
-    assert "ids 0 to 99999 are not the same in the archive" in ended.err
+    assert "ids 0 to 4 are not the same in the archive" in ended.err
     assert "message 2 of topic orders is different" in ended.err
 
 
@@ -282,6 +365,9 @@ def test_an_archive_without_half_messages_stops_a_purge_of_them(engine, shop, sp
     ask(engine)
     extract(spark, tmp_path / "archive", url=url_of(engine))
     Relay(shop, lambda message: None).until_empty()
+    with engine.begin() as connection:
+        # Else the transaction checks hold the half message back, and nothing would have to be compared.
+        connection.execute(text("UPDATE outbox_progress SET base = '3:3:' WHERE subscription = 'check:shop'"))
     before = kept(engine)
 
     ended = purge(engine, tmp_path / "archive")
@@ -310,7 +396,7 @@ def test_a_message_that_was_committed_late_is_not_purged_with_its_neighbours(pg_
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--archive", "nowhere"], "holds no archive"),
+        (["--archive", "nowhere"], "nowhere; write one by: outbox extract"),
         (["--plot", "x.png"], "--archive PATH"),
     ],
 )

@@ -358,6 +358,56 @@ def test_a_database_that_went_back_is_not_extracted(sqlite_engine, path, tmp_pat
         extracted(create_engine(f"sqlite:///{file}"), path)
 
 
+def test_what_differs_of_another_server_is_told_and_nothing_else(pg_engine, path):
+    send(Outbox(pg_engine), "1")
+    extracted(pg_engine, path)
+    file = path / FOLDER / "00000001.json"
+    stored = json.loads(file.read_text())
+    stored["database"]["database"] = 7
+    file.write_text(json.dumps(stored))
+
+    with pytest.raises(PositionError) as caught:
+        extracted(pg_engine, path)
+
+    with pg_engine.connect() as connection:
+        oid = connection.execute(text("SELECT oid FROM pg_database WHERE datname = current_database()")).scalar()
+    assert f"another server, timeline or database (oid of the database 7 then, {oid} now)" in str(caught.value)
+    assert str(caught.value).endswith("accept it: --accept-server, or accept_server=True")
+
+
+def test_an_archive_that_is_not_there_is_no_empty_one(path):
+    """Else a mistyped name would pass for a day without messages."""
+    for each in (path, path.parent):
+        with pytest.raises(ArchiveError) as caught:
+            archived(Here(), each)
+        assert str(caught.value) == f"there is no archive in {each}; write one by: outbox extract {each}"
+
+
+def test_a_file_is_no_archive(outbox, path):
+    path.write_text("")
+
+    for each in (path, path / "inside"):
+        for asked in (lambda each=each: extracted(outbox.engine, each), lambda each=each: archived(Here(), each)):
+            with pytest.raises(ArchiveError) as caught:
+                asked()
+            told = f"{path} is a file, and an archive is a folder: give the path of a folder"
+            assert str(caught.value) == told
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_before_anything_is_read(outbox, monkeypatch):
+    send(outbox, "1")
+    monkeypatch.setattr("outbox.spark.job.run", lambda *_: pytest.fail("tasks are run"))
+
+    with pytest.raises(ArchiveError, match=r"^/proc/archive cannot be written to: no file can be made in /proc .*give"):
+        extracted(outbox.engine, Path("/proc/archive"))
+
+
+def test_looking_whether_an_archive_can_be_written_leaves_nothing(path):
+    Archive(path).require_writable()
+
+    assert (path.exists(), list(path.parent.iterdir())) == (False, [])
+
+
 def test_a_window_that_another_extract_was_quicker_with_does_not_count_twice(outbox, path, monkeypatch):
     send(outbox, "1")
 
@@ -503,7 +553,7 @@ def test_a_file_that_cannot_be_written_ends_it(spark, outbox, path):
     path.mkdir()
     (path / "topic=orders").write_text("in the way")
 
-    with pytest.raises(ArchiveError, match=r"could not write the window: NotADirectoryError.*none of it counts"):
+    with pytest.raises(ArchiveError, match=r"could not write the window: NotADirectoryError.*none of it counts; see"):
         extracted(outbox.engine, path, spark=spark)
 
     assert Archive(path).last() is None

@@ -141,7 +141,7 @@ def test_a_file_that_was_cut_short_since_is_found_without_reading_it(archive):
 @pytest.mark.parametrize(
     ("number", "text", "told"),
     [
-        (1, "{", "is not a manifest"),
+        (1, "{", r"is not a manifest \(JSONDecodeError.*; restore it from a backup"),
         (1, "[]", "is not a manifest"),
         (1, json.dumps({"version": 2}), "is of version 2, not 1; install a newer outbox-log"),
         (1, manifest(2).to_json(), "is the manifest of window 2; its name was changed"),

@@ -8,7 +8,7 @@ found even where what is damaged is not read now.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import reduce
 from os import PathLike
@@ -18,15 +18,16 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
 from outbox.checks import HALF_TOPIC
-from outbox.errors import ArchiveError
+from outbox.errors import ArchiveError, PositionError
+from outbox.position import EARLIEST
 from outbox.spark import archived, offset
 from outbox.spark.files import sha256_of
 from outbox.spark.manifest import Archive, ArchivedFile, Manifest
 from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.extraction import MESSAGES, columns_of
-from outbox.store.purge import Kept, Old, Purge, Purged
-from outbox.store.stamp import Server, Stamp
+from outbox.store.purge import Kept, Purge, Purged
+from outbox.store.stamp import Server, Stamp, server_of
 
 ROWS_PER_RANGE = 100_000
 
@@ -68,6 +69,15 @@ class Comparison:
     differences: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Messages that might be purged: those that are old enough, that every subscription is past, and an archive has."""
+
+    archive: Archive
+    last: Manifest
+    kept: Kept
+
+
 def compare_with_archive(
     spark: SparkSession,
     database: Database,
@@ -78,7 +88,9 @@ def compare_with_archive(
     source: Mapping[str, str],
     width: int = ROWS_PER_RANGE,
 ) -> Comparison:
-    """Compare the messages of a database that are older than this with an archive, up to where it ends.
+    """Compare the messages of a database that might be purged with an archive.
+
+    They are older than this, every subscription is past them, and they are not behind the end of the archive.
 
     Args:
         spark: a session.
@@ -94,19 +106,44 @@ def compare_with_archive(
         PositionError: the archive is of another server.
         SubscriptionError: there is no subscription, so nobody can tell what is still needed.
     """
+    found = candidates(database, channel, path, older_than)
+    return found if isinstance(found, Comparison) else compare_candidates(spark, found, source=source, width=width)
+
+
+def candidates(
+    database: Database, channel: Channel, path: str | PathLike[str], older_than: timedelta
+) -> Candidates | Comparison:
+    """Find out, without Spark, what might be purged; a comparison of nothing, if nothing might be.
+
+    Raises:
+        ArchiveError: there is no archive, or it cannot be read.
+        PositionError: the archive is of another server.
+        SubscriptionError: there is no subscription, so nobody can tell what is still needed.
+    """
     archive = Archive(path)
-    last = archive.last()
-    if last is None:
-        raise ArchiveError(f"{path} holds no archive; write one by: outbox extract {path}")
-    old = Purge(database).old(channel, older_than)
-    is_old = sf.col("id") <= old.last_id
-    stored = _stored(spark, last, old, source).where(is_old)
-    copies = archived(spark, path).where(is_old)
-    _require_intact(spark, archive, [file for file in archive.counted() if file.first_id <= old.last_id])
-    ranges = compare(stored, copies, width=width)
+    last = archive.newest()
+    _require_same_server(database, channel, archive, last)
+    purge = Purge(database)
+    kept = purge.passed(channel, Kept(old=purge.old(channel, older_than), position=last.until))
+    if not purge.rehearse(channel, older_than, kept=kept).rows:
+        # What becomes old or decided from now on is not compared, so nothing may go.
+        return Comparison(kept=replace(kept, position=EARLIEST), ranges=())
+    return Candidates(archive, last, kept)
+
+
+def compare_candidates(
+    spark: SparkSession, found: Candidates, *, source: Mapping[str, str], width: int = ROWS_PER_RANGE
+) -> Comparison:
+    """Compare what might be purged with its copies; see `compare_with_archive`."""
+    archive, highest = found.archive, found.kept.old.last_id
+    is_old = sf.col("id") <= highest
+    stored = _stored(spark, found, source).where(is_old)
+    copies = archived(spark, archive.path).where(is_old)
+    _require_intact(spark, archive, [file for file in archive.counted() if file.first_id <= highest])
+    ranges = [replace(each, last_id=min(each.last_id, highest)) for each in compare(stored, copies, width=width)]
     first = next((each for each in ranges if not each.same), None)
     return Comparison(
-        kept=Kept(old=old, position=last.until),
+        kept=found.kept,
         ranges=tuple(ranges),
         differences="" if first is None else _examples(first, stored, copies),
     )
@@ -125,6 +162,19 @@ def purge_archived(
     _require_same(compared)
     purge = Purge(database)
     return (purge.rehearse if rehearsal else purge.run)(channel, older_than, kept=compared.kept)
+
+
+def _require_same_server(database: Database, channel: Channel, archive: Archive, last: Manifest) -> None:
+    here, there = server_of(database, channel), _server_of(last)
+    if here != there:
+        raise PositionError(
+            f"{archive.path} was extracted from another server, timeline or database ({here.unlike(there)}), so it"
+            " proves nothing about these messages, and nothing was purged; give the archive of this database"
+        )
+
+
+def _server_of(last: Manifest) -> Server:
+    return Server(**last.database)  # type: ignore[arg-type]  # as it was written
 
 
 def _require_intact(spark: SparkSession, archive: Archive, files: list[ArchivedFile]) -> None:
@@ -149,10 +199,10 @@ def _checksum_of(path: str) -> str | None:
         return None
 
 
-def _stored(spark: SparkSession, last: Manifest, old: Old, source: Mapping[str, str]) -> DataFrame:
+def _stored(spark: SparkSession, found: Candidates, source: Mapping[str, str]) -> DataFrame:
     """What the archive should have of what is old; the source refuses if it is of another server."""
-    end = Stamp(position=last.until, server=Server(**last.database))  # type: ignore[arg-type]  # as it was written
-    options = {**source, "until": offset.write(end), "createdTo": old.before.isoformat(), "halves": "true"}
+    end = offset.write(Stamp(position=found.kept.position, server=_server_of(found.last)))
+    options = {**source, "until": end, "createdTo": found.kept.old.before.isoformat(), "halves": "true"}
     return spark.read.format("outbox").options(**options).load()
 
 

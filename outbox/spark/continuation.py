@@ -1,0 +1,116 @@
+"""Continuing an archive: what has to be so before a window is added, which can be told without Spark."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outbox.errors import ArchiveError, PositionError, PurgedError
+from outbox.position import EARLIEST, Position, Window
+from outbox.spark.planner import Planner
+from outbox.store.stamp import Server, Stamp
+
+if TYPE_CHECKING:
+    from outbox.spark.job import Extraction
+    from outbox.spark.manifest import Archive, Manifest
+    from outbox.spark.place import Place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Next:
+    """The window that comes next. `gap`: what was purged of it before it was read, which somebody accepts."""
+
+    stamp: Stamp
+    window: Window
+    gap: Position | None
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """Tells whether, and by which window, an extract can continue an archive."""
+
+    archive: Archive
+    place: Place
+    wanted: Extraction
+    planner: Planner
+
+    def require_same_messages(self, last: Manifest | None) -> None:
+        """Refuse to add other messages than the archive has.
+
+        Raises:
+            ArchiveError: it holds other topics, or is without half messages, or with them.
+        """
+        wanted = self.wanted
+        if last is None or (last.topics, last.halves) == (wanted.topics, wanted.halves):
+            return
+        has = "all topics" if last.topics is None else f"the topics {','.join(last.topics)}"
+        halves = "with" if last.halves else "without"
+        raise ArchiveError(
+            f"{self.archive.path} holds {has} {halves} half messages; other messages of the windows that it has"
+            " would be missing. Extract the same, or to another folder"
+        )
+
+    def next(self, last: Manifest | None) -> Next:
+        """Return the window from where the archive ends to now.
+
+        Raises:
+            PurgedError: messages were purged before they were extracted.
+            PositionError: the archive is of another server, or the server has lost what the archive has.
+        """
+        stamp = self.planner.now()
+        self._require_same_server(last, stamp)
+        window = Window(EARLIEST if last is None else last.until, stamp.position)
+        return Next(stamp=stamp, window=window, gap=self._gap(window))
+
+    def _require_same_server(self, last: Manifest | None, stamp: Stamp) -> None:
+        if last is None:
+            return
+        before = Server(**last.database)  # type: ignore[arg-type]  # as it was written
+        if before != stamp.server and not self.wanted.accept_server:
+            raise PositionError(
+                f"{self.archive.path} was extracted from another server, timeline or database"
+                f" ({stamp.server.unlike(before)}), so its position means nothing here, and messages could be missed."
+                " Extract to another folder; or, if this server goes on with the same ids (after pg_upgrade, or a"
+                " failover that lost nothing), accept it: --accept-server, or accept_server=True"
+            )
+        if stamp.position.head < last.until.head:
+            raise PositionError(
+                f"{self.archive.path} is at {last.until}, but {self.place.primary_label()} only at {stamp.position}:"
+                " the database has gone back, to a backup say, and draws ids anew that the archive has. Extract to"
+                " another folder"
+            )
+
+    def _gap(self, window: Window) -> Position | None:
+        """What was purged of a window before it was read; None: nothing. The first window begins with what is there."""
+        gone = self.planner.purged()
+        if window.base == EARLIEST or gone is None or not window.overlaps(gone):
+            return None
+        if self.wanted.accept_gap:
+            return gone
+        raise PurgedError(
+            f"messages after {window.base}, where {self.archive.path} ends, were purged before they were extracted:"
+            f" purge has come to {gone}. Keep them longer (outbox purge --older-than), or let retention wait for this"
+            " extract (--register NAME --hold 30d). To go on with what is left, and have the gap noted in the manifest:"
+            " --accept-gap, or accept_gap=True"
+        )
+
+
+def require_possible(archive: Archive, place: Place, wanted: Extraction) -> None:
+    """Refuse an extract that could not add a window, before Spark is started for it; nothing is written.
+
+    Raises:
+        ArchiveError: the archive cannot be read or written, or holds other messages.
+        PurgedError: messages were purged before they were extracted.
+        PositionError: the archive is of another server, or the server has lost what the archive has.
+        SubscriptionError: the name to register is somebody else's.
+        DatabaseError: the database cannot be reached, or refuses.
+    """
+    last = archive.last()
+    archive.require_writable()
+    with closing(Planner(place)) as planner:
+        continuation = Continuation(archive, place, wanted, planner)
+        continuation.require_same_messages(last)
+        continuation.next(last)
+    if wanted.register is not None:
+        wanted.register.require_possible(place, archive)
