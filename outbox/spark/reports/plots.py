@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 from outbox.errors import MissingExtraError
 from outbox.spark.reports.names import AGES, STATES
+from outbox.text import counted
 
 Row = Mapping[str, Any]
 #: Of matplotlib, whose type hints know neither times nor styles.
@@ -21,7 +22,7 @@ Figure: TypeAlias = Any
 
 #: Okabe and Ito's colours, which also people who do not see red and green tell apart.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
-_OTHERS, _BAD, _INK, _PALE = "#9A9A9A", "#D55E00", "#333333", "#D9D9D9"
+_OTHERS, _BAD, _INK, _EMPTY = "#9A9A9A", "#D55E00", "#333333", "#F6F6F6"
 #: The older, the darker.
 _AGE_COLOURS = ("#FDE0C5", "#F8B58B", "#EE8A5B", "#D1603A", "#8F3B1B")
 _STATE_COLOURS = {"committed": "#009E73", "rolled back": "#9A9A9A", "open": "#56B4E9", "parked": "#D55E00"}
@@ -42,13 +43,21 @@ _STYLE = {
     "axes.axisbelow": True,
     "grid.color": "#E6E6E6",
     "figure.constrained_layout.use": True,
+    "figure.constrained_layout.w_pad": 0.15,
+    "figure.constrained_layout.h_pad": 0.08,
 }
 _DPI = 120
 #: Points between a panel and its title, where a legend is between them.
 _ABOVE_LEGEND = 26
 #: More than so many are too many to tell apart: the rest is summed up, or left out and said so.
 _MOST_TOPICS, _MOST_SUBSCRIPTIONS, _MOST_BARS = 5, 3, 14
-_HOUR, _LEAST_HOURS = timedelta(hours=1), 12
+_HOUR, _LEAST_HOURS = timedelta(hours=1), 7
+#: A time axis is at least so long: a single moment has no length, and would be drawn among years.
+_LEAST_TIME = timedelta(minutes=10)
+#: So few points are drawn large.
+_FEW_POINTS = 100
+#: Where along its line the value of a percentile stands, so that they do not cover one another.
+_PLACES = {"p50": (0.02, "left"), "p95": (0.5, "center"), "p99": (0.98, "right")}
 #: What is shorter is drawn here.
 _LEAST_SECONDS = 0.001
 
@@ -115,7 +124,7 @@ def order(path: Path, *, summary: Sequence[Row], breaks: Sequence[Row]) -> None:
         if not breaks:
             axes = figure.add_subplot()
             _title(axes, "Versions that do not rise")
-            _nothing(axes, f"none: the versions of {keys:,} keys rise over {messages:,} messages")
+            _nothing(axes, f"none: the versions of {_counted(keys, 'key')} rise over {_counted(messages, 'message')}")
             return
         grid = figure.add_gridspec(2, 1, height_ratios=(1.3, 1))
         _steps_back(figure.add_subplot(grid[0]), breaks, summary)
@@ -128,9 +137,9 @@ def archive(path: Path, ranges: Sequence[Row]) -> None:
         axes = figure.add_subplot()
         different = [row for row in ranges if not row["same"]]
         said = f"{len(different)} of {len(ranges)} ranges differ" if different else "every range is the same"
-        _title(axes, f"Messages that would be purged, and their copies in the archive: {said}")
+        _title(axes, f"Old messages and their copies in the archive{f': {said}' if ranges else ''}")
         if not ranges:
-            _nothing(axes, "there is nothing to purge")
+            _nothing(axes, "nothing could be purged, so nothing was compared")
             return
         highest = max(row["rows"] for row in ranges)
         for row in ranges:
@@ -179,9 +188,8 @@ def _per_hour(axes: Axes, rows: Sequence[Row]) -> None:
         for hour in hours:
             bottom[hour] += heights[name][hour]
     _legend_beside(axes, [(_short(name), colours.get(name, _OTHERS)) for name in names])
-    # A few hours are as wide as in a picture of many.
-    first, last = min(bottom), max(bottom) + _HOUR
-    axes.set_xlim(min(first, last - _LEAST_HOURS * _HOUR), last)
+    # A few hours stand in the middle, with bars that are no wider than in a picture of several.
+    axes.set_xlim(*_widened(min(bottom), max(bottom) + _HOUR, _LEAST_HOURS * _HOUR))
     axes.set(ylabel="messages per hour", xlabel="written at (UTC)")
     _thousands(axes.yaxis)
     axes.grid(axis="y")
@@ -206,29 +214,44 @@ def _settling(figure: Figure, shown: Sequence[Row], batches: Sequence[Row]) -> N
         axes.scatter(
             [each["settled_at"] for each in own],
             drawn,
-            s=9 if len(own) > 100 else 22, color=_COLOURS[at], alpha=0.45, linewidths=0,
+            s=9 if len(own) > _FEW_POINTS else 30, color=_COLOURS[at], alpha=0.45 if len(own) > _FEW_POINTS else 0.9,
+            linewidths=0, zorder=5,
         )  # fmt: skip
         axes.set_yscale("log")
         least, most = min([least, *drawn]), max([most, *drawn])
         axes.yaxis.set_major_formatter(lambda seconds, _: f"{seconds:g}")
-        _percentiles(axes, row)
+        if len(own) == 1:
+            _one_batch(axes, own[0])
+        else:
+            _percentiles(axes, row)
         axes.set_xlabel("settled at (UTC)")
-        _times(axes)
+        _times(axes, [each["settled_at"] for each in own])
     # Whole decades: what differs little looks so.
     low, high = math.floor(math.log10(min(least, most))), math.floor(math.log10(most)) + 1
     panels[0].set_ylim(10.0**low, 10.0**high)
 
 
+def _one_batch(axes: Axes, batch: Row) -> None:
+    """Of a single batch no percentiles, but what it took, beside its point."""
+    axes.annotate(
+        f"one batch: {_seconds(batch['seconds'])}", (batch["settled_at"], max(batch["seconds"], _LEAST_SECONDS)),
+        (0, 9), textcoords="offset points", ha="center", fontsize=8.5,
+    )  # fmt: skip
+
+
 def _percentiles(axes: Axes, row: Row) -> None:
-    """A line for each, with its value on it."""
+    """A line for each, with its value on it; one line for those that are the same."""
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85}
-    for name, place in (("p50", 0.02), ("p95", 0.5), ("p99", 0.98)):
-        seconds = max(row[name], _LEAST_SECONDS)
+    same: defaultdict[str, list[str]] = defaultdict(list)
+    for name in _PLACES:
+        same[_seconds(row[name])].append(name)
+    for said, names in same.items():
+        seconds = max(row[names[0]], _LEAST_SECONDS)
         axes.axhline(seconds, color=_INK, linewidth=0.9, zorder=3)
-        side = {0.02: "left", 0.5: "center", 0.98: "right"}[place]
+        place, side = _PLACES[names[0]]
         axes.annotate(
-            f"{name} {_seconds(row[name])}", (place, seconds), xycoords=("axes fraction", "data"), ha=side, va="center",
-            fontsize=8.5, bbox=behind, zorder=4,
+            f"{', '.join(names)}: {said}", (place, seconds), xycoords=("axes fraction", "data"), ha=side, va="center",
+            fontsize=8.5, bbox=behind, zorder=6,
         )  # fmt: skip
 
 
@@ -255,6 +278,9 @@ def _backlog(axes: Axes, backlog: Mapping[str, int]) -> None:
     names = sorted(backlog, key=lambda name: -backlog[name])[:_MOST_BARS]
     if not names:
         _nothing(axes, "there is no subscription")
+        return
+    if not any(backlog.values()):
+        _nothing(axes, "everything is settled")
         return
     axes.barh(range(len(names)), [backlog[name] for name in names], height=0.6, color=_COLOURS[0])
     for at, name in enumerate(names):
@@ -287,7 +313,7 @@ def _steps_back(axes: Axes, breaks: Sequence[Row], summary: Sequence[Row]) -> No
     axes.margins(y=0.15)
     axes.grid(axis="y")
     _whole(axes.yaxis)
-    _times(axes)
+    _times(axes, [row["created_at"] for row in breaks])
 
 
 def _worst_keys(axes: Axes, breaks: Sequence[Row], keys: int) -> None:
@@ -295,7 +321,7 @@ def _worst_keys(axes: Axes, breaks: Sequence[Row], keys: int) -> None:
     for row in breaks:
         counts[row["key"]] += 1
     worst = sorted(counts, key=lambda key: (-counts[key], key))[:8]
-    _title(axes, f"{keys:,} keys with such versions", left_out=keys - len(worst))
+    _title(axes, f"{_counted(keys, 'key')} with such versions", left_out=keys - len(worst))
     axes.barh(range(len(worst)), [counts[key] for key in worst], height=0.6, color=_BAD)
     for at, key in enumerate(worst):
         axes.text(counts[key], at, f" {counts[key]:,}", va="center")
@@ -326,8 +352,11 @@ def _title(axes: Axes, text: str, *, left_out: int = 0, pad: int = 10) -> None:
 
 
 def _nothing(axes: Axes, text: str) -> None:
-    axes.set_axis_off()
-    axes.text(0, 0.5, text, transform=axes.transAxes, va="center", color=_INK)
+    """A pale panel that says why it is empty."""
+    axes.set(xticks=[], yticks=[], facecolor=_EMPTY)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    axes.text(0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=_INK, wrap=True)
 
 
 def _stacked(
@@ -383,7 +412,16 @@ def _legend_below(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
     )  # fmt: skip
 
 
-def _times(axes: Axes) -> None:
+def _widened(first: datetime, last: datetime, least: timedelta) -> tuple[datetime, datetime]:
+    """A span of time that is at least so long, around what is shorter."""
+    missing = max(least - (last - first), timedelta(0))
+    return first - missing / 2, last + missing / 2
+
+
+def _times(axes: Axes, moments: Sequence[datetime] = ()) -> None:
+    """Show times on the horizontal axis; a few moments that lie close together are given some time around them."""
+    if moments and max(moments) - min(moments) < _LEAST_TIME:
+        axes.set_xlim(*_widened(min(moments), max(moments), _LEAST_TIME))
     dates = import_module("matplotlib.dates")
     locator = dates.AutoDateLocator(minticks=3, maxticks=8)
     axes.xaxis.set_major_locator(locator)
@@ -413,6 +451,10 @@ def _seconds(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
+
+
+def _counted(number: int, noun: str) -> str:
+    return counted(number, noun).replace(str(number), f"{number:,}", 1)
 
 
 def _short(name: str, most: int = 28) -> str:
