@@ -54,6 +54,14 @@ def test_the_help_lists_every_verb():
 
 
 @pytest.mark.parametrize("path", [path for path in ALL if path != "demo"])
+def test_no_variable_is_named_after_the_program(path):
+    """As an option whose value has a name in Python that the option has not."""
+    shown = CliRunner().invoke(main, [*path.split(), "--help"], prog_name="outbox").stdout
+
+    assert "_]" not in shown.replace(";", "]").replace(",", "]")
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path != "demo"])
 def test_every_option_can_be_set_by_the_environment(path):
     """Its variable is OUTBOX_ and the words of the command, or OUTBOX_ alone for what all commands share."""
     shown = " ".join(CliRunner().invoke(main, [*path.split(), "--help"], prog_name="outbox").stdout.split())

@@ -79,11 +79,12 @@ def extract(
     require_extra("pyspark", "pyarrow")
     if wanted["delta"]:
         require_extra("deltalake", extra="delta")
+    from outbox.spark.connections import rights_told
     from outbox.spark.continuation import require_possible
 
     asked = _wanted(topics, register, hold, **wanted)
     # What is wrong with the options, the database or the archive shows before Spark is started, which takes a while.
-    with target.opened():
+    with rights_told(), target.opened():
         pass
     place = place_of(target, local=master is None and remote is None, standby=standby)
     require_possible(archive, place, asked)
@@ -202,7 +203,8 @@ def _progress() -> Iterator[Callable[[Going], None]]:
 
     def tell(going: Going) -> None:
         nonlocal said_at
-        if time.monotonic() - said_at >= _LINE_EVERY_SECONDS:
+        # Before the first task is done there is nothing to tell.
+        if going.done and time.monotonic() - said_at >= _LINE_EVERY_SECONDS:
             said_at = time.monotonic()
             say(_going(going))
 

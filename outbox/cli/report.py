@@ -138,20 +138,20 @@ def reported(function: F) -> F:
 
     @functools.wraps(function)
     def command(
-        *, target: Target, json: bool, csv_: Path | None, plot: Path | None, archive: Path | None,
+        *, target: Target, json: bool, csv: Path | None, plot: Path | None, archive: Path | None,
         master: str | None, remote: str | None, **rest: Any,
     ) -> Any:  # fmt: skip
-        output = Output(json=json, csv=csv_, plot=plot)
+        output = Output(json=json, csv=csv, plot=plot)
         require_drawable(plot)
-        if csv_ is not None and csv_.exists() and not csv_.is_dir():
-            raise click.UsageError(f"--csv {csv_}: that is a file; name a folder, into which each table is written")
+        if csv is not None and csv.exists() and not csv.is_dir():
+            raise click.UsageError(f"--csv {csv}: that is a file; name a folder, into which each table is written")
         return function(work=Work(target, archive, master, remote), output=output, **rest)
 
     path = click.Path(path_type=Path)
     for decorate in (
         on_spark,
         as_json,
-        option("--csv", "csv_", type=path, metavar="FOLDER", help="Also write each table to a file there."),
+        option("--csv", type=path, metavar="FOLDER", help="Also write each table to a file there."),
         option("--plot", type=path, metavar="FILE.png", help="Also draw a picture. Needs the extra plot."),
         option("--archive", type=path, metavar="PATH", help="Read messages from this archive, not from the database."),
     ):

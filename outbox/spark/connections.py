@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
-from outbox.errors import DatabaseError, MissingExtraError, OptionError
+from outbox.errors import DatabaseError, MissingExtraError, OptionError, OutboxError
 from outbox.spark.place import conninfo
 from outbox.spark.task import Task
 
@@ -186,6 +186,12 @@ _REFUSALS = (
     "no such table", "unable to open database file",
 )  # fmt: skip
 
+_NO_RIGHT = "permission denied for"
+_RIGHTS = (
+    "; have its owner GRANT SELECT ON outbox_message, outbox_meta TO this role; registering, other tables and purging"
+    " need more, see Rights in docs/spark.md"
+)
+
 _METHODS: dict[str, Any] = {"adbc": AdbcConnection, "psycopg": PsycopgConnection, "sqlite": SqliteConnection}
 
 
@@ -225,5 +231,19 @@ def refused(error: Exception) -> DatabaseError | None:
     kinds = {each.__name__ for each in type(error).__mro__}
     text = str(error).strip()
     if kinds & _FOR_GOOD or any(words in text for words in _REFUSALS):
-        return DatabaseError(f"the database refuses to be read: {text}")
+        fix = _RIGHTS if _NO_RIGHT in text else ""
+        return DatabaseError(f"the database refuses to be read: {text}{fix}")
     return None
+
+
+@contextmanager
+def rights_told() -> Iterator[None]:
+    """Say of a right that is missing which ones a reader needs; other errors pass."""
+    try:
+        yield
+    except Exception as error:
+        cause = getattr(error, "orig", None) or error
+        told = refused(cause) if _NO_RIGHT in str(cause) and not isinstance(error, OutboxError) else None
+        if told is None:
+            raise
+        raise told from error

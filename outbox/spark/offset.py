@@ -81,12 +81,12 @@ class Mark:
         Raises:
             PositionError: it is neither.
         """
-        if not text.lstrip().startswith("{"):
-            return cls(position=Position.parse(text.strip()))
         try:
+            if not text.lstrip().startswith("{"):
+                return cls(position=Position.parse(text.strip()))
             stored = json.loads(text)
             return cls(position=Position.parse(stored["position"]), server=_server_in(stored))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, PositionError) as error:
             raise PositionError(f"not a position: {text:.200}; take one from outbox.spark.position()") from error
 
 

@@ -9,7 +9,8 @@ from difflib import get_close_matches
 from typing import Any, Literal, Self, TypeVar, cast, get_args
 from uuid import UUID
 
-from outbox.errors import OptionError, PositionError
+from outbox.checks import HALF_TOPIC, checked_topic
+from outbox.errors import InvalidMessageError, OptionError, PositionError
 from outbox.spark.offset import Mark
 from outbox.spark.place import Address, Place
 from outbox.spark.task import USUAL, Fetch, Manner
@@ -21,7 +22,7 @@ OnIdentityChange = Literal["fail", "accept", "replay"]
 OnSelectionChange = Literal["fail", "accept"]
 Start = Literal["earliest", "latest"]
 
-_NAMES = (
+NAMES = (
     "url", "urlEnv", "service", "plannerUrl", "plannerUrlEnv", "plannerService", "schema", "table", "columns", "topics",
     "keys", "createdFrom", "createdTo", "halves", "since", "until", "startingPosition", "partitions",
     "rowsPerPartition", "maxRowsPerTrigger", "pollIntervalMs", "fetch", "batchBytes", "prefetch", "retries",
@@ -149,14 +150,28 @@ class _Parser:
         ):
             if option in self._given:
                 self._require_column(option, column)
+        created_from, created_to = self._moment("createdFrom"), self._moment("createdTo")
+        if created_from is not None and created_to is not None and created_from >= created_to:
+            raise _error("createdFrom", f"{created_from} is not before createdTo, {created_to}", "exchange them")
         return Narrowing(
-            topics=self._list("topics"),
+            topics=self._topics(),
             keys=self._list("keys"),
-            created_from=self._moment("createdFrom"),
-            created_to=self._moment("createdTo"),
+            created_from=created_from,
+            created_to=created_to,
             where=tuple(self._where()),
             halves=self._flag("halves", default=False),
         )
+
+    def _topics(self) -> tuple[str, ...]:
+        topics = self._list("topics")
+        for topic in topics:
+            if topic == HALF_TOPIC:
+                continue
+            try:
+                checked_topic(topic)
+            except InvalidMessageError as error:
+                raise _error("topics", f"one {error.limit}", "topics are whole names, without wildcards") from None
+        return topics
 
     def _where(self) -> list[tuple[str, str]]:
         found = []
@@ -212,21 +227,25 @@ class _Parser:
     def _moment(self, name: str) -> datetime | None:
         if name not in self._given:
             return None
-        return self._read(name, datetime.fromisoformat, "write a time such as 2026-01-31T12:00:00Z", _require_zone)
+        moment = self._read(name, datetime.fromisoformat, "write a time such as 2026-01-31T12:00:00Z")
+        if moment.tzinfo is None:
+            raise _error(name, f"{self._given[name]!r:.80} has no time zone", "append Z for UTC")
+        return moment
 
-    def _read(self, name: str, convert: Callable[[str], T], fix: str, check: Callable[[T], bool]) -> T:
+    def _read(self, name: str, convert: Callable[[str], T], fix: str) -> T:
         try:
-            value = convert(self._given[name].strip())
+            return convert(self._given[name].strip())
         except ValueError:
             raise _error(name, f"{self._given[name]!r:.80} cannot be read", fix) from None
-        if not check(value):
-            raise _error(name, f"{self._given[name]!r:.80} is not allowed", fix)
-        return value
 
     def _number(self, name: str, default: int | None, least: int, most: int) -> int | None:
         if name not in self._given:
             return default
-        return self._read(name, int, f"write a whole number from {least} to {most}", lambda n: least <= n <= most)
+        fix = f"write a whole number from {least} to {most}"
+        number = self._read(name, int, fix)
+        if not least <= number <= most:
+            raise _error(name, f"{self._given[name]!r:.80} is not allowed", fix)
+        return number
 
     def _flag(self, name: str, *, default: bool) -> bool:
         return self._choice(name, str(default).lower(), ("true", "false")) == "true"
@@ -234,7 +253,8 @@ class _Parser:
     def _choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
         value = self._given.get(name, default).strip().lower()
         if value not in allowed:
-            raise _error(name, f"{value!r:.80} is none of {', '.join(allowed)}", _did_you_mean(value, allowed))
+            fix = f"did you mean {close}?" if (close := _close(value, allowed)) else "choose one of them"
+            raise _error(name, f"{value!r:.80} is none of {', '.join(allowed)}", fix)
         return value
 
 
@@ -242,12 +262,12 @@ def _name_of(given: str) -> str:
     lower = given.lower()
     if lower.startswith(_WHERE):
         return lower
-    for name in _NAMES:
+    for name in NAMES:
         if name.lower() == lower:
             return name
     if lower == "path":
         raise _error("path", "the source reads a database, no path", "call load() without an argument")
-    raise _error(given, "there is no such option", _did_you_mean(given, _NAMES))
+    raise _error(given, "there is no such option", _did_you_mean(given, NAMES))
 
 
 def _check_value(name: str, kind: Kind, value: str) -> None:
@@ -265,13 +285,14 @@ def _check_value(name: str, kind: Kind, value: str) -> None:
         raise _error(name, "holds a NUL, which no column does", "correct it")
 
 
-def _require_zone(moment: datetime) -> bool:
-    return moment.tzinfo is not None
+def _close(given: str, names: tuple[str, ...]) -> str | None:
+    """The name that somebody may have meant."""
+    close = get_close_matches(given.lower(), [name.lower() for name in names], n=1)
+    return next((name for name in names if close and name.lower() == close[0]), None)
 
 
 def _did_you_mean(given: str, names: tuple[str, ...]) -> str:
-    close = get_close_matches(given.lower(), [name.lower() for name in names], n=1)
-    found = next((name for name in names if close and name.lower() == close[0]), None)
+    found = _close(given, names)
     return f"did you mean {found}?" if found else f"choose from {', '.join(names)}"
 
 

@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from outbox.position import EARLIEST
+from outbox.spark.connections import rights_told
 from outbox.spark.place import Place, engine_options, require_file
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def _connected(place: Place) -> Iterator[tuple[Database, Channel]]:
     engine = create_engine(url.render_as_string(hide_password=False), **engine_options(url))
     try:
         database = Database(engine, place.schema)
-        with database.explained(), closing(database.open()) as channel:
+        with rights_told(), database.explained(), closing(database.open()) as channel:
             yield database, channel
     finally:
         engine.dispose()

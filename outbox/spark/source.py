@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
@@ -68,6 +68,14 @@ class OutboxDataSource(DataSource):
     def streamReader(self, schema: StructType) -> OutboxStreamReader:  # noqa: N802 - Spark's name
         """Of `spark.readStream`."""
         return OutboxStreamReader(self._settings, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: FBT001 - Spark's own arguments
+        """Of `DataFrame.write`."""
+        raise _read_only()
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802, FBT001
+        """Of `DataFrame.writeStream`."""
+        raise _read_only()
 
 
 class TaskPartition(InputPartition):
@@ -184,6 +192,12 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planner = Planner(self._settings.place, retries=self._settings.manner.retries)
             self._made = Follower(self._settings, planner)
         return self._made
+
+
+def _read_only() -> Exception:
+    from outbox.errors import OptionError
+
+    return OptionError("format: outbox can only be read; send messages by Outbox.send, in the transaction of your data")
 
 
 def _freeze(settings: Options) -> Frozen | None:

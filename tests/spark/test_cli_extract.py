@@ -14,9 +14,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox
+from outbox.cli.extract import _progress
 from outbox.errors import DatabaseError
 from outbox.position import Progress
-from outbox.spark.job import Extract
+from outbox.spark.job import Extract, Going
 from outbox.spark.manifest import Archive
 from tests.command_line import Ended
 from tests.command_line import outbox as run
@@ -163,6 +164,19 @@ def test_a_gap_ends_it_in_one_line_and_can_be_accepted(outbox, path):
     assert len(refused.err.splitlines()) == 1
     assert (accepted.code, ids_of(path)) == (0, [2])
     assert "were purged before, and are missing" in accepted.err
+
+
+def test_progress_is_told_when_there_is_some(monkeypatch, capsys):
+    monkeypatch.setattr("outbox.cli.extract._LINE_EVERY_SECONDS", 0.0)
+
+    with _progress() as tell:
+        for done in range(3):
+            tell(Going(window=7, tasks=2, done=done, rows=done * 5))
+
+    assert capsys.readouterr().err.splitlines() == [
+        "window 7: 1 of 2 tasks, 5 messages",
+        "window 7: 2 of 2 tasks, 10 messages",
+    ]
 
 
 def test_cleaning_needs_no_database_and_says_what_it_did(outbox, path):

@@ -20,8 +20,10 @@ from outbox.position import Position, Progress
 from outbox.spark import archived, fetch
 from outbox.spark.job import Extract, Extraction, Going
 from outbox.spark.manifest import FOLDER, Archive
+from outbox.spark.options import Options
 from outbox.spark.planner import Planner
 from outbox.spark.tables import arrow_schema
+from outbox.spark.window import window_of
 from outbox.store.extraction import MESSAGES, columns_of
 from tests.spark.extracts import Here, extracted, files_in, ids_in, ids_of, run_here, table_of
 from tests.spark.reading import place_of
@@ -373,6 +375,21 @@ def test_what_differs_of_another_server_is_told_and_nothing_else(pg_engine, path
         oid = connection.execute(text("SELECT oid FROM pg_database WHERE datname = current_database()")).scalar()
     assert f"another server, timeline or database (oid of the database 7 then, {oid} now)" in str(caught.value)
     assert str(caught.value).endswith("accept it: --accept-server, or accept_server=True")
+
+
+def test_a_position_of_another_database_says_what_differs(sqlite_engine):
+    url = sqlite_engine.url.render_as_string(hide_password=False)
+    other = '{"v":1,"db":"postgresql","sys":"7","oid":null,"tl":null,"position":"0:0:"}'
+    options = Options.parse({"url": url, "since": other})
+
+    with closing(Planner(options.place)) as planner, pytest.raises(PositionError) as caught:
+        window_of(options, planner)
+
+    assert str(caught.value) == (
+        "since: the position is of another server, timeline or database (kind of database postgresql then, sqlite now,"
+        " system identifier 7 then, None now), and means nothing here; take one from outbox.spark.position() for this"
+        " url, or read the database that it is of"
+    )
 
 
 def test_an_archive_that_is_not_there_is_no_empty_one(path):

@@ -1,13 +1,16 @@
 """Options: every mistake names the option, the limit and the fix."""
 
+import re
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
+from outbox.checks import HALF_TOPIC
 from outbox.errors import OptionError
 from outbox.position import Position
 from outbox.spark.offset import Mark
-from outbox.spark.options import Options
+from outbox.spark.options import NAMES, Options
 from outbox.spark.task import Manner
 from outbox.store.extraction import Narrowing
 
@@ -70,7 +73,7 @@ def test_positions_are_bare_or_of_a_server():
     ({"table": "op", "topics": "a"}, "topics: the table op has no column 'topic'"),
     ({"table": "op", "since": "1:1:"}, "since: means nothing for the table op; leave it out, or read messages"),
     ({"createdFrom": "yesterday"}, "createdFrom: 'yesterday' cannot be read; write a time such as"),
-    ({"createdTo": "2026-01-31T12:00:00"}, "createdTo: '2026-01-31T12:00:00' is not allowed; write a time such as"),
+    ({"createdTo": "2026-01-31T12:00:00"}, "createdTo: '2026-01-31T12:00:00' has no time zone; append Z for UTC"),
     ({"where.nothing": "1"}, "where.nothing: the table messages has no column 'nothing'"),
     ({"where.id": "x"}, "where.id: 'x' is no value of type long"),
     ({"where.body": "x"}, "where.body: a column of type binary cannot be compared so; filter the DataFrame"),
@@ -83,7 +86,13 @@ def test_positions_are_bare_or_of_a_server():
     ({"fetch": "jdbc"}, "fetch: 'jdbc' is none of auto, adbc, psycopg, sqlite"),
     ({"failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is none of true, false"),
     ({"onIdentityChange": "ignore"}, "onIdentityChange: 'ignore' is none of fail, accept, replay"),
-    ({"since": "nonsense"}, "since: not a position: 'nonsense'; the form is"),
+    ({"createdFrom": "2026-02-01T00:00:00Z", "createdTo": "2026-01-01T00:00:00Z"},
+     "createdFrom: 2026-02-01 00:00:00+00:00 is not before createdTo, 2026-01-01 00:00:00+00:00; exchange them"),
+    ({"topics": "orders,a b/c"},
+     "topics: one must be 1 to 249 characters of [A-Za-z0-9._%|-], not . or .., but is 'a b/c'; topics are whole"),
+    ({"halves": "yes"}, "halves: 'yes' is none of true, false; choose one of them"),
+    ({"table": "progres"}, "table: 'progres' is none of messages, "),
+    ({"since": "yesterday"}, "since: not a position: yesterday; take one from outbox.spark.position()"),
     ({"until": "{}"}, "until: not a position: {}; take one from outbox.spark.position()"),
     ({"url": "host/db"}, "url: is not a URL; write postgresql://"),
     ({"url": "mysql://host/db"}, "url: no outbox lives in mysql"),
@@ -97,6 +106,26 @@ def test_mistakes(options, words):
         parsed(**options)
 
     assert str(caught.value).startswith(words)
+
+
+def test_what_may_be_chosen_is_told_once():
+    with pytest.raises(OptionError) as caught:
+        parsed(table="orders")
+    assert (str(caught.value).count("parked"), str(caught.value).endswith("; choose one of them")) == (1, True)
+
+    with pytest.raises(OptionError, match=r"; did you mean progress\?$"):
+        parsed(table="progres")
+
+
+def test_half_messages_are_chosen_by_their_topic_too():
+    assert parsed(topics=HALF_TOPIC).narrowing.topics == (HALF_TOPIC,)
+
+
+def test_the_page_explains_every_option():
+    page = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    explained = {name for row in page.splitlines() if row.startswith("| `") for name in re.findall("`([^`]+)`", row)}
+
+    assert [name for name in NAMES if name not in explained] == []
 
 
 def test_nothing_given():

@@ -82,6 +82,12 @@ def test_a_stream_of_a_spark_without_limits(source, engine):
         each.stop()
 
 
+def test_who_writes_is_told_that_it_can_only_be_read(source):
+    for writer in (source().writer, source().streamWriter):
+        with pytest.raises(OptionError, match=r"can only be read; send messages by Outbox\.send"):
+            writer(StructType([]), False)
+
+
 def test_no_secret_is_pickled(source, monkeypatch, pg_engine):
     url = pg_engine.url.set(password="geheim")
     monkeypatch.setenv("SHOP_URL", url.render_as_string(hide_password=False))
