@@ -166,6 +166,14 @@ def test_a_gap_ends_it_in_one_line_and_can_be_accepted(outbox, path):
     assert "were purged before, and are missing" in accepted.err
 
 
+def test_a_name_that_a_shell_would_part_is_quoted_where_it_is_to_be_typed(outbox, path):
+    extract(outbox, path, "--register", "a b!")
+
+    ended = extract(outbox, path.parent / "other", "--register", "a b!")
+
+    assert (ended.code, "run before: outbox subscriptions drop 'a b!'\n" in ended.err) == (2, True)
+
+
 def test_progress_is_told_when_there_is_some(monkeypatch, capsys):
     monkeypatch.setattr("outbox.cli.extract._LINE_EVERY_SECONDS", 0.0)
 
