@@ -18,12 +18,15 @@ VERSION = 1
 class Offset:
     """What a stream has delivered: all that the base of `progress` sees, and of its open window the ids up to `after`.
 
-    `gone`: what had been purged when the stream began at earliest; while that base stands, it is not missed.
+    `gone`: what had been purged when the stream began at earliest; of the window that begins there it is not missed.
+    `latest`: the stream begins where its first batch ends. Spark keeps no beginning: when it repeats the first batch it
+    asks for it anew, and a position of that later moment would take the batch's rows for old ones.
     """
 
     server: Server
     progress: Progress
     gone: Position | None = None
+    latest: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """As Spark stores it."""
@@ -34,6 +37,8 @@ class Offset:
             "target": None if target is None else str(target),
             "after": self.progress.after,
             "gone": None if self.gone is None else str(self.gone),
+            # Only where it is true: Spark compares the texts, and takes another one for something new.
+            **({"latest": True} if self.latest else {}),
         }
 
     @classmethod
@@ -49,7 +54,8 @@ class Offset:
             progress = Progress(
                 Position.parse(stored["base"]), None if target is None else Position.parse(target), after
             )
-            return cls(server=server, progress=progress, gone=None if gone is None else Position.parse(gone))
+            gone = None if gone is None else Position.parse(gone)
+            return cls(server=server, progress=progress, gone=gone, latest=bool(stored.get("latest")))
         except (KeyError, TypeError, ValueError, AttributeError, PositionError) as error:
             raise PositionError(
                 f"the checkpoint holds an offset that cannot be read ({error!r}); it is damaged, or of another source:"

@@ -74,6 +74,8 @@ class Follower:
             and self._clock() < self._looked_at + self._options.poll_seconds
         ):
             return start
+        if start.latest:
+            return self.now()
         stamp = self._capture()
         known = self._on(start, stamp.server, stamp.position)
         within = self._within(known, limit)
@@ -89,6 +91,8 @@ class Follower:
             PositionError: another server answers than the one that the batch was planned on.
             PurgedError: rows of the batch were purged before they were read.
         """
+        if start.latest:
+            return []
         server = self._planner.server()
         if server != end.server and self._options.on_identity_change == "fail":
             raise self._changed(end.server, server)
@@ -112,8 +116,7 @@ class Follower:
     def _first(self) -> Offset:
         start = self._options.start
         if start == "latest":
-            stamp = self._planner.now()
-            return Offset(server=stamp.server, progress=Progress(stamp.position))
+            return Offset(server=self._planner.server(), progress=Progress(EARLIEST), latest=True)
         if isinstance(start, Mark):
             return Offset(server=start.server or self._planner.server(), progress=Progress(start.position))
         return Offset(server=self._planner.server(), progress=Progress(EARLIEST), gone=self._planner.purged())

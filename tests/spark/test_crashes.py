@@ -66,7 +66,7 @@ def test_a_position_from_before_a_crash_misses_nothing(durable, monkeypatch, flu
     for n in range(TRIES_IN_FULL if full else TRIES):
         highest = burn(durable)
         stream = Stream(engine, startingPosition="latest")
-        offset = stream.start()
+        offset, _ = stream.next(stream.start())
         durable.kill()
         engine.dispose()
         durable.start()

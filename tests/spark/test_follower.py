@@ -124,14 +124,28 @@ def test_a_stream_begins_at_latest_or_at_a_position(engine):
 
     send(engine, "a")
     latest = Stream(engine, startingPosition="latest")
-    start = latest.start()
+    start, rows = latest.next(latest.start())
     position = outbox.spark.position(url=engine.url.render_as_string(hide_password=False))
     send(engine, "b")
     at_position = Stream(engine, startingPosition=position)
     send(engine, "c")
 
+    assert rows == []
     assert latest.all(start)[1] == at_position.all(at_position.start())[1] == [[b"b", b"c"]]
-    assert latest.start() == start
+
+
+def test_the_first_batch_of_a_stream_from_latest_is_the_same_when_it_is_repeated(engine):
+    """Spark keeps where the first batch ends, and asks again where it begins."""
+    stream = Stream(engine, startingPosition="latest")
+    start = stream.start()
+    send(engine, "before")
+    end, rows = stream.next(start)
+    assert rows == []
+    send(engine, "after")
+    stream.begin()
+
+    assert stream.rows(stream.start(), end) == []
+    assert stream.all(end)[1] == [[b"after"]]
 
 
 def test_an_end_is_never_passed(engine, stream):
