@@ -153,7 +153,8 @@ class Follower:
         if self._passed(start) is None:
             self._idle_since = now
         self._idle, self._looked_at = (start, stamp.position), now
-        if now - self._idle_since < _MOVE_SECONDS:
+        # A run that ends by itself moves before it does: it may never live so long.
+        if now - self._idle_since < _MOVE_SECONDS and self._end is None:
             return start
         self._idle_since = now
         window = Window(known.progress.base, stamp.position)

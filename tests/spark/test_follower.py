@@ -108,6 +108,24 @@ def test_a_stream_of_a_silent_topic_moves_now_and_then(engine):
     assert end.progress.base.head > start.progress.base.head
 
 
+def test_a_run_that_ends_by_itself_moves_before_it_does(engine):
+    """It lives for seconds, so that a stream of such runs would never move, and retention would look like a loss."""
+    stream = Stream(engine, topics="orders")
+    send(engine, "a")
+    start, _ = stream.all(stream.start())
+    send(engine, "other", topic="mails")
+    stream.begin()
+    stream.follower.stop_at_now()
+
+    end, batches = stream.all(start)
+    purge(engine, stream.follower.now().progress.base)
+    send(engine, "b")
+    stream.begin()
+    stream.follower.stop_at_now()
+
+    assert (batches, stream.all(end)[1]) == ([[]], [[b"b"]])
+
+
 def test_between_two_polls_nothing_is_asked(engine):
     stream = Stream(engine, pollIntervalMs=250)
     send(engine, "a")
