@@ -122,8 +122,9 @@ class Extract:
         since = EARLIEST if last is None else last.until
         self._require_same_server(last, stamp)
         window = Window(since, stamp.position)
-        gap = self._gap(window)
-        files = self._extracted(1 if last is None else last.window + 1, window)
+        gone = self._planner.purged()
+        gap = self._gap(window, gone)
+        files = self._extracted(1 if last is None else last.window + 1, window, gone)
         if not files and gap is None and not self._is_due(last):
             return None
         manifest = Manifest(
@@ -196,9 +197,8 @@ class Extract:
                 " another folder"
             )
 
-    def _gap(self, window: Window) -> Position | None:
+    def _gap(self, window: Window, gone: Position | None) -> Position | None:
         """What was purged of a window before it was read; None: nothing. The first window begins with what is there."""
-        gone = self._planner.purged()
         if window.base == EARLIEST or gone is None or not window.overlaps(gone):
             return None
         if self._wanted.accept_gap:
@@ -210,9 +210,8 @@ class Extract:
             " --accept-gap"
         )
 
-    def _extracted(self, number: int, window: Window) -> list[ArchivedFile]:
-        """Have the executors write the files of a window, of which nothing is purged meanwhile."""
-        gone = self._planner.purged()
+    def _extracted(self, number: int, window: Window, gone: Position | None) -> list[ArchivedFile]:
+        """Have the executors write the files of a window, of which nothing more is purged than was `gone` before."""
         # What is gone already is not asked for: it has been judged.
         whole = Window(window.base if gone is None else window.base.union(gone), window.target)
         wanted = self._wanted
