@@ -181,6 +181,8 @@ def test_half_messages_come_only_when_they_are_asked_for(engine, planner):
     assert found() == [b"other"]
     assert found(halves=True) == [b"whole", b"other"]
     assert found(topics=(HALF_TOPIC,)) == [b"whole"]
+    assert found(topics=("orders",), halves=True) == [b"whole", b"other"]
+    assert found(topics=("mails",), halves=True) == [b"whole"]
 
 
 def test_other_tables_are_read_whole(engine, planner):
