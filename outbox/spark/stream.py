@@ -119,7 +119,11 @@ class Follower:
             return Offset(server=self._planner.server(), progress=Progress(EARLIEST), latest=True)
         if isinstance(start, Mark):
             return Offset(server=start.server or self._planner.server(), progress=Progress(start.position))
-        return Offset(server=self._planner.server(), progress=Progress(EARLIEST), gone=self._planner.purged())
+        return self._earliest(self._planner.server())
+
+    def _earliest(self, server: Server) -> Offset:
+        """The beginning of the log; what is gone by now is not asked for."""
+        return Offset(server=server, progress=Progress(EARLIEST), gone=self._planner.purged() or EARLIEST)
 
     def _capture(self) -> Stamp:
         self._head = self._planner.now()
@@ -178,7 +182,7 @@ class Follower:
             raise self._changed(offset.server, server)
         if self._options.on_identity_change == "replay" and (changed or _lies_ahead(offset, head)):
             _log.warning("the log of %s is read again from its beginning", self._planner.place.primary_label())
-            return Offset(server=server, progress=Progress(EARLIEST), gone=self._planner.purged())
+            return self._earliest(server)
         if _lies_ahead(offset, head):
             raise PositionError(
                 f"the server {self._planner.place.primary_label()} has come to {head}, which lies below the position"
@@ -213,9 +217,10 @@ def _lies_ahead(offset: Offset, head: Position) -> bool:
 
 
 def _end_of(known: Offset, window: Window, page: Page) -> Offset:
-    if not page.more:
-        return Offset(server=known.server, progress=Progress(window.target))
-    return replace(known, progress=Progress(window.base, window.target, page.last))
+    # The batch keeps what was gone when it was planned first: Spark may ask for the beginning again, much later.
+    gone = known.gone if window.base == EARLIEST else None
+    progress = Progress(window.base, window.target, page.last) if page.more else Progress(window.target)
+    return Offset(server=known.server, progress=progress, gone=gone)
 
 
 def _parts_of(start: Progress, end: Progress) -> list[tuple[Window, int | None, int | None]]:

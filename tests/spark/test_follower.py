@@ -263,6 +263,18 @@ def test_what_was_gone_at_the_beginning_is_not_missed(engine):
         stream.next(end, 1)
 
 
+@pytest.mark.parametrize("limit", [None, 1])
+def test_what_is_purged_before_the_first_batch_is_repeated_is_an_error(engine, stream, limit):
+    """Spark asks again where the stream begins; by then what is gone is more."""
+    send(engine, *"ab")
+    end, _ = stream.next(stream.start(), limit)
+    purge(engine, stream.follower.now().progress.base)
+    stream.begin()
+
+    with pytest.raises(PurgedError, match="were purged"):
+        stream.rows(stream.start(), end)
+
+
 def test_replaying_after_a_purge_misses_nothing_of_before(pg_engine):
     send(pg_engine, "a")
     first = Stream(pg_engine)
