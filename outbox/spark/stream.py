@@ -33,8 +33,8 @@ class Follower:
         self._clock = clock
         self._initial: Offset | None = None
         self._end: Stamp | None = None
-        #: The offset after which nothing had come, up to which position, and when that was seen and first seen.
-        self._idle: tuple[Offset, Position] | None = None
+        #: The offset after which nothing had come, up to which stamp, and when that was seen and first seen.
+        self._idle: tuple[Offset, Stamp] | None = None
         self._looked_at = self._idle_since = 0.0
         self._head: Stamp | None = None
 
@@ -142,7 +142,7 @@ class Follower:
 
     def _beyond(self, start: Offset, known: Offset, stamp: Stamp, limit: int | None) -> Offset:
         """The first page of what has been committed since a window ended."""
-        passed = self._idle[1] if self._idle is not None and self._idle[0] == start else known.progress.base
+        passed = self._passed(start, stamp) or known.progress.base
         window = Window(known.progress.base, stamp.position)
         page = (
             self._page(Window(passed, stamp.position), limit) if passed != stamp.position else Page(0, None, more=False)
@@ -154,9 +154,9 @@ class Follower:
 
     def _rest(self, start: Offset, known: Offset, stamp: Stamp) -> Offset:
         now = self._clock()
-        if self._passed(start) is None:
+        if self._passed(start, stamp) is None:
             self._idle_since = now
-        self._idle, self._looked_at = (start, stamp.position), now
+        self._idle, self._looked_at = (start, stamp), now
         # A run that ends by itself moves before it does: it may never live so long.
         if now - self._idle_since < _MOVE_SECONDS and self._end is None:
             return start
@@ -166,9 +166,12 @@ class Follower:
             return start
         return Offset(server=stamp.server, progress=Progress(stamp.position))
 
-    def _passed(self, start: Offset) -> Position | None:
-        """Up to where it is known that nothing has come after an offset."""
-        return self._idle[1] if self._idle is not None and self._idle[0] == start else None
+    def _passed(self, start: Offset, stamp: Stamp) -> Position | None:
+        """Up to where it is known that nothing has come after an offset, on the server that is there now."""
+        if self._idle is None or self._idle[0] != start or self._idle[1].server != stamp.server:
+            return None
+        passed = self._idle[1].position
+        return passed if passed.head <= stamp.position.head else None
 
     def _page(self, window: Window, limit: int | None, after: int | None = None) -> Page:
         page = self._planner.page(window, limit or 1, narrowing=self._options.narrowing, after=after)

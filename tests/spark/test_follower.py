@@ -11,6 +11,7 @@ from outbox.errors import OptionError, PurgedError
 from outbox.position import Progress
 from outbox.spark.offset import Offset
 from outbox.spark.options import Options
+from outbox.spark.planner import Planner
 from tests.spark.streams import Stream
 
 
@@ -261,6 +262,18 @@ def test_what_was_gone_at_the_beginning_is_not_missed(engine):
     purge(engine, stream.follower.now().progress.base)
     with pytest.raises(PurgedError, match="were purged"):
         stream.next(end, 1)
+
+
+def test_an_idle_stream_reads_another_servers_log_from_its_beginning(engine, monkeypatch):
+    """That nothing had come was said of the server before."""
+    stream = Stream(engine, onIdentityChange="replay")
+    send(engine, "a")
+    end, _ = stream.all(stream.start())
+    server, now = Planner.server, Planner.now
+    monkeypatch.setattr(Planner, "server", lambda self: replace(server(self), system="7"))
+    monkeypatch.setattr(Planner, "now", lambda self: replace(now(self), server=self.server()))
+
+    assert stream.next(end)[1] == [b"a"]
 
 
 @pytest.mark.parametrize("limit", [None, 1])
