@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
-    """The window that comes next. `gap`: what was purged of it before it was read, which somebody accepts."""
+    """The window that comes next. `gone`: what was purged before it was read, all in all; `gap`: where that is missing
+    from the window, and somebody accepts it.
+    """
 
     stamp: Stamp
     window: Window
+    gone: Position | None
     gap: Position | None
 
 
@@ -61,7 +64,9 @@ class Continuation:
         stamp = self.planner.now()
         self._require_same_server(last, stamp)
         window = Window(EARLIEST if last is None else last.until, stamp.position)
-        return Next(stamp=stamp, window=window, gap=self._gap(window))
+        # Looked at once: what is purged from here on is missed when the window is read.
+        gone = self.planner.purged()
+        return Next(stamp=stamp, window=window, gone=gone, gap=self._gap(window, gone))
 
     def _require_same_server(self, last: Manifest | None, stamp: Stamp) -> None:
         if last is None:
@@ -81,9 +86,8 @@ class Continuation:
                 " another folder"
             )
 
-    def _gap(self, window: Window) -> Position | None:
+    def _gap(self, window: Window, gone: Position | None) -> Position | None:
         """What was purged of a window before it was read; None: nothing. The first window begins with what is there."""
-        gone = self.planner.purged()
         if window.base == EARLIEST or gone is None or not window.overlaps(gone):
             return None
         if self.wanted.accept_gap:

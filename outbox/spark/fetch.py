@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tenacity.wait import wait_exponential, wait_random
 
-from outbox.errors import DatabaseError, PositionError, PurgedError
+from outbox.errors import DatabaseError, PositionError, PurgedError, StandbyError
 from outbox.position import Position
 from outbox.spark.connections import Connection, broken_by, connected, method_of, refused
 from outbox.spark.tables import arrow_schema
@@ -38,6 +38,7 @@ def batches(task: Task) -> Batches:
     Raises:
         PurgedError: retention has removed rows of the task's window.
         PositionError: another server answers than the one that the task was planned on.
+        StandbyError: a standby answers, and the task was planned without one.
         DatabaseError: the connection is lost for good, or the server refuses.
         MissingExtraError: pyarrow or the driver is not installed.
     """
@@ -79,7 +80,10 @@ def _read(task: Task, method: str, schema: pa.Schema, after: tuple[object, ...] 
     """Read on by one connection, and look at its end whether retention has taken rows meanwhile."""
     with connected(task, method) as connection:
         _require_same_server(task, connection)
-        _wait_for_replay(task, connection)
+        if task.replayed is not None:
+            _wait_for_replay(task, connection, task.replayed)
+            # A standby that was promoted meanwhile does not wait any more, and may never have had the rows.
+            _require_same_server(task, connection)
         statement = task.extraction.statement(after)
         with closing(connection.batches(statement, schema, task.manner.batch_bytes)) as found:
             yield from found
@@ -102,16 +106,20 @@ def _require_same_server(task: Task, connection: Connection) -> None:
             f"{task.place.label()} is another server now (system identifier {system}, timeline {timeline}) than the one"
             f" that this read was planned on ({task.server.system}, {task.server.timeline}); read again"
         )
+    if timeline is None and task.server.timeline is not None and task.replayed is None:
+        raise StandbyError(
+            f"{task.place.label()} is a standby, which may not have all rows yet, and was not planned for:"
+            " add target_session_attrs=read-write to a URL of several hosts; to read from the standby, set plannerUrl,"
+            " plannerUrlEnv or plannerService to the primary"
+        )
 
 
-def _wait_for_replay(task: Task, connection: Connection) -> None:
-    if task.replayed is None:
-        return
+def _wait_for_replay(task: Task, connection: Connection, lsn: str) -> None:
     deadline = time.monotonic() + _REPLAY_SECONDS
-    while not connection.row(extraction.replayed(task.replayed))[0]:
+    while not connection.row(extraction.replayed(lsn))[0]:
         if time.monotonic() > deadline:
             raise DatabaseError(
-                f"the standby {task.place.label()} has not replayed its primary's log up to {task.replayed} within"
+                f"the standby {task.place.label()} has not replayed its primary's log up to {lsn} within"
                 f" {_REPLAY_SECONDS:.0f} s; see pg_stat_replication on the primary, or read from the primary"
             )
         time.sleep(0.05)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from outbox import errors
 from outbox.errors import ArchiveError, OutboxError
-from outbox.position import Window
+from outbox.position import Position, Window
 from outbox.spark.continuation import Continuation
 from outbox.spark.files import TaskFiles
 from outbox.spark.manifest import FOLDER, Archive, ArchivedFile, Manifest, sorted_files
@@ -123,7 +123,7 @@ class Extract:
         last = self._archive.last()
         self._begin(last)
         found = self._continuation.next(last)
-        files = self._extracted(1 if last is None else last.window + 1, found.window)
+        files = self._extracted(1 if last is None else last.window + 1, found.window, found.gone)
         if not files and found.gap is None and not self._is_due(last):
             return None
         manifest = Manifest(
@@ -172,9 +172,8 @@ class Extract:
     def _is_due(self, last: Manifest | None) -> bool:
         return last is None or datetime.now(UTC) - last.written_at >= self._wanted.empty_after
 
-    def _extracted(self, number: int, window: Window) -> list[ArchivedFile]:
-        """Have the executors write the files of a window, of which nothing is purged meanwhile."""
-        gone = self._planner.purged()
+    def _extracted(self, number: int, window: Window, gone: Position | None) -> list[ArchivedFile]:
+        """Have the executors write the files of a window, of which nothing more is purged than was `gone` before."""
         # What is gone already is not asked for: it has been judged.
         whole = Window(window.base if gone is None else window.base.union(gone), window.target)
         wanted = self._wanted

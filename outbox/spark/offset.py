@@ -18,13 +18,16 @@ VERSION = 1
 class Offset:
     """What a stream has delivered: all that the base of `progress` sees, and of its open window the ids up to `after`.
 
-    `gone`: what had been purged when the stream began at earliest; while that base stands, it is not missed.
+    `gone`: what had been purged when the stream began at earliest; of the window that begins there it is not missed.
+    `latest`: the stream begins where its first batch ends. Spark keeps no beginning: when it repeats the first batch it
+    asks for it anew, and a position of that later moment would take the batch's rows for old ones.
     `selected`: what the stream selects, as `Narrowing.told` says it; None: stored by a version that did not keep it.
     """
 
     server: Server
     progress: Progress
     gone: Position | None = None
+    latest: bool = False
     selected: Mapping[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -36,7 +39,8 @@ class Offset:
             "target": None if target is None else str(target),
             "after": self.progress.after,
             "gone": None if self.gone is None else str(self.gone),
-            # Spark compares offsets as texts: one that was stored without this is given back without it.
+            # Only where there is something to say: Spark compares the texts, and takes another one for something new.
+            **({"latest": True} if self.latest else {}),
             **({} if self.selected is None else {"selected": dict(self.selected)}),
         }
 
@@ -58,6 +62,7 @@ class Offset:
                 server=server,
                 progress=progress,
                 gone=None if gone is None else Position.parse(gone),
+                latest=bool(stored.get("latest")),
                 selected=None if selected is None else dict(selected),
             )
         except (KeyError, TypeError, ValueError, AttributeError, PositionError) as error:

@@ -33,8 +33,8 @@ class Follower:
         self._clock = clock
         self._initial: Offset | None = None
         self._end: Stamp | None = None
-        #: The offset after which nothing had come, up to which position, and when that was seen and first seen.
-        self._idle: tuple[Offset, Position] | None = None
+        #: The offset after which nothing had come, up to which stamp, and when that was seen and first seen.
+        self._idle: tuple[Offset, Stamp] | None = None
         self._looked_at = self._idle_since = 0.0
         self._head: Stamp | None = None
         self._selected = options.narrowing.told()
@@ -75,6 +75,8 @@ class Follower:
             and self._clock() < self._looked_at + self._options.poll_seconds
         ):
             return start
+        if start.latest:
+            return self.now()
         stamp = self._capture()
         known = self._on(start, stamp.server, stamp.position)
         within = self._within(known, limit)
@@ -91,6 +93,8 @@ class Follower:
                 other messages now.
             PurgedError: rows of the batch were purged before they were read.
         """
+        if start.latest:
+            return []
         server = self._planner.server()
         if server != end.server and self._options.on_identity_change == "fail":
             raise self._changed(end.server, server)
@@ -115,7 +119,7 @@ class Follower:
     def _first(self) -> Offset:
         start = self._options.start
         if start == "latest":
-            return self._at(self._planner.now())
+            return replace(self._at(Stamp(position=EARLIEST, server=self._planner.server())), latest=True)
         if isinstance(start, Mark):
             return self._at(Stamp(position=start.position, server=start.server or self._planner.server()))
         return self._earliest(self._planner.server())
@@ -124,7 +128,9 @@ class Follower:
         return Offset(server=stamp.server, progress=Progress(stamp.position), selected=self._selected)
 
     def _earliest(self, server: Server) -> Offset:
-        return replace(self._at(Stamp(position=EARLIEST, server=server)), gone=self._planner.purged())
+        """The beginning of the log; what is gone by now is not asked for."""
+        gone = self._planner.purged() or EARLIEST
+        return replace(self._at(Stamp(position=EARLIEST, server=server)), gone=gone)
 
     def _capture(self) -> Stamp:
         self._head = self._planner.now()
@@ -143,7 +149,7 @@ class Follower:
 
     def _beyond(self, start: Offset, known: Offset, stamp: Stamp, limit: int | None) -> Offset:
         """The first page of what has been committed since a window ended."""
-        passed = self._idle[1] if self._idle is not None and self._idle[0] == start else known.progress.base
+        passed = self._passed(start, stamp) or known.progress.base
         window = Window(known.progress.base, stamp.position)
         page = (
             self._page(Window(passed, stamp.position), limit) if passed != stamp.position else Page(0, None, more=False)
@@ -158,10 +164,11 @@ class Follower:
 
     def _rest(self, start: Offset, known: Offset, stamp: Stamp) -> Offset:
         now = self._clock()
-        if self._passed(start) is None:
+        if self._passed(start, stamp) is None:
             self._idle_since = now
-        self._idle, self._looked_at = (start, stamp.position), now
-        if now - self._idle_since < _MOVE_SECONDS:
+        self._idle, self._looked_at = (start, stamp), now
+        # A run that ends by itself moves before it does: it may never live so long.
+        if now - self._idle_since < _MOVE_SECONDS and self._end is None:
             return start
         self._idle_since = now
         window = Window(known.progress.base, stamp.position)
@@ -169,9 +176,12 @@ class Follower:
             return start
         return self._at(stamp)
 
-    def _passed(self, start: Offset) -> Position | None:
-        """Up to where it is known that nothing has come after an offset."""
-        return self._idle[1] if self._idle is not None and self._idle[0] == start else None
+    def _passed(self, start: Offset, stamp: Stamp) -> Position | None:
+        """Up to where it is known that nothing has come after an offset, on the server that is there now."""
+        if self._idle is None or self._idle[0] != start or self._idle[1].server != stamp.server:
+            return None
+        passed = self._idle[1].position
+        return passed if passed.head <= stamp.position.head else None
 
     def _page(self, window: Window, limit: int | None, after: int | None = None) -> Page:
         page = self._planner.page(window, limit or 1, narrowing=self._options.narrowing, after=after)
@@ -236,9 +246,10 @@ def _in_words(selected: Mapping[str, str] | None) -> str:
 
 
 def _end_of(known: Offset, window: Window, page: Page) -> Offset:
-    if not page.more:
-        return replace(known, progress=Progress(window.target), gone=None)
-    return replace(known, progress=Progress(window.base, window.target, page.last))
+    # The batch keeps what was gone when it was planned first: Spark may ask for the beginning again, much later.
+    gone = known.gone if window.base == EARLIEST else None
+    progress = Progress(window.base, window.target, page.last) if page.more else Progress(window.target)
+    return replace(known, progress=progress, gone=gone)
 
 
 def _parts_of(start: Progress, end: Progress) -> list[tuple[Window, int | None, int | None]]:

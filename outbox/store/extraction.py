@@ -78,8 +78,8 @@ class Narrowing:
     """Which rows are wanted.
 
     `topics` and `keys`: these; empty: all. `created_from` (included) and `created_to` (excluded) bound `created_at`.
-    `where`: columns and the value that each must have, as text. `halves`: half messages too; they also come when their
-    topic is named.
+    `where`: columns and the value that each must have, as text. `halves`: half messages too, of whatever topics; they
+    also come when their topic is named.
     """
 
     topics: tuple[str, ...] = ()
@@ -267,7 +267,8 @@ class _Speech:
 def _narrowed(speech: _Speech, table: str, narrowing: Narrowing) -> Iterable[str]:
     kinds = columns_of(table)
     if narrowing.topics:
-        yield f"r.topic IN ({_texts(speech, narrowing.topics)})"
+        halves = (HALF_TOPIC,) if narrowing.halves else ()
+        yield f"r.topic IN ({_texts(speech, (*narrowing.topics, *halves))})"
     elif table == MESSAGES and not narrowing.halves:
         yield f"r.topic <> '{HALF_TOPIC}'"
     if narrowing.keys:

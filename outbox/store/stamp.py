@@ -64,9 +64,13 @@ def stamp(database: Database, channel: Channel, *, pause: Callable[[float], obje
     """
     from outbox.store.log import Log
 
-    position = Log(database).now(channel).position
-    timeline, _ = written(database, channel, pause=pause)
-    return Stamp(position=position, server=_server(database, channel, timeline))
+    log = Log(database)
+    while True:
+        captured = log.now(channel)
+        timeline, _ = written(database, channel, pause=pause)
+        # A pooler may hide that the server has crashed in between, with what it had not written.
+        if log.now(channel).incarnation == captured.incarnation:
+            return Stamp(position=captured.position, server=_server(database, channel, timeline))
 
 
 def server_of(database: Database, channel: Channel) -> Server:

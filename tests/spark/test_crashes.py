@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
+from dataclasses import replace
 
 import psycopg
 import pytest
@@ -66,7 +67,7 @@ def test_a_position_from_before_a_crash_misses_nothing(durable, monkeypatch, flu
     for n in range(TRIES_IN_FULL if full else TRIES):
         highest = burn(durable)
         stream = Stream(engine, startingPosition="latest")
-        offset = stream.start()
+        offset, _ = stream.next(stream.start())
         durable.kill()
         engine.dispose()
         durable.start()
@@ -207,3 +208,17 @@ def test_a_standby_alone_is_refused(pair):
 
     with pytest.raises(StandbyError, match="set plannerUrl, plannerUrlEnv or plannerService to the primary"):
         Planner(Place(rows=Address(url=standby.url()))).now()
+
+
+def test_a_task_that_comes_to_a_standby_by_chance_is_refused(pair):
+    """As by a URL of several hosts: it was planned on the primary, and knows not what the standby must have."""
+    primary, standby = pair
+    engine = create_engine(primary.url())
+    with engine.begin() as connection:
+        Outbox(engine).send(connection, "orders", "a")
+    engine.dispose()
+    with closing(Planner(Place(rows=Address(url=primary.url())))) as planner:
+        (task,) = planner.tasks(Window(EARLIEST, planner.now().position))
+
+    with pytest.raises(StandbyError, match="is a standby, which may not have all rows yet"):
+        read([replace(task, place=Place(rows=Address(url=standby.url())))])

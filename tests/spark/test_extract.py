@@ -309,6 +309,25 @@ def test_a_window_that_is_purged_before_it_is_planned_stops_it(outbox, path, mon
     assert len(Archive(path).manifests()) == 1
 
 
+def test_what_is_purged_between_two_looks_at_what_is_gone_stops_it(outbox, path, monkeypatch):
+    send(outbox, "1")
+    extracted(outbox.engine, path)
+    send(outbox, "2")
+    look, looks = Planner.purged, []
+
+    def purged(planner):
+        looks.append(look(planner))
+        if len(looks) == 1:
+            purge_all(outbox)
+        return looks[-1]
+
+    monkeypatch.setattr(Planner, "purged", purged)
+    with pytest.raises(PurgedError):
+        extracted(outbox.engine, path)
+
+    assert len(Archive(path).manifests()) == 1
+
+
 def test_a_task_that_fails_after_its_first_rows_takes_them_back(outbox, path, monkeypatch):
     send(outbox, "1", "2")
     read = fetch.batches

@@ -152,6 +152,18 @@ def test_another_server_is_not_read_from(pg_engine):
         read([replace(task, server=replace(task.server, timeline="00000007"))])
 
 
+def test_a_standby_that_is_promoted_while_it_is_waited_for_is_not_read_from(pg_engine, monkeypatch):
+    """It is no standby any more and waits for nothing, but may never have had the rows."""
+    fill(pg_engine, 1)
+    (task,) = whole_log(pg_engine)
+    system = f"SELECT '{task.server.system}' AS system"
+    answers = iter([f"{system}, CAST(NULL AS text) AS timeline", f"{system}, '00000002' AS timeline"])
+    monkeypatch.setattr("outbox.store.extraction.server", lambda _: next(answers))
+
+    with pytest.raises(PositionError, match=r"is another server now .* timeline 00000002"):
+        read([replace(task, replayed="FFFFFFFF/0")])
+
+
 def test_closing_early_ends_the_thread_and_the_connection(pg_engine):
     fill(pg_engine, 50_000, size=300)
     (task,) = whole_log(pg_engine, prefetch=2, batch_bytes=200_000)

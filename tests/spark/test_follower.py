@@ -12,6 +12,7 @@ from outbox.errors import OptionError, PurgedError
 from outbox.position import Progress
 from outbox.spark.offset import Offset
 from outbox.spark.options import Options
+from outbox.spark.planner import Planner
 from tests.spark.streams import Stream
 
 
@@ -109,6 +110,24 @@ def test_a_stream_of_a_silent_topic_moves_now_and_then(engine):
     assert end.progress.base.head > start.progress.base.head
 
 
+def test_a_run_that_ends_by_itself_moves_before_it_does(engine):
+    """It lives for seconds, so that a stream of such runs would never move, and retention would look like a loss."""
+    stream = Stream(engine, topics="orders")
+    send(engine, "a")
+    start, _ = stream.all(stream.start())
+    send(engine, "other", topic="mails")
+    stream.begin()
+    stream.follower.stop_at_now()
+
+    end, batches = stream.all(start)
+    purge(engine, stream.follower.now().progress.base)
+    send(engine, "b")
+    stream.begin()
+    stream.follower.stop_at_now()
+
+    assert (batches, stream.all(end)[1]) == ([[]], [[b"b"]])
+
+
 def test_between_two_polls_nothing_is_asked(engine):
     stream = Stream(engine, pollIntervalMs=250)
     send(engine, "a")
@@ -125,14 +144,28 @@ def test_a_stream_begins_at_latest_or_at_a_position(engine):
 
     send(engine, "a")
     latest = Stream(engine, startingPosition="latest")
-    start = latest.start()
+    start, rows = latest.next(latest.start())
     position = outbox.spark.position(url=engine.url.render_as_string(hide_password=False))
     send(engine, "b")
     at_position = Stream(engine, startingPosition=position)
     send(engine, "c")
 
+    assert rows == []
     assert latest.all(start)[1] == at_position.all(at_position.start())[1] == [[b"b", b"c"]]
-    assert latest.start() == start
+
+
+def test_the_first_batch_of_a_stream_from_latest_is_the_same_when_it_is_repeated(engine):
+    """Spark keeps where the first batch ends, and asks again where it begins."""
+    stream = Stream(engine, startingPosition="latest")
+    start = stream.start()
+    send(engine, "before")
+    end, rows = stream.next(start)
+    assert rows == []
+    send(engine, "after")
+    stream.begin()
+
+    assert stream.rows(stream.start(), end) == []
+    assert stream.all(end)[1] == [[b"after"]]
 
 
 def test_an_end_is_never_passed(engine, stream):
@@ -293,6 +326,30 @@ def test_what_was_gone_at_the_beginning_is_not_missed(engine):
     purge(engine, stream.follower.now().progress.base)
     with pytest.raises(PurgedError, match="were purged"):
         stream.next(end, 1)
+
+
+def test_an_idle_stream_reads_another_servers_log_from_its_beginning(engine, monkeypatch):
+    """That nothing had come was said of the server before."""
+    stream = Stream(engine, onIdentityChange="replay")
+    send(engine, "a")
+    end, _ = stream.all(stream.start())
+    server, now = Planner.server, Planner.now
+    monkeypatch.setattr(Planner, "server", lambda self: replace(server(self), system="7"))
+    monkeypatch.setattr(Planner, "now", lambda self: replace(now(self), server=self.server()))
+
+    assert stream.next(end)[1] == [b"a"]
+
+
+@pytest.mark.parametrize("limit", [None, 1])
+def test_what_is_purged_before_the_first_batch_is_repeated_is_an_error(engine, stream, limit):
+    """Spark asks again where the stream begins; by then what is gone is more."""
+    send(engine, *"ab")
+    end, _ = stream.next(stream.start(), limit)
+    purge(engine, stream.follower.now().progress.base)
+    stream.begin()
+
+    with pytest.raises(PurgedError, match="were purged"):
+        stream.rows(stream.start(), end)
 
 
 def test_replaying_after_a_purge_misses_nothing_of_before(pg_engine):

@@ -181,6 +181,8 @@ def test_half_messages_come_only_when_they_are_asked_for(engine, planner):
     assert found() == [b"other"]
     assert found(halves=True) == [b"whole", b"other"]
     assert found(topics=(HALF_TOPIC,)) == [b"whole"]
+    assert found(topics=("orders",), halves=True) == [b"whole", b"other"]
+    assert found(topics=("mails",), halves=True) == [b"whole"]
 
 
 def test_other_tables_are_read_whole(engine, planner):
@@ -288,7 +290,35 @@ def test_a_stamp_is_not_released_before_the_flush(pg_engine: Engine) -> None:
         stamp(database, cast("Channel", Spy(channel)), pause=lambda _: None)
 
     steps = [step for step, _ in itertools.groupby(asked)]
-    assert steps == ["capture", "end", "is it flushed", "flush", "is it flushed"]
+    assert steps == ["capture", "end", "is it flushed", "flush", "is it flushed", "capture"]
+
+
+def test_a_stamp_from_before_a_crash_that_a_pooler_has_hidden_is_taken_again(pg_engine: Engine) -> None:
+    """What is flushed by then is not what the captured position has seen."""
+    database = Outbox(pg_engine).database
+
+    class Pooler:
+        """The server before its crash, for one capture, and the server after it."""
+
+        captures = 0
+
+        def __init__(self, channel):
+            self._channel = channel
+
+        def rows(self, statement, *parameters):
+            rows = self._channel.rows(statement, *parameters)
+            if "pg_current_snapshot" in statement:
+                self.captures += 1
+                ((_, incarnation, *rest),) = rows
+                if self.captures == 1:
+                    return [("900000:900000:", f"before {incarnation}", *rest)]
+            return rows
+
+    with closing(database.open()) as channel:
+        pooler = Pooler(channel)
+        stamped = stamp(database, cast("Channel", pooler))
+
+    assert (stamped.position.head < 900_000, pooler.captures) == (True, 4)
 
 
 @pytest.mark.parametrize(("url", "error", "words"), [

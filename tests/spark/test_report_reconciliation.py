@@ -152,6 +152,17 @@ def test_what_was_purged_proves_nothing_by_its_absence(log, ops, parked):
     ]  # fmt: skip
 
 
+def test_half_messages_of_topics_that_are_not_there_prove_nothing(log, ops, parked):
+    """An archive of some topics has the half messages of all."""
+    rows, verdicts, nothing = (
+        log(half(5, "a", topic="mails"), half(6, "b")),
+        ops(a="commit", b="commit"),
+        parked(("x", "x", "x")),
+    )
+
+    assert found(r.reconcile(rows, verdicts, nothing, topics=("orders",))) == [("m6", "committed", r.NOT_RESTORED)]
+
+
 def test_a_verdict_after_the_end_of_an_archive_proves_nothing_by_an_absence(log, ops, parked):
     """The verdicts are all of minute 1."""
     at_once, later = (

@@ -88,6 +88,18 @@ def test_who_writes_is_told_that_it_can_only_be_read(source):
             writer(StructType([]), False)
 
 
+def test_a_spark_without_limits_asks_for_the_end_before_the_beginning(source, engine):
+    """Before 4.2; what comes between the two belongs to the next batch."""
+    reader = source(startingPosition="latest").streamReader(id_and())
+    end = reader.latestOffset()
+    with engine.begin() as connection:
+        Outbox(engine).send(connection, "orders", "d")
+
+    assert reader.partitions(reader.initialOffset(), end) == []
+    parts = reader.partitions(end, reader.latestOffset())
+    assert [row["body"] for part in parts for batch in reader.read(part) for row in batch.to_pylist()] == [b"d"]
+
+
 def test_no_secret_is_pickled(source, monkeypatch, pg_engine):
     url = pg_engine.url.set(password="geheim")
     monkeypatch.setenv("SHOP_URL", url.render_as_string(hide_password=False))

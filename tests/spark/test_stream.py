@@ -95,6 +95,16 @@ def test_an_idle_stream_writes_no_offsets(spark, pg_engine, tmp_path):
         assert eventually(lambda: job.bodies() == [b"a", b"b"])
 
 
+def test_a_stream_from_latest_begins_with_its_first_run(spark, pg_engine, tmp_path):
+    """Also when nothing came in that run: where it began stands in the checkpoint."""
+    send(pg_engine, "before")
+    assert Job(spark, pg_engine, tmp_path, startingPosition="latest").drain() == []
+    send(pg_engine, "after")
+    job = Job(spark, pg_engine, tmp_path, startingPosition="latest")
+
+    assert (job.drain(), job.bodies()) == ([1], [b"after"])
+
+
 def test_an_error_of_the_stream_is_shown_as_it_is(spark, pg_engine, tmp_path):
     send(pg_engine, "a")
     Job(spark, pg_engine, tmp_path).drain()

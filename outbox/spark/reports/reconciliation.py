@@ -6,6 +6,7 @@ others. So what is *there* proves something, and what is absent proves something
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import datetime
 
 from pyspark.sql import Column, DataFrame
@@ -40,6 +41,7 @@ def reconcile(
     *,
     purged_id: int = 0,
     decided_before: datetime | None = None,
+    topics: Collection[str] | None = None,
 ) -> DataFrame:
     """Say of each half message what became of it, and what contradicts that.
 
@@ -56,6 +58,7 @@ def reconcile(
         purged_id: highest id that was ever purged. A message that is absent may have been purged where its half message
             is not above it; that is `unproven` and no contradiction.
         decided_before: verdicts from this moment on say nothing about what is absent.
+        topics: the only ones of which `messages` has what was restored; half messages of others are left out.
 
     Returns:
         id, message_id, transaction_id, producer_group, topic (the real one), verdict (who gives it: join, commit,
@@ -65,6 +68,8 @@ def reconcile(
         same, without id and state.
     """
     halves, restored = _halves(messages), _restored(messages)
+    if topics is not None:
+        halves = halves.where(sf.col("topic").isin(list(topics)))
     joined = (
         halves.join(restored, list(_SAME), "full")
         .join(ops.select("transaction_id", "op", "decided_by", "decided_at"), "transaction_id", "left")
