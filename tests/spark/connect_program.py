@@ -36,12 +36,11 @@ def main(url: str, folder: Path) -> None:
 
 
 def _archive(spark: SparkSession, url: str, path: Path) -> dict[str, Any]:
-    empty = outbox.spark.archived(spark, path).count()
     manifests = [outbox.spark.extract(spark, path, url=url, rows_per_task=2) for _ in range(2)]
     archived = outbox.spark.archived(spark, path)
     mails = outbox.spark.archived(spark, path, topics="mails")
     return {
-        "empty": empty,
+        "empty": outbox.spark.archived(spark, path, topics="returns").count(),
         "windows": [manifest and manifest.rows for manifest in manifests],
         "archived": [bytes(row.body).decode() for row in archived.orderBy("id").collect()],
         "mails": mails.count(),

@@ -253,7 +253,7 @@ def test_broken_extracts_fail_the_same_judgement(pg_engine, written, tmp_path):
         def step() -> None:
             for window, job in jobs.items():
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("outbox.spark.job.Window", window)
+                    patch.setattr("outbox.spark.continuation.Window", window)
                     job.step()
 
         repeated = Repeated(step)
