@@ -26,7 +26,7 @@ from sqlalchemy import Engine, text
 from outbox import Outbox, create_engine, migrate
 from outbox.position import Position, Window
 from outbox.spark.job import Extract, Extraction
-from outbox.spark.manifest import Archive
+from outbox.spark.manifest import Archive, ArchivedFile
 from outbox.testing.servers import PostgresServer
 from tests.conftest import started
 from tests.exactness import writers
@@ -241,6 +241,16 @@ def repetitive(base: Position, target: Position) -> Window:
     return Window(Position(base.open[0]) if base.open else base, target)
 
 
+def reading(broken: Callable[[Position, Position], Window]) -> Callable[..., list[ArchivedFile]]:
+    """An extract that reads another window than its manifest says."""
+    whole = Extract._extracted
+
+    def read(job: Extract, number: int, window: Window, gone: Position | None) -> list[ArchivedFile]:
+        return whole(job, number, broken(window.base, window.target), gone)
+
+    return read
+
+
 def test_broken_extracts_fail_the_same_judgement(pg_engine, written, tmp_path):
     """Else the judgement proves nothing. Two of them take turns beside the same writers."""
     writing = written(pg_engine, 100, 0.7)
@@ -253,7 +263,7 @@ def test_broken_extracts_fail_the_same_judgement(pg_engine, written, tmp_path):
         def step() -> None:
             for window, job in jobs.items():
                 with pytest.MonkeyPatch.context() as patch:
-                    patch.setattr("outbox.spark.continuation.Window", window)
+                    patch.setattr(Extract, "_extracted", reading(window))
                     job.step()
 
         repeated = Repeated(step)
