@@ -117,4 +117,4 @@ def require_possible(archive: Archive, place: Place, wanted: Extraction) -> None
         continuation.require_same_messages(last)
         continuation.next(last)
     if wanted.register is not None:
-        wanted.register.require_possible(place, archive)
+        wanted.register.require_possible(place, archive, last)

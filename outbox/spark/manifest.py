@@ -30,6 +30,8 @@ FOLDER = "_outbox"
 VERSION = 1
 
 _NAME = re.compile(r"(\d{8,})\.json")
+#: What the names of a window's own files begin with.
+_OF_WINDOW = re.compile(r"(\d{8,})-")
 #: A file name has at most 255 bytes.
 _LONGEST_TOPIC = 249
 
@@ -242,13 +244,20 @@ class Archive:
     def clean(self, older_than: timedelta) -> tuple[int, int]:
         """Delete files that no manifest counts, as a killed extract leaves them; return how many, and their bytes.
 
-        Those of an extract that is running are not counted yet either: what is younger than `older_than` stays.
+        Those of an extract that is running are not counted yet either: what is younger than `older_than` stays, and so
+        does whatever belongs to a window behind the last one that is committed.
         """
         # The manifests are read last: what is committed meanwhile is counted.
         before = time.time() - older_than.total_seconds()
         found = {path: path.stat() for path in self._files()}
-        counted = {self.path / file.path for file in self.counted()}
-        doomed = [path for path, stat in found.items() if path not in counted and stat.st_mtime < before]
+        manifests = self.manifests()
+        counted = {self.path / file.path for manifest in manifests for file in manifest.files}
+        last = manifests[-1].window if manifests else 0
+        doomed = [
+            path
+            for path, stat in found.items()
+            if path not in counted and stat.st_mtime < before and _window_of(path) <= last
+        ]
         for path in doomed:
             path.unlink(missing_ok=True)
         return len(doomed), sum(found[path].st_size for path in doomed)
@@ -350,3 +359,9 @@ def _local(text: str) -> Path:
 
 def _reason(error: Exception) -> str:
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _window_of(path: Path) -> int:
+    """The window that a file was written for; 0: its name tells of none."""
+    named = _OF_WINDOW.match(path.name)
+    return 0 if named is None else int(named[1])

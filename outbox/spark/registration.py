@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from outbox.errors import SubscriptionError
 from outbox.position import EARLIEST
 from outbox.spark.connections import rights_told
 from outbox.spark.place import Place, engine_options, require_file
@@ -34,26 +36,39 @@ class Registration:
         """Register before the first read, and store where the archive is; it may be elsewhere than was stored.
 
         Raises:
-            SubscriptionError: the name is somebody else's.
+            SubscriptionError: the name is somebody else's, or knows of windows where there is no archive.
         """
         from outbox.store.reader import Readers
 
         with _connected(place) as (database, channel):
             readers = Readers(database)
+            readers.require_registrable(channel, self.name, archive=str(archive.path), hold=self.hold)
+            self._require_there(readers.window(channel, self.name), archive, last)
             readers.register(channel, self.name, archive=str(archive.path), hold=self.hold, topics=topics)
             window, position = (0, EARLIEST) if last is None else (last.window, last.until)
             readers.advance(channel, self.name, window, position)
 
-    def require_possible(self, place: Place, archive: Archive) -> None:
+    def require_possible(self, place: Place, archive: Archive, last: Manifest | None) -> None:
         """See that this archive may have the name, and write nothing.
 
         Raises:
-            SubscriptionError: the name is somebody else's, or no extract can have it; or the hold is out of range.
+            SubscriptionError: the name is somebody else's, or no extract can have it, or it knows of windows where
+                there is no archive; or the hold is out of range.
         """
         from outbox.store.reader import Readers
 
         with _connected(place) as (database, channel):
-            Readers(database).require_registrable(channel, self.name, archive=str(archive.path), hold=self.hold)
+            readers = Readers(database)
+            readers.require_registrable(channel, self.name, archive=str(archive.path), hold=self.hold)
+            self._require_there(readers.window(channel, self.name), archive, last)
+
+    def _require_there(self, window: int, archive: Archive, last: Manifest | None) -> None:
+        """Refuse to begin another archive where the first is out of sight; retention would wait for the new one."""
+        if last is None and window:
+            raise SubscriptionError(
+                f"{self.name!r} has come to window {window}, but there is no archive in {archive.path}: see whether its"
+                f" disk is mounted. To begin a new one, run before: outbox subscriptions drop {shlex.quote(self.name)}"
+            )
 
     def advance(self, place: Place, manifest: Manifest) -> None:
         """Store the position of a manifest that was committed. What fails now is made up for by the next run."""

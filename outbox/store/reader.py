@@ -94,6 +94,11 @@ class Readers:
         _require_sound(name, hold)
         self._require_free(self._subscriptions.find(channel, name), name, archive)
 
+    def window(self, channel: Channel, name: str) -> int:
+        """Return the number of the last window that was told; 0: there is none, or no reader of this name."""
+        stored = channel.rows(self._database.sql(_NEWEST), Partition(name).parameters)
+        return stored[0][1] if stored else 0
+
     def advance(self, channel: Channel, name: str, window: int, position: Position) -> None:
         """Store how far an archive is by its own account: all that `position` sees, with its `window`-th window.
 

@@ -388,7 +388,8 @@ def _moment(value: Any) -> datetime | None:
 
 
 def _bind_moment(moment: datetime) -> str:
-    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    """As SQLite itself writes it, where that is exact: as texts `.123` and `.123000` are two moments."""
+    return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f").removesuffix("000")
 
 
 def _messages(rows: Sequence[Row]) -> list[Message]:

@@ -191,7 +191,7 @@ def test_cleaning_needs_no_database_and_says_what_it_did(outbox, path):
     send(outbox, "1")
     extract(outbox, path)
     (path / "topic=orders" / "day=2026-01-01").mkdir()
-    stray = path / "topic=orders" / "day=2026-01-01" / "00000009-0000-x.parquet"
+    stray = path / "topic=orders" / "day=2026-01-01" / "00000001-0009-x.parquet"
     stray.write_bytes(b"torn")
     os.utime(stray, (0, 0))
 

@@ -15,7 +15,15 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine
 from outbox.checks import HALF_TOPIC
-from outbox.errors import ArchiveError, DatabaseError, OptionError, PositionError, PurgedError, SchemaError
+from outbox.errors import (
+    ArchiveError,
+    DatabaseError,
+    OptionError,
+    PositionError,
+    PurgedError,
+    SchemaError,
+    SubscriptionError,
+)
 from outbox.position import Position, Progress
 from outbox.spark import archived, fetch
 from outbox.spark.job import Extract, Extraction, Going
@@ -25,6 +33,7 @@ from outbox.spark.planner import Planner
 from outbox.spark.tables import arrow_schema
 from outbox.spark.window import window_of
 from outbox.store.extraction import MESSAGES, columns_of
+from outbox.store.subscription import Subscriptions
 from tests.spark.extracts import Here, extracted, files_in, ids_in, ids_of, run_here, table_of
 from tests.spark.reading import place_of
 from tests.test_purge import now, purge
@@ -522,6 +531,24 @@ def test_an_extract_that_was_released_finds_the_gap(outbox, path):
     extracted(outbox.engine, path, register="nightly", accept_gap=True)
 
     assert not hold(outbox).released
+
+
+def test_an_archive_whose_disk_is_not_mounted_is_not_begun_again(outbox, path):
+    """Retention would wait for the new one, which lacks what was purged."""
+    send(outbox, "1")
+    extracted(outbox.engine, path, register="nightly")
+    path.rename(path.with_name("elsewhere"))
+
+    with pytest.raises(
+        SubscriptionError, match=r"'nightly' has come to window 1, but there is no archive in .*mounted"
+    ):
+        extracted(outbox.engine, path, register="nightly")
+
+    assert not path.exists() or not files_in(path)
+    with closing(outbox.database.open()) as channel:
+        Subscriptions(outbox.database).drop(channel, "nightly")
+    extracted(outbox.engine, path, register="nightly")
+    assert ids_of(path) == [1]
 
 
 def test_a_position_that_the_database_was_not_told_is_told_by_the_next_run(outbox, path, monkeypatch, caplog):

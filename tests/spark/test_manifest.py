@@ -188,10 +188,22 @@ def test_every_topic_has_a_folder_of_its_own(tmp_path, topic):
     assert partition_of(topic, "2026-01-31") != partition_of(topic + "x", "2026-01-31")
 
 
+def test_cleaning_leaves_a_window_that_is_written_still(archive):
+    """However long that takes: it may be committed while the others are looked through."""
+    archive.commit(manifest(1, [written(archive, "00000001-0000-x.parquet")]))
+    under_way = [written(archive, f"0000000{window}-0000-y.parquet") for window in (1, 2)]
+    for file in under_way:
+        os.utime(archive.path / file.path, (0, 0))
+
+    archive.clean(timedelta(minutes=30))
+
+    assert [(archive.path / file.path).exists() for file in under_way] == [False, True]
+
+
 def test_cleaning_takes_what_no_manifest_counts_and_is_old_enough(archive):
     counted, stray, young = (written(archive, f"{name}.parquet") for name in ("counted", "stray", "young"))
     archive.commit(manifest(1, [counted]))
-    torn = archive.path / FOLDER / "00000002-x.tmp"
+    torn = archive.path / FOLDER / "00000001-x.tmp"
     torn.write_bytes(b"{")
     long_ago = time.time() - 3600
     for path in (archive.path / counted.path, archive.path / stray.path, torn):
