@@ -22,8 +22,8 @@ help:
 demo: .venv/.demo
 	$(BIN)/outbox demo $(ARGS)
 
-# Three at a time: most of the tests wait for something to happen. Who has none left takes from the others, because the
-# slow ones stand side by side.
+# Three workers on two cores, because most tests wait for something. The slow tests are in a few files next to each
+# other; with `worksteal` a worker that has finished its own share takes over some of them.
 PYTEST = $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: .venv/.dev

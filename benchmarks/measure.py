@@ -73,7 +73,7 @@ class Scale:
     direct_turns: int = 3
     direct_seconds: float = 2.0
     imports: int = 5
-    #: So many that connecting counts for nothing; and where the other side takes a minute for each hundred thousand.
+    #: So many that the time to connect does not count. Beside a held snapshot fewer: the other side is slow there.
     drained: int = 1_000_000
     drained_pinned: int = 200_000
     passed: int = 300_000

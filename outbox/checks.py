@@ -48,7 +48,7 @@ def _text(field: str, value: object) -> str:
         value.encode()
     except UnicodeEncodeError:
         _refuse(field, "holds a lone surrogate, which is not text", "decode the original bytes properly")
-    # A member of an Enum of texts is one, too: what is stored, and remembered for others, is the text alone.
+    # A subclass of str, such as a StrEnum, becomes plain text: the caches below give equal texts to other callers.
     return value if type(value) is str else str.__str__(value)
 
 
@@ -57,7 +57,7 @@ def checked_topic(topic: str) -> str:
     return _known_topic(_text("topic", topic))
 
 
-# An application has few topics and names of headers, and sends each of them again and again.
+# Cached, like the names of headers: an application sends the same few topics again and again.
 @lru_cache(maxsize=1024)
 def _known_topic(topic: str) -> str:
     if not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC or topic in (".", ".."):
@@ -109,19 +109,15 @@ def checked_headers(headers: Mapping[str, str]) -> str:
         _refuse("headers", f"must be a mapping of str to str, not {type(headers).__name__}", "pass a dict")
     if len(headers) > MAX_HEADERS:
         _refuse("headers", f"must be at most {MAX_HEADERS}", "put more into the body")
-    names: set[str] = set()
-    members: list[str] = []
+    lowered = {_checked_header_name(name) for name in headers}
+    if len(lowered) < len(headers):
+        _refuse("headers", "must not hold one name in two cases", "keep one of them")
     for name, value in headers.items():
-        lowered, quoted = _checked_header_name(name)
         # Nearly all values are plain ASCII, and need no closer look.
         if not (isinstance(value, str) and value.isascii() and value.isprintable() and value.strip() == value):
             _check_header_value(name, value)
-        names.add(lowered)
-        members.append(f"{quoted}:{_quoted(value)}")
-    if len(names) < len(headers):
-        _refuse("headers", "must not hold one name in two cases", "keep one of them")
-    stored = f"{{{','.join(members)}}}"
-    # What is small as JSON is small without it.
+    stored = stored_headers(headers)
+    # JSON adds quotes and escapes, so headers whose JSON keeps the limit keep it, too.
     if not (len(stored) <= MAX_HEADER_BYTES and stored.isascii()) and _size(headers) > MAX_HEADER_BYTES:
         _refuse("headers", f"must be at most {MAX_HEADER_BYTES} bytes together", "put more into the body")
     return stored
@@ -141,15 +137,15 @@ def fits(headers: Mapping[str, str]) -> bool:
     return len(headers) <= MAX_HEADERS and _size(headers) <= MAX_HEADER_BYTES
 
 
-def _checked_header_name(name: str) -> tuple[str, str]:
-    """A header's name in lower case, and as JSON."""
+def _checked_header_name(name: str) -> str:
+    """A header's name in lower case."""
     if not isinstance(name, str):
         _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
     return _known_header_name(name)
 
 
 @lru_cache(maxsize=1024)
-def _known_header_name(name: str) -> tuple[str, str]:
+def _known_header_name(name: str) -> str:
     if not _TOKEN.fullmatch(name):
         _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
     lowered = name.lower()
@@ -157,7 +153,7 @@ def _known_header_name(name: str) -> tuple[str, str]:
         _refuse("headers", f"the name {name!r:.80} begins with a reserved prefix", "use another name")
     if lowered == "content-type":
         _refuse("headers", "content-type is a field of its own", "pass content_type=")
-    return lowered, _quoted(name)
+    return lowered
 
 
 def _check_header_value(name: str, value: str) -> None:

@@ -313,7 +313,7 @@ def slot_of(key: str | None, slots: int) -> int:
     return random.randrange(slots) if key is None else _slot_of_key(key, slots)
 
 
-# The messages of one transaction often have one key.
+# Cached, because the messages of one transaction often have the same key.
 @lru_cache(maxsize=1024)
 def _slot_of_key(key: str, slots: int) -> int:
     return int.from_bytes(hashlib.blake2b(key.encode()).digest()[:8]) % slots

@@ -34,12 +34,12 @@ class _Failed:
 
 @final
 class Done:
-    """Stored at the destination. There is one, whoever asks for it: a batch has as many of them as messages."""
+    """Stored at the destination. `Done()` is the same object each time: every message of a batch gets one."""
 
     __slots__ = ()
 
     def __new__(cls) -> Done:
-        """Return the one that there is."""
+        """Return `DONE`."""
         return DONE
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class Unavailable(_Failed):
 
 Verdict = Done | Retry | Reject | Unavailable
 
-#: Compared by identity, which is what makes a good batch cheap.
+#: The only `Done`. It is compared by identity, so that looking at a batch that went well costs next to nothing.
 DONE: Final[Done] = object.__new__(Done)
 
 

@@ -1,5 +1,6 @@
 """Runs `outbox …` inside the test's process."""
 
+import gc
 import json
 import logging
 from collections.abc import Iterator
@@ -31,7 +32,7 @@ def outbox(engine: Engine | str | None, *arguments: str, **environment: str) -> 
     """Run a command on a database, given as the environment gives it."""
     url = engine.url.render_as_string(hide_password=False) if isinstance(engine, Engine) else engine
     where = {} if url is None else {"OUTBOX_DATABASE": url}
-    with _the_tests_own_log():
+    with _the_tests_own_process():
         result = CliRunner(env={"OUTBOX_DATABASE": None}).invoke(main, list(arguments), env={**where, **environment})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -39,12 +40,15 @@ def outbox(engine: Engine | str | None, *arguments: str, **environment: str) -> 
 
 
 @contextmanager
-def _the_tests_own_log() -> Iterator[None]:
-    """A command sets the log up for its process, which here is that of the tests."""
+def _the_tests_own_process() -> Iterator[None]:
+    """A command sets up the log and the garbage collector of its process, which here is that of the tests."""
     logger = logging.getLogger("outbox")
     handlers, propagate, level = logger.handlers[:], logger.propagate, logger.level
+    thresholds = gc.get_threshold()
     try:
         yield
     finally:
         logger.handlers[:], logger.propagate = handlers, propagate
         logger.setLevel(level)
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()

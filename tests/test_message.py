@@ -304,6 +304,17 @@ def test_text_of_an_enumeration_is_its_value():
     assert (message.topic, message.key, message.headers) == ("orders", "ann", {"who": "ann"})
 
 
+def test_text_of_an_enumeration_that_came_first_is_plain_text_for_the_others():
+    """Checked topics are remembered, and a member of an enumeration equals its text."""
+
+    class Topic(enum.StrEnum):
+        REMEMBERED = "remembered"
+
+    found = [Message(topic, b"").topic for topic in (Topic.REMEMBERED, "remembered")]
+
+    assert [type(topic) for topic in found] == [str, str]
+
+
 def test_a_message_is_not_changed_by_its_headers():
     """What `headers` returns is the reader's own."""
     given = {"a": "1"}

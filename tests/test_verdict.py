@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tenacity import wait_fixed
 
-from outbox import Message, Outbox, Reject, Relay, Retry, RetryPolicy, Unavailable
+from outbox import Done, Message, Outbox, Reject, Relay, Retry, RetryPolicy, Unavailable
 from outbox.delays import MAX_DELAY
 from outbox.verdict import DONE, told
 from tests.fire.destination import Destination, relay_to
@@ -48,6 +48,10 @@ SAID = {
 )
 def test_what_is_said_becomes_text(said, text):
     assert told(said) == Retry(said).error == Reject(said).error == Unavailable(said).error == text
+
+
+def test_there_is_one_done():
+    assert Done() is Done() is DONE
 
 
 @pytest.mark.parametrize(

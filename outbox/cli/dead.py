@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from outbox.cli.contents import contents, show_contents, show_fields
-from outbox.cli.decisions import worker_that_does_it
+from outbox.cli.decisions import carry_out
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, about_a_database, as_json, by_whom, confirmed, me, option
 from outbox.cli.output import counted, moment, say, show_json, show_table
@@ -152,7 +152,7 @@ def _decide(
         done: list[_Done] = []
         for each in counts:
             wished = letters[each].wish(channel, chosen, verb, by or me(), reason)
-            done.append(_Done(each, wished, worker_that_does_it(database, channel, each)))
+            done.append(_Done(each, wished, carry_out(database, channel, each)))
     if json:
         show_json({"decision": verb, "subscriptions": [each.as_json() for each in done]})
         return

@@ -1,4 +1,4 @@
-"""What commands do that a person decides: told in words or as JSON, carried out here or by a worker."""
+"""Commands by which a person decides something: they carry it out or leave it to a worker, and tell the result."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def tell(result: Result, *, json: bool) -> None:
         say(result.told())
 
 
-def worker_that_does_it(database: Database, channel: Channel, subscription: str) -> str | None:
-    """Carry wishes out, unless a worker does that, which is returned."""
+def carry_out(database: Database, channel: Channel, subscription: str) -> str | None:
+    """Carry out the wishes about a subscription, or return the owner of the live worker that will do it."""
     from outbox.store.subscription import Subscriptions
     from outbox.worker.errand import WorkerAliveError, carry_out_wishes
 

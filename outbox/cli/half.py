@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from outbox.cli.contents import contents, show_contents, show_fields
-from outbox.cli.decisions import tell, worker_that_does_it
+from outbox.cli.decisions import carry_out, tell
 from outbox.cli.groups import Group
 from outbox.cli.options import Target, a_business_database, about_a_database, as_json, by_whom, me, option
 from outbox.cli.output import age, counted, moment, say, show_json, show_table
@@ -162,7 +162,7 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
         check = check_of(transaction.group)
         chosen = Chosen(ids=transaction.given_up_ids)
         DeadLetters(database, check).wish(channel, chosen, "replay", by or me(), reason)
-        resumed = _Resumed(transaction, worker_that_does_it(database, channel, check), database)
+        resumed = _Resumed(transaction, carry_out(database, channel, check), database)
     tell(resumed, json=json)
 
 

@@ -7,7 +7,7 @@ import getpass
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -162,36 +162,28 @@ def about_databases(function: F, *, several: bool = True) -> F:
 
 def to_a_destination(function: F) -> F:
     """Give a command `--to` and `--to-file`, and hand the URL over as `to`."""
-
-    @functools.wraps(function)
-    def command(*args: Any, to: str | None, to_file: Path | None, **rest: Any) -> Any:
-        return function(*args, to=_one_of("to", to, to_file), **rest)
-
-    for decorate in reversed(_TO_A_DESTINATION):
-        command = decorate(command)
-    return command  # type: ignore[return-value]
+    return _by_url_or_file(function, "to", _TO_A_DESTINATION)
 
 
 def a_business_database(function: F) -> F:
     """Give a command `--business` and `--business-file`, and hand the URL over as `business`."""
-
-    @functools.wraps(function)
-    def command(*args: Any, business: str | None, business_file: Path | None, **rest: Any) -> Any:
-        return function(*args, business=_one_of("business", business, business_file), **rest)
-
-    for decorate in reversed(_A_BUSINESS_DATABASE):
-        command = decorate(command)
-    return command  # type: ignore[return-value]
+    return _by_url_or_file(function, "business", _A_BUSINESS_DATABASE)
 
 
 def from_a_standby(function: F) -> F:
     """Give a command `--standby` and `--standby-file`, and hand the URL over as `standby`."""
+    return _by_url_or_file(function, "standby", _A_STANDBY)
+
+
+def _by_url_or_file(function: F, name: str, options: Sequence[Callable[[Any], Any]]) -> F:
+    """Give a command the two options of `name`, and hand over the URL that one of them gives."""
 
     @functools.wraps(function)
-    def command(*args: Any, standby: str | None, standby_file: Path | None, **rest: Any) -> Any:
-        return function(*args, standby=_one_of("standby", standby, standby_file), **rest)
+    def command(*args: Any, **given: Any) -> Any:
+        given[name] = _one_of(name, given[name], given.pop(f"{name}_file"))
+        return function(*args, **given)
 
-    for decorate in reversed(_A_STANDBY):
+    for decorate in reversed(options):
         command = decorate(command)
     return command  # type: ignore[return-value]
 

@@ -67,10 +67,8 @@ def purge(
         show_json({"rows": done.rows, "before": done.before, "held_by": done.held_by, "dry_run": dry_run, **proven})
         return
     if ranges:
-        of = counted(len(ranges), "range")
-        rows = sum(each.rows for each in ranges)
-        same = "is" if rows == 1 else "are"
-        say(f"{counted(rows, 'message')} in {of} of ids {same} the same in {archive}")
+        compared = counted(sum(each.rows for each in ranges), "message")
+        say(f"compared {compared} in {counted(len(ranges), 'range')} of ids: {archive} has the same")
     say(f"{counted(done.rows, 'message')} from before {moment(done.before)} {'would go' if dry_run else 'deleted'}")
     for name in done.held_by:
         say(f"older ones stay for {name}, which has not passed them; see: outbox status")

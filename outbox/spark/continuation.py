@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from outbox.errors import ArchiveError, PositionError, PurgedError
 from outbox.position import EARLIEST, Position, Window
 from outbox.spark.planner import Planner
-from outbox.store.stamp import Server, Stamp
+from outbox.store.stamp import Stamp
 
 if TYPE_CHECKING:
     from outbox.spark.job import Extraction
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
-    """The window that comes next. `gone`: what was purged before it was read, all in all; `gap`: where that is missing
-    from the window, and somebody accepts it.
+    """The window that comes next. `gone`: the position of all that was purged before it was read; `gap`: the same, if
+    messages of this window are among that and the caller accepts it.
     """
 
     stamp: Stamp
@@ -71,13 +71,12 @@ class Continuation:
     def _require_same_server(self, last: Manifest | None, stamp: Stamp) -> None:
         if last is None:
             return
-        before = Server(**last.database)  # type: ignore[arg-type]  # as it was written
-        if before != stamp.server and not self.wanted.accept_server:
+        if last.server != stamp.server and not self.wanted.accept_server:
             raise PositionError(
                 f"{self.archive.path} was extracted from another server, timeline or database"
-                f" ({stamp.server.unlike(before)}), so its position means nothing here, and messages could be missed."
-                " Extract to another folder; or, if this server goes on with the same ids (after pg_upgrade, or a"
-                " failover that lost nothing), accept it: --accept-server, or accept_server=True"
+                f" ({stamp.server.unlike(last.server)}), so its position means nothing here, and messages could be"
+                " missed. Extract to another folder; or, if this server goes on with the same ids (after pg_upgrade, or"
+                " a failover that lost nothing), accept it: --accept-server, or accept_server=True"
             )
         if stamp.position.head < last.until.head:
             raise PositionError(

@@ -128,7 +128,7 @@ class Extract:
             return None
         manifest = Manifest(
             window=1 if last is None else last.window + 1,
-            database=asdict(found.stamp.server),
+            server=found.stamp.server,
             since=found.window.base,
             until=found.stamp.position,
             written_at=datetime.now(UTC),

@@ -14,7 +14,7 @@ import shlex
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -25,6 +25,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from outbox.errors import ArchiveError, PositionError
 from outbox.position import Position
+from outbox.store.stamp import Server
 
 FOLDER = "_outbox"
 VERSION = 1
@@ -57,13 +58,13 @@ class ArchivedFile:
 class Manifest:
     """What one window has brought: every message that was committed after `since` and not after `until`.
 
-    `database`: which server and database the positions are of. `topics`: the only ones that were extracted; None: all.
+    `server`: whose positions they are. `topics`: the only ones that were extracted; None: all.
     `halves`: with half messages. `gap`: rows of the window were purged before it was read, by the position that was
     purged then; somebody has ordered to go on without them.
     """
 
     window: int
-    database: Mapping[str, str | int | None]
+    server: Server
     since: Position
     until: Position
     written_at: datetime
@@ -88,7 +89,7 @@ class Manifest:
             {
                 "version": VERSION,
                 "window": self.window,
-                "database": dict(self.database),
+                "server": asdict(self.server),
                 "since": str(self.since),
                 "until": str(self.until),
                 "topics": self.topics,
@@ -120,7 +121,7 @@ class Manifest:
             raise ArchiveError(f"is of version {stored['version']}, not {VERSION}; install a newer outbox-log")
         made = cls(
             window=stored["window"],
-            database=stored["database"],
+            server=Server(**stored["server"]),
             since=Position.parse(stored["since"]),
             until=Position.parse(stored["until"]),
             written_at=datetime.fromisoformat(stored["written_at"]),
@@ -245,7 +246,7 @@ class Archive:
         """Delete files that no manifest counts, as a killed extract leaves them; return how many, and their bytes.
 
         Those of an extract that is running are not counted yet either: what is younger than `older_than` stays, and so
-        does whatever belongs to a window behind the last one that is committed.
+        do files of windows after the last one that is committed.
         """
         # The manifests are read last: what is committed meanwhile is counted.
         before = time.time() - older_than.total_seconds()
@@ -362,6 +363,6 @@ def _reason(error: Exception) -> str:
 
 
 def _window_of(path: Path) -> int:
-    """The window that a file was written for; 0: its name tells of none."""
+    """Return the window that a file was written for; 0 if its name has none."""
     named = _OF_WINDOW.match(path.name)
     return 0 if named is None else int(named[1])

@@ -43,7 +43,7 @@ class Registration:
         with _connected(place) as (database, channel):
             readers = Readers(database)
             readers.require_registrable(channel, self.name, archive=str(archive.path), hold=self.hold)
-            self._require_there(readers.window(channel, self.name), archive, last)
+            self._require_archive(readers.window(channel, self.name), archive, last)
             readers.register(channel, self.name, archive=str(archive.path), hold=self.hold, topics=topics)
             window, position = (0, EARLIEST) if last is None else (last.window, last.until)
             readers.advance(channel, self.name, window, position)
@@ -60,10 +60,10 @@ class Registration:
         with _connected(place) as (database, channel):
             readers = Readers(database)
             readers.require_registrable(channel, self.name, archive=str(archive.path), hold=self.hold)
-            self._require_there(readers.window(channel, self.name), archive, last)
+            self._require_archive(readers.window(channel, self.name), archive, last)
 
-    def _require_there(self, window: int, archive: Archive, last: Manifest | None) -> None:
-        """Refuse to begin another archive where the first is out of sight; retention would wait for the new one."""
+    def _require_archive(self, window: int, archive: Archive, last: Manifest | None) -> None:
+        """Refuse to begin anew where an archive had windows: the new one would lack what was purged since."""
         if last is None and window:
             raise SubscriptionError(
                 f"{self.name!r} has come to window {window}, but there is no archive in {archive.path}: see whether its"

@@ -98,7 +98,7 @@ class Narrowing:
             "createdTo": _told(self.created_to),
             **{f"where.{name}": value for name, value in sorted(self.where)},
         }
-        if self.halves and not self.topics:
+        if self.halves:
             found["halves"] = "true"
         return {name: _shortened(text) for name, text in found.items() if text or name.startswith("where.")}
 

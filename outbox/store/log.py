@@ -105,7 +105,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows with their bodies, the id up to which none is missing, and whether that is all of what was read."""
+    """Rows with their bodies; every row up to the id `reached` is here, and if `whole`, every row that was read."""
 
     rows: list[Row]
     reached: int | None

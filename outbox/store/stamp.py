@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: How long the disk is waited for, in seconds; and after how long it is asked to write.
 _PATIENCE, _BY_ITSELF = 30.0, 0.25
+#: How often a position is captured again, when the server was restarted meanwhile.
+_TRIES = 5
 _PURGED = "SELECT purged FROM {meta}"
 
 
@@ -60,17 +62,21 @@ def stamp(database: Database, channel: Channel, *, pause: Callable[[float], obje
 
     Raises:
         StandbyError: the server is a standby.
-        DatabaseError: the server did not write its log to disk within 30 s.
+        DatabaseError: the server did not write its log to disk within 30 s, or it was restarted again and again.
     """
     from outbox.store.log import Log
 
     log = Log(database)
-    while True:
+    for _ in range(_TRIES):
         captured = log.now(channel)
         timeline, _ = written(database, channel, pause=pause)
         # A pooler may hide that the server has crashed in between, with what it had not written.
         if log.now(channel).incarnation == captured.incarnation:
             return Stamp(position=captured.position, server=_server(database, channel, timeline))
+    raise DatabaseError(
+        f"the server was restarted, or its statistics were reset, {_TRIES} times while its position was captured; if a"
+        " pooler stands before several servers, connect to the primary itself"
+    )
 
 
 def server_of(database: Database, channel: Channel) -> Server:

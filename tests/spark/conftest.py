@@ -50,7 +50,9 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 def settings(folder: Path) -> dict[str, str]:
     """Settings of a small session that starts fast."""
-    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {_class_data()} -Dderby.system.home={folder}"
+    # Java logs to standard output, which belongs to the programs of the tests, unless it is told otherwise.
+    log = "-Xlog:disable -Xlog:all=warning:stderr"
+    java = f"-XX:TieredStopAtLevel=1 -XX:+UseSerialGC {log} {_class_data()} -Dderby.system.home={folder}"
     return {
         "spark.master": "local[2]",
         "spark.ui.enabled": "false",

@@ -30,7 +30,6 @@ def main(url: str, folder: Path) -> None:
         "client": type(spark).__module__, "found": found, "bodies": bodies, "streamed": streamed,
         **_archive(spark, url, folder / "archive"),
     }  # fmt: skip
-    # Not to standard output, where Java, too, says what it thinks of its classes.
     (folder / "read.json").write_text(json.dumps(read))
     spark.stop()
 

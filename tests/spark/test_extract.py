@@ -358,7 +358,7 @@ def test_an_archive_of_another_server_is_not_continued(pg_engine, path):
     extracted(pg_engine, path)
     file = path / FOLDER / "00000001.json"
     stored = json.loads(file.read_text())
-    stored["database"]["timeline"] = "00000009"
+    stored["server"]["timeline"] = "00000009"
     file.write_text(json.dumps(stored))
     send(outbox, "2")
 
@@ -393,7 +393,7 @@ def test_what_differs_of_another_server_is_told_and_nothing_else(pg_engine, path
     extracted(pg_engine, path)
     file = path / FOLDER / "00000001.json"
     stored = json.loads(file.read_text())
-    stored["database"]["database"] = 7
+    stored["server"]["database"] = 7
     file.write_text(json.dumps(stored))
 
     with pytest.raises(PositionError) as caught:

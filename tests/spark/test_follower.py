@@ -220,6 +220,7 @@ def test_another_server_is_accepted_or_read_from_its_beginning(pg_engine):
     ({}, {"topics": "late"}, "selected all topics, and this one selects topics=late:"),
     ({"topics": "late"}, {}, "selected topics=late, and this one selects all topics:"),
     ({"topics": "late"}, {"topics": "orders,late"}, "selected topics=late, and this one selects topics=late,orders:"),
+    ({"topics": "a"}, {"topics": "a", "halves": "true"}, "topics=a, and this one selects topics=a, halves=true:"),
     ({"where.direct": "relay"}, {"halves": "true"}, "selected where.direct=relay, and this one selects halves=true:"),
 ])  # fmt: skip
 def test_a_checkpoint_of_another_selection_is_refused(engine, before, now, told):

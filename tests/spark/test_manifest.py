@@ -17,15 +17,16 @@ import pytest
 from outbox.errors import ArchiveError
 from outbox.position import EARLIEST, Position
 from outbox.spark.manifest import FOLDER, Archive, ArchivedFile, Manifest, partition_of
+from outbox.store.stamp import Server
 
-DATABASE: dict[str, str | int | None] = {"dialect": "postgresql", "system": "42", "timeline": 1}
+SERVER = Server(dialect="postgresql", system="42", database=5, timeline="00000001")
 
 
 def manifest(window, files=(), **changes) -> Manifest:
     """The manifest of a window that begins where the one before it ends."""
     made = Manifest(
         window=window,
-        database=DATABASE,
+        server=SERVER,
         since=Position((window - 1) * 10),
         until=Position(window * 10),
         written_at=datetime(2026, 1, 31, 12, tzinfo=UTC),
@@ -75,7 +76,7 @@ def test_a_manifest_is_the_json_that_others_read(archive):
     assert stored == {
         "version": 1,
         "window": 1,
-        "database": DATABASE,
+        "server": {"dialect": "postgresql", "system": "42", "database": 5, "timeline": "00000001"},
         "since": "0:0:",
         "until": "10:10:",
         "topics": None,
@@ -222,6 +223,7 @@ import os, signal, sys
 from datetime import UTC, datetime
 from outbox.position import Position
 from outbox.spark.manifest import Archive, Manifest
+from outbox.store.stamp import Server
 from outbox.errors import ArchiveError
 
 path, name, until, fault = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
@@ -237,10 +239,10 @@ while True:
     window = 1 if last is None else last.window + 1
     if window > until:
         break
-    database = {"by": name, "padding": "x" * 50_000}
+    server = Server(dialect=name, system="x" * 50_000)
     try:
         archive.commit(Manifest(
-            window=window, database=database, since=Position(window - 1), until=Position(window), files=(),
+            window=window, server=server, since=Position(window - 1), until=Position(window), files=(),
             written_at=datetime.now(UTC),
         ))
         print(window, flush=True)
@@ -268,7 +270,7 @@ def test_a_process_killed_at_the_commit_has_committed_all_of_it_or_nothing(archi
 
     assert (killed.returncode, len(archive.manifests())) == (-signal.SIGKILL, committed)
     assert ended(committer(archive, "next", 3)) == list(range(committed + 1, 4))
-    assert [each.database["by"] for each in archive.manifests()] == [
+    assert [each.server.dialect for each in archive.manifests()] == [
         *["killed"] * committed,
         *["next"] * (3 - committed),
     ]
@@ -296,5 +298,5 @@ def test_two_processes_that_commit_at_once_commit_every_window_once(archive):
         one, two = pool.map(ended, processes)
 
     assert sorted(one + two) == list(range(1, 61))
-    by = [each.database["by"] for each in archive.manifests()]
+    by = [each.server.dialect for each in archive.manifests()]
     assert by == ["one" if window in one else "two" for window in range(1, 61)]

@@ -302,23 +302,25 @@ def test_a_stamp_from_before_a_crash_that_a_pooler_has_hidden_is_taken_again(pg_
 
         captures = 0
 
-        def __init__(self, channel):
-            self._channel = channel
+        def __init__(self, channel, crashes):
+            self._channel, self._crashes = channel, crashes
 
         def rows(self, statement, *parameters):
             rows = self._channel.rows(statement, *parameters)
             if "pg_current_snapshot" in statement:
                 self.captures += 1
                 ((_, incarnation, *rest),) = rows
-                if self.captures == 1:
-                    return [("900000:900000:", f"before {incarnation}", *rest)]
+                if self.captures <= self._crashes:
+                    return [("900000:900000:", f"before crash {self.captures} of {incarnation}", *rest)]
             return rows
 
     with closing(database.open()) as channel:
-        pooler = Pooler(channel)
-        stamped = stamp(database, cast("Channel", pooler))
+        once = Pooler(channel, crashes=1)
+        stamped = stamp(database, cast("Channel", once))
+        with pytest.raises(DatabaseError, match="5 times while its position was captured; if a pooler"):
+            stamp(database, cast("Channel", Pooler(channel, crashes=10)))
 
-    assert (stamped.position.head < 900_000, pooler.captures) == (True, 4)
+    assert (stamped.position.head < 900_000, once.captures) == (True, 4)
 
 
 @pytest.mark.parametrize(("url", "error", "words"), [

@@ -27,7 +27,7 @@ from outbox.store.database import Database
 from outbox.store.dialect import Channel
 from outbox.store.extraction import MESSAGES, columns_of
 from outbox.store.purge import Kept, Purge, Purged
-from outbox.store.stamp import Server, Stamp, server_of
+from outbox.store.stamp import Stamp, server_of
 
 ROWS_PER_RANGE = 100_000
 
@@ -165,16 +165,12 @@ def purge_archived(
 
 
 def _require_same_server(database: Database, channel: Channel, archive: Archive, last: Manifest) -> None:
-    here, there = server_of(database, channel), _server_of(last)
+    here, there = server_of(database, channel), last.server
     if here != there:
         raise PositionError(
             f"{archive.path} was extracted from another server, timeline or database ({here.unlike(there)}), so it"
             " proves nothing about these messages, and nothing was purged; give the archive of this database"
         )
-
-
-def _server_of(last: Manifest) -> Server:
-    return Server(**last.database)  # type: ignore[arg-type]  # as it was written
 
 
 def _require_intact(spark: SparkSession, archive: Archive, files: list[ArchivedFile]) -> None:
@@ -201,7 +197,7 @@ def _checksum_of(path: str) -> str | None:
 
 def _stored(spark: SparkSession, found: Candidates, source: Mapping[str, str]) -> DataFrame:
     """What the archive should have of what is old; the source refuses if it is of another server."""
-    end = offset.write(Stamp(position=found.kept.position, server=_server_of(found.last)))
+    end = offset.write(Stamp(position=found.kept.position, server=found.last.server))
     options = {**source, "until": end, "createdTo": found.kept.old.before.isoformat(), "halves": "true"}
     return spark.read.format("outbox").options(**options).load()
 
