@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from outbox.errors import DatabaseError, MissingExtraError, OptionError, OutboxError
 from outbox.spark.place import conninfo
 from outbox.spark.task import Task
+from outbox.store.extraction import settings
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,6 +77,9 @@ class AdbcConnection:
         from adbc_driver_postgresql import dbapi
 
         self._driver = dbapi.connect(conninfo(url), autocommit=True)
+        with self._driver.cursor() as cursor:
+            for setting in settings("postgresql"):
+                cursor.execute(setting)
 
     @staticmethod
     def errors() -> tuple[type[Exception], ...]:
@@ -121,6 +125,8 @@ class PsycopgConnection:
 
         self._driver = psycopg.connect(conninfo(url))
         self._driver.read_only = True
+        with self._driver.transaction():
+            self._driver.execute("; ".join(settings("postgresql")).encode())
         self._driver.adapters.register_loader("timestamptz", Int8BinaryLoader)
 
     @staticmethod
