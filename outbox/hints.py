@@ -19,8 +19,8 @@ logger = logging.getLogger("outbox")
 
 _RECONNECT_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 30.0
-#: Between two hints. Where there are many commits, a worker that has just had messages looks for more by itself.
-_PAUSE_SECONDS, _BUSY_PAUSE_SECONDS = 0.002, 0.1
+#: Between two hints where there are many commits: a worker that has many messages looks for more by itself.
+_BUSY_PAUSE_SECONDS = 0.1
 
 
 class Hints:
@@ -137,7 +137,7 @@ class _Bell:
 def _notify_for_ever(reference: weakref.ref[Hints], bell: _Bell) -> None:
     """What the thread does, until the hints are closed, or forgotten: it must not keep them and their engine alive."""
     channel: Channel | None = None
-    pace = Pace(_BUSY_PAUSE_SECONDS, _PAUSE_SECONDS)
+    pace = Pace(_BUSY_PAUSE_SECONDS, shortest=0)
     while bell.open and reference() is not None:
         times = bell.heard(_LONGEST_WAIT_SECONDS)
         hints = reference() if times and bell.open else None

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from outbox.clock import clock as now
 
 #: Where commits follow each other faster than this, what is done for each of them costs more than it brings.
-_BUSY_SECONDS = 0.004
-#: Ten commits may come at once without being taken for many: random arrivals come in small crowds.
-_CROWD_SECONDS = 10 * _BUSY_SECONDS
+BUSY_SECONDS = 0.0035
+#: So many commits may come at once without being taken for many: random arrivals come in crowds.
+_CROWD_SECONDS = 10 * BUSY_SECONDS
 
 
 class Pace:
@@ -19,13 +19,18 @@ class Pace:
         self._longest = longest
         self._shortest = shortest
         self._clock = clock
-        #: A leaky bucket, in seconds: each commit adds `_BUSY_SECONDS`, and time empties it.
+        #: A leaky bucket, in seconds: each commit adds `BUSY_SECONDS`, and time empties it.
         self._load = 0.0
         self._at = clock()
 
     def after(self, commits: int) -> float:
         """Seconds to pause, after so many commits since this was asked before."""
         at = self._clock()
-        self._load = max(0.0, self._load - (at - self._at)) + commits * _BUSY_SECONDS
-        self._load, self._at = min(self._load, _CROWD_SECONDS + self._longest), at
-        return self._longest if self._load > _CROWD_SECONDS else self._shortest
+        passed, self._at = at - self._at, at
+        load = commits * BUSY_SECONDS
+        if passed < self._longest:
+            self._load = max(0.0, self._load - passed) + load
+        else:
+            # So long a time tells by itself whether there are many; what was before does not count any more.
+            self._load = 0.0 if load < passed else _CROWD_SECONDS
+        return self._longest if self._load >= _CROWD_SECONDS else self._shortest

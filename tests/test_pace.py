@@ -49,7 +49,7 @@ def test_a_few_at_once_are_not_many():
 
 def test_commits_at_random_are_not_taken_for_many():
     """As many a second at even distances are not, either."""
-    pauses = Commits(at_random(150)).pauses()
+    pauses = Commits(at_random(200)).pauses()
 
     assert pauses.count(LONG) / len(pauses) < 0.02
 

@@ -184,28 +184,32 @@ def test_pauses_grow_while_nothing_comes_and_begin_again_when_something_does(eng
     assert handler.bodies == [b"1"]
 
 
-@pytest.mark.parametrize(("close", "first"), [(NEVER, SHORTEST / 50), (0, SHORTEST)], ids=["close", "far apart"])
-def test_after_messages_that_come_close_to_each_other_the_first_pauses_are_short(engine, monkeypatch, close, first):
+@pytest.mark.parametrize(("number", "growing"), [(500, False), (1, True)], ids=["many", "one"])
+def test_after_many_messages_the_pauses_stay_short(engine, monkeypatch, number, growing):
     """More are likely; their writers may be so busy that they tell of many at a time."""
-    monkeypatch.setattr("outbox.worker._CLOSE_SECONDS", close)
+    monkeypatch.setattr("outbox.worker.polling._AVERAGED", 1)
     outbox, handler = Outbox(engine), Collector()
     eager = worker(outbox.database, handler, settings=BRISK)
     log = outbox.database.tables.message
 
     def sent_unheard() -> bool:
         with engine.begin() as connection:
-            connection.execute(log.insert().values(topic="orders", slot=0, message_id=uuid7(), body=b"1"))
+            rows = [{"topic": "orders", "slot": 0, "message_id": uuid7(), "body": b"1"} for _ in range(number)]
+            connection.execute(log.insert(), rows)
         return False
 
     def stopped() -> bool:
         eager.stop()
         return False
 
-    eager.wake = script = Script({1: sent_unheard, 2: sent_unheard, 5: stopped})
+    eager.wake = script = Script({1: sent_unheard, 4: stopped})
     eager.run()
 
-    assert script.pauses == [SHORTEST, SHORTEST, first, 2 * first, 4 * first]
-    assert handler.bodies == [b"1", b"1"]
+    before, *after = script.pauses
+    assert before == SHORTEST
+    assert (after == [SHORTEST, 2 * SHORTEST, LONGEST]) == growing
+    assert growing or max(after) < SHORTEST
+    assert len(handler.bodies) == number
 
 
 # Turns

@@ -34,6 +34,7 @@ from outbox.worker.handover import HandlerPolicy, HandOver
 from outbox.worker.keeper import Keeper
 from outbox.worker.lease_watch import LeaseWatch
 from outbox.worker.notices import Notices
+from outbox.worker.polling import Polling
 from outbox.worker.settlement import Unsettled
 from outbox.worker.tenure import Tenure
 from outbox.worker.wake import Wake
@@ -47,8 +48,6 @@ _LOG_EVERY_SECONDS, _LOG_SELDOM_SECONDS = 5.0, 60.0
 #: The longest pause between two tries: of a database that is away, and of settling what was sent already.
 _PAUSE_SECONDS, _UNSETTLED_PAUSE_SECONDS = 2.0, 30.0
 _MOST_NOTICE = 500
-#: After messages that came so close to those before, the first pause is so many times shorter.
-_CLOSE_SECONDS, _EAGER = 0.005, 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +145,7 @@ class Worker:
 
         What waits for its grace is waited for.
         """
-        self._work(lambda tenure: tenure.step() or self._wait_for_grace(tenure))
+        self._work(lambda tenure: bool(tenure.step()) or self._wait_for_grace(tenure))
 
     def once(self) -> None:
         """Handle one batch, if there is one."""
@@ -292,8 +291,7 @@ class Worker:
         log = Log(self._database, self._settings.limits, subscription.selection)
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, lease.epoch)
         self._channel = channel
-        self._interval = self._settings.poll[0].total_seconds()
-        self._worked_at = -_CLOSE_SECONDS
+        self._polling = Polling(*(pause.total_seconds() for pause in self._settings.poll))
         return Tenure(
             self._database,
             channel,
@@ -329,17 +327,10 @@ class Worker:
 
     def _step_or_wait(self, tenure: Tenure) -> bool:
         """Handle what there is, or wait for a hint: a little at first, longer when nothing comes."""
-        shortest, longest = (pause.total_seconds() for pause in self._settings.poll)
-        if tenure.step():
-            at = clock()
-            # More messages are likely, and writers that commit so often send one hint for many of them.
-            self._interval = shortest / _EAGER if at - self._worked_at < _CLOSE_SECONDS else shortest
-            self._worked_at = at
-            return True
-        if self._channel.hinted() or self.wake.wait(min(self._interval, tenure.due_in), self._channel.fileno):
-            self._interval = shortest
-        else:
-            self._interval = min(2 * self._interval, longest)
+        if found := tenure.step():
+            self._polling.came(found)
+        elif self._channel.hinted() or self.wake.wait(min(self._polling.pause(), tenure.due_in), self._channel.fileno):
+            self._polling.hinted()
         return True
 
     def _wait_for_grace(self, tenure: Tenure) -> bool:

@@ -90,8 +90,8 @@ class Tenure:
         """Whether messages from before the first step wait for their grace still; asked after an idle step."""
         return any(self._left(batch.messages) for batch in self._reader.young())
 
-    def step(self) -> bool:
-        """Handle what is due aside, and the next batch of the log; False when there was nothing to do."""
+    def step(self) -> int:
+        """Handle what is due aside, and the next batch of the log; return how much there was to do."""
         if self._hand_over.gave_up:
             raise HungHandlerError("calls of the handler never came back; the process has to be restarted")
         worked = self._aside.step()
@@ -106,7 +106,7 @@ class Tenure:
         else:
             self._store_in_passing(batch)
         self._chores.step(self._stored.base)
-        return worked or batch.seen > 0
+        return int(worked) + batch.seen
 
     def _handle(self, batch: Batch) -> None:
         messages = self._left(batch.messages)
