@@ -20,7 +20,7 @@ logger = logging.getLogger("outbox")
 _RECONNECT_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 30.0
 #: Between two hints where there are many commits: a worker that has many messages looks for more by itself.
-_BUSY_PAUSE_SECONDS = 0.1
+_BUSY_PAUSE_SECONDS = 0.05
 
 
 class Hints:

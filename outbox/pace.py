@@ -7,7 +7,7 @@ from collections.abc import Callable
 from outbox.clock import clock as now
 
 #: Where commits follow each other faster than this, what is done for each of them costs more than it brings.
-BUSY_SECONDS = 0.0035
+BUSY_SECONDS = 0.0033
 #: So many commits may come at once without being taken for many: random arrivals come in crowds.
 _CROWD_SECONDS = 10 * BUSY_SECONDS
 

@@ -22,10 +22,12 @@ class Looks:
             self.now += found[-1]
         return found
 
-    def busy(self, between, looks=100, messages=1):
-        """Looks that find messages."""
-        for _ in range(looks):
+    def busy(self, between, looks=100, messages=1, hints=0):
+        """Looks that find messages; so many of a hundred after a hint."""
+        for number in range(looks):
             self.now += between
+            if number % 100 < hints:
+                self.polling.hinted()
             self.polling.came(messages)
 
 
@@ -47,16 +49,28 @@ def test_after_messages_or_a_hint_it_begins_with_the_shortest_pause(looks):
     assert after_a_message == looks.idle(3) == [0.05, 0.1, 0.2]
 
 
-def test_among_many_messages_it_looks_twice_for_each(looks):
+def test_where_writers_save_hints_it_looks_four_times_for_each_message(looks):
     looks.busy(0.004)
 
-    assert looks.polling.pause() == pytest.approx(0.002, rel=0.3)
+    assert looks.polling.pause() == pytest.approx(0.001, rel=0.3)
+
+
+def test_a_hint_now_and_then_does_not_make_it_rely_on_hints(looks):
+    looks.busy(0.004, hints=1, looks=101)
+
+    assert looks.polling.pause() == pytest.approx(0.001, rel=0.3)
+
+
+def test_where_each_message_comes_with_a_hint_it_waits_for_the_next(looks):
+    looks.busy(0.004, hints=100)
+
+    assert looks.polling.pause() == SHORTEST
 
 
 def test_messages_that_a_long_pause_has_gathered_are_many_as_well(looks):
     looks.busy(0.05, messages=30)
 
-    assert looks.polling.pause() == pytest.approx(0.05 / 30 / 2, rel=0.3)
+    assert looks.polling.pause() == pytest.approx(0.05 / 30 / 4, rel=0.3)
 
 
 @pytest.mark.parametrize("between", [0.002, 0.00001])

@@ -330,6 +330,8 @@ class Worker:
         if found := tenure.step():
             self._polling.came(found)
         elif self._channel.hinted() or self.wake.wait(min(self._polling.pause(), tenure.due_in), self._channel.fileno):
+            # Before the next look, which finds all that was committed before.
+            self._channel.hinted()
             self._polling.hinted()
         return True
 

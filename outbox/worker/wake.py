@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import selectors
 import socket
+import time
 from contextlib import suppress
+
+#: A selector waits for whole milliseconds.
+_SHORTEST_SECONDS = 0.001
 
 
 class Wake:
@@ -21,7 +25,13 @@ class Wake:
             self._writer.send(b"!")
 
     def wait(self, seconds: float, also: int | None = None) -> bool:
-        """Wait until woken, or until the descriptor `also` is readable; False when only time has passed."""
+        """Wait until woken, or until the descriptor `also` is readable; False when only time has passed.
+
+        What comes during less than a millisecond is seen by the next wait.
+        """
+        if 0 < seconds < _SHORTEST_SECONDS:
+            time.sleep(seconds)
+            return False
         # Not select(): an application may have more descriptors open than that one can watch.
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
