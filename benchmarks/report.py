@@ -9,6 +9,8 @@ from statistics import median
 
 from benchmarks.measure import Measurement
 
+#: Of the picture, side by side.
+_PANELS = 6
 _COLUMNS = "{:<24}{:>8}  {:<8}{:<6}{:>12}{:>12}  {:<10}{}"
 
 
@@ -51,8 +53,9 @@ def _picture(measurements: Sequence[Measurement], path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    height = -(-len(measurements) // 4)
-    figure, grid = plt.subplots(height, 4, figsize=(13, 3.2 * height), squeeze=False, layout="constrained")
+    height = -(-len(measurements) // _PANELS)
+    size = (2.2 * _PANELS, 2.3 * height)
+    figure, grid = plt.subplots(height, _PANELS, figsize=size, squeeze=False, layout="constrained")
     for panel in grid.flat[len(measurements) :]:
         panel.set_axis_off()
     for panel, each in zip(grid.flat, measurements, strict=False):
@@ -63,6 +66,7 @@ def _picture(measurements: Sequence[Measurement], path: Path) -> None:
         panel.axhline(each.goal.bound, color="grey", linestyle="--", linewidth=1)
         panel.bar([0], [each.value], width=0.5, color=colour, alpha=0.6)
         panel.plot([0.4] * len(each.rounds), each.rounds, "o", color="black", markersize=3)
-        panel.set(title=f"{each.name}\n{each.value:.2f}, goal {each.goal}", xlim=(-0.7, 0.9), ylim=(0, top), xticks=[])
+        panel.set(xlim=(-0.7, 0.9), ylim=(0, top), xticks=[])
+        panel.set_title(f"{each.name}\n{each.value:.2f}, goal {each.goal}", fontsize=9)
     figure.savefig(path, dpi=110)
     plt.close(figure)
