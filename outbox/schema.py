@@ -33,7 +33,7 @@ from sqlalchemy.types import TypeEngine
 
 from outbox.checks import HALF_TOPIC
 
-VERSION = 5
+VERSION = 6
 SLOTS = 256
 PREFIX = "outbox_"
 #: Where the revision of the tables is written down; ours alone, so that it never meets the application's own Alembic.
@@ -355,6 +355,7 @@ def _meta(metadata: MetaData) -> Table:
         Column("database_oid", BigInteger),
         Column("purged", Text, comment="position below which rows may be gone"),
         Column("purged_id", BigInteger, nullable=False, server_default=text("0")),
+        Column("installation", Text, comment="drawn once: another log has another"),
         CheckConstraint("one = 1", name="outbox_meta_one"),
         comment="one row, written by migrations, CLI and purge",
     )

@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine, inspect, text
 from outbox import Outbox, Relay, migrate, schema
 from outbox.errors import DatabaseError, SchemaError
 from outbox.testing.servers import PostgresServer
+from tests.fire.destination import Destination
 
 
 @pytest.fixture
@@ -438,6 +439,30 @@ def test_outboxes_in_schemas_live_side_by_side(empty_pg):
         assert contents(connection, '"app one".') == NEW | {"meta": [(schema.VERSION, 8)]}
         tables = inspect(connection).get_table_names("app one")
     assert schema.VERSION_TABLE in tables
+
+
+def installation(engine):
+    with engine.connect() as connection:
+        return connection.execute(text("SELECT installation FROM outbox_meta")).scalar()
+
+
+def test_each_log_has_an_installation_of_its_own(empty):
+    """However its tables came to be, and it keeps it."""
+    found = []
+    migrate.upgrade(empty)
+    found.append(installation(empty))
+    migrate.upgrade(empty)
+    again = installation(empty)
+    do(empty, "DELETE FROM outbox_meta")
+    with empty.begin() as connection:
+        migrate.seed(connection)
+    found.append(installation(empty))
+    do(empty, "DELETE FROM outbox_meta")
+    Relay(Outbox(empty), Destination()).until_empty()
+    found.append(installation(empty))
+
+    assert again == found[0]
+    assert len({*found} - {None}) == 3
 
 
 def test_an_outbox_knows_the_database_that_it_was_made_in(empty_pg):

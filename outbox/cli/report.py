@@ -352,7 +352,7 @@ def _reconciled(log: Log, database: Database, channel: Channel) -> DataFrame:
         log.table("op", frames.OP_COLUMNS),
         log.table("parked", frames.PARKED_COLUMNS),
         purged_id=purged_id(database, channel) if log.archive is None else 0,
-        decided_before=None if ends is None else ends.written_at - _BEFORE_THE_END,
+        decided_before=None if ends is None else ends.captured_at - _BEFORE_THE_END,
         topics=None if ends is None else ends.topics,
     )
 

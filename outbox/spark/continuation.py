@@ -73,7 +73,7 @@ class Continuation:
             return
         if last.server != stamp.server and not self.wanted.accept_server:
             raise PositionError(
-                f"{self.archive.path} was extracted from another server, timeline or database"
+                f"{self.archive.path} was extracted from another server, timeline or outbox"
                 f" ({stamp.server.unlike(last.server)}), so its position means nothing here, and messages could be"
                 " missed. Extract to another folder; or, if this server goes on with the same ids (after pg_upgrade, or"
                 " a failover that lost nothing), accept it: --accept-server, or accept_server=True"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 #: By this name the table remembers which windows it has.
 APPLICATION = "outbox-extract"
+_FIX = "restore both from the same backup, or delete _delta_log"
 
 
 def commit_missing(archive: Archive) -> int:
@@ -38,8 +39,10 @@ def commit_missing(archive: Archive) -> int:
         return 0
     try:
         table = _table(archive)
+        _require_same_windows(archive, table, manifests[: _version(table)])
         committed = 0
-        while (version := table.transaction_version(APPLICATION) or 0) < len(manifests):
+        # Asked each time: another extract may have committed the next one meanwhile.
+        while (version := _version(table)) < len(manifests):
             _commit(table, manifests[version])
             table.update_incremental()
             committed += 1
@@ -51,9 +54,27 @@ def commit_missing(archive: Archive) -> int:
     if version > len(manifests):
         raise ArchiveError(
             f"the Delta table at {archive.path} has window {version}, but the last manifest is that of"
-            f" {len(manifests)}: it is of another archive; restore both from the same backup, or delete _delta_log"
+            f" {len(manifests)}: it is of another archive; {_FIX}"
         )
     return committed
+
+
+def _version(table: DeltaTable) -> int:
+    """The last window that the table has; 0: none."""
+    return table.transaction_version(APPLICATION) or 0
+
+
+def _require_same_windows(archive: Archive, table: DeltaTable, manifests: list[Manifest]) -> None:
+    """Refuse a table whose last window ends elsewhere: manifests were lost, and windows written anew without it."""
+    if not manifests:
+        return
+    last = manifests[-1]
+    ends = (each["outbox.until"] for each in table.history() if each.get("outbox.window") == str(last.window))
+    if next(ends, str(last.until)) != str(last.until):
+        raise ArchiveError(
+            f"the Delta table at {archive.path} has another window {last.window} than the manifests: it has rows that"
+            f" they do not count; {_FIX}"
+        )
 
 
 def _table(archive: Archive) -> DeltaTable:
@@ -93,7 +114,7 @@ def _added(file: ArchivedFile, manifest: Manifest) -> AddAction:
         path=file.path,
         size=file.bytes,
         partition_values={"topic": file.topic},
-        modification_time=int(manifest.written_at.timestamp() * 1000),
+        modification_time=int(manifest.captured_at.timestamp() * 1000),
         data_change=True,
         stats=json.dumps(
             {

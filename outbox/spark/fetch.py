@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
+from dataclasses import replace
 from queue import Full, Queue
 from typing import TYPE_CHECKING, Any
 
@@ -99,12 +100,14 @@ def _of_schema(batch: pa.RecordBatch, schema: pa.Schema, number: int) -> pa.Reco
 
 
 def _require_same_server(task: Task, connection: Connection) -> None:
-    system, timeline = connection.row(extraction.server(task.extraction.dialect))
-    other_timeline = None not in (timeline, task.server.timeline) and timeline != task.server.timeline
-    if system != task.server.system or other_timeline:
+    planned = task.server
+    system, timeline, installation = connection.row(extraction.server(planned.dialect, task.extraction.schema))
+    # A standby does not tell its timeline.
+    here = replace(planned, system=system, timeline=timeline or planned.timeline, installation=installation)
+    if here != planned:
         raise PositionError(
-            f"{task.place.label()} is another server now (system identifier {system}, timeline {timeline}) than the one"
-            f" that this read was planned on ({task.server.system}, {task.server.timeline}); read again"
+            f"{task.place.label()} is another server, timeline or outbox now ({here.unlike(planned)}) than the one that"
+            " this read was planned on; read again"
         )
     if timeline is None and task.server.timeline is not None and task.replayed is None:
         raise StandbyError(

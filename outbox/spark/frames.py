@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outbox.spark.manifest import Archive
@@ -30,4 +32,9 @@ def archived(
     if not files:
         return spark.createDataFrame([], schema)
     archive.require(files)
-    return spark.read.schema(schema).parquet(*(str(archive.path / file.path) for file in files))
+    return spark.read.schema(schema).parquet(*(_literal(archive.path / file.path) for file in files))
+
+
+def _literal(path: Path) -> str:
+    """A path that Spark takes for itself, and not for a pattern of several."""
+    return re.sub(r"([][{}*?\\])", r"\\\1", str(path))

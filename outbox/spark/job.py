@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox import errors
-from outbox.errors import ArchiveError, OutboxError
-from outbox.position import Position, Window
-from outbox.spark.continuation import Continuation
+from outbox.errors import ArchiveError, OutboxError, PositionError
+from outbox.position import Window
+from outbox.spark.continuation import Continuation, Next
 from outbox.spark.files import TaskFiles
 from outbox.spark.manifest import FOLDER, Archive, ArchivedFile, Manifest, sorted_files
 from outbox.spark.planner import ROWS_PER_TASK, Planner
@@ -122,8 +122,9 @@ class Extract:
         """
         last = self._archive.last()
         self._begin(last)
+        captured_at = datetime.now(UTC)
         found = self._continuation.next(last)
-        files = self._extracted(1 if last is None else last.window + 1, found.window, found.gone)
+        files = self._extracted(1 if last is None else last.window + 1, found)
         if not files and found.gap is None and not self._is_due(last):
             return None
         manifest = Manifest(
@@ -131,7 +132,7 @@ class Extract:
             server=found.stamp.server,
             since=found.window.base,
             until=found.stamp.position,
-            written_at=datetime.now(UTC),
+            captured_at=captured_at,
             files=sorted_files(files),
             topics=self._wanted.topics,
             halves=self._wanted.halves,
@@ -170,19 +171,26 @@ class Extract:
             commit_missing(self._archive)
 
     def _is_due(self, last: Manifest | None) -> bool:
-        return last is None or datetime.now(UTC) - last.written_at >= self._wanted.empty_after
+        return last is None or datetime.now(UTC) - last.captured_at >= self._wanted.empty_after
 
-    def _extracted(self, number: int, window: Window, gone: Position | None) -> list[ArchivedFile]:
-        """Have the executors write the files of a window, of which nothing more is purged than was `gone` before."""
+    def _extracted(self, number: int, found: Next) -> list[ArchivedFile]:
+        """Have the executors write the files of a window, of which nothing more is purged than was gone before."""
+        base, target = found.window.base, found.window.target
         # What is gone already is not asked for: it has been judged.
-        whole = Window(window.base if gone is None else window.base.union(gone), window.target)
+        whole = Window(base if found.gone is None else base.union(found.gone), target)
         wanted = self._wanted
         tasks = self._planner.tasks(
-            window,
+            found.window,
             narrowing=Narrowing(topics=wanted.topics or (), halves=wanted.halves),
             rows_per_task=wanted.rows_per_task,
             whole=whole,
         )
+        if others := [task.server for task in tasks if task.server != found.stamp.server]:
+            raise PositionError(
+                f"{self._place.primary_label()} leads to another server, timeline or outbox"
+                f" ({others[0].unlike(found.stamp.server)}) than when the window began; nothing was written: run it"
+                " again"
+            )
         files: list[ArchivedFile] = []
         if tasks:
             with self._watched(number, len(tasks)) as signs, explained():

@@ -58,7 +58,8 @@ class ArchivedFile:
 class Manifest:
     """What one window has brought: every message that was committed after `since` and not after `until`.
 
-    `server`: whose positions they are. `topics`: the only ones that were extracted; None: all.
+    `server`: whose positions they are. `captured_at`: when `until` was captured, by the extract's clock. `topics`: the
+    only ones that were extracted; None: all.
     `halves`: with half messages. `gap`: rows of the window were purged before it was read, by the position that was
     purged then; somebody has ordered to go on without them.
     """
@@ -67,7 +68,7 @@ class Manifest:
     server: Server
     since: Position
     until: Position
-    written_at: datetime
+    captured_at: datetime
     files: tuple[ArchivedFile, ...] = field(repr=False)
     topics: tuple[str, ...] | None = None
     halves: bool = False
@@ -96,7 +97,7 @@ class Manifest:
                 "halves": self.halves,
                 "gap": None if self.gap is None else str(self.gap),
                 "rows": self.rows,
-                "written_at": self.written_at.isoformat(),
+                "captured_at": self.captured_at.isoformat(),
                 "files": [asdict(file) for file in self.files],
             }
         )
@@ -124,7 +125,7 @@ class Manifest:
             server=Server(**stored["server"]),
             since=Position.parse(stored["since"]),
             until=Position.parse(stored["until"]),
-            written_at=datetime.fromisoformat(stored["written_at"]),
+            captured_at=datetime.fromisoformat(stored["captured_at"]),
             files=tuple(ArchivedFile(**file) for file in stored["files"]),
             topics=None if stored["topics"] is None else tuple(stored["topics"]),
             halves=stored["halves"],

@@ -101,10 +101,23 @@ def write(stamp: Stamp) -> str:
 
 
 def _of_server(server: Server) -> dict[str, Any]:
-    return {"v": VERSION, "db": server.dialect, "sys": server.system, "oid": server.database, "tl": server.timeline}
+    return {
+        "v": VERSION,
+        "db": server.dialect,
+        "sys": server.system,
+        "oid": server.database,
+        "tl": server.timeline,
+        "log": server.installation,
+    }
 
 
 def _server_in(stored: Mapping[str, Any]) -> Server:
     if stored["v"] != VERSION:
         raise PositionError(f"version {stored['v']} instead of {VERSION}")
-    return Server(dialect=stored["db"], system=stored["sys"], database=stored["oid"], timeline=stored["tl"])
+    return Server(
+        dialect=stored["db"],
+        system=stored["sys"],
+        database=stored["oid"],
+        timeline=stored["tl"],
+        installation=stored["log"],
+    )

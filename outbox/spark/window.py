@@ -28,7 +28,7 @@ def window_of(options: Options, planner: Planner) -> Window:
 def _checked(name: str, mark: Mark, server: Server, now: Position) -> Position:
     if mark.server is not None and mark.server != server:
         raise PositionError(
-            f"{name}: the position is of another server, timeline or database ({server.unlike(mark.server)}), and means"
+            f"{name}: the position is of another server, timeline or outbox ({server.unlike(mark.server)}), and means"
             " nothing here; take one from outbox.spark.position() for this url, or read the database that it is of"
         )
     if mark.position.head > now.head:

@@ -192,6 +192,8 @@ class Dialect:
     skip_locked: str
     #: System identifier and database oid; nulls where there are none.
     identity: str
+    #: An expression that draws a text which no other log has.
+    installation: str
     #: None where numbers that were drawn are never drawn again, whatever crashes.
     wal: WriteAheadLog | None
 

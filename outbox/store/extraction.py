@@ -195,7 +195,7 @@ def ends(schema: str | None) -> str:
 
 def purged(schema: str | None) -> str:
     """Read the position of what purge has ever deleted."""
-    return f"SELECT purged FROM {_qualified(schema, PREFIX + 'meta')}"
+    return f"SELECT purged FROM {_meta(schema)}"
 
 
 def patience(dialect: str) -> str | None:
@@ -212,9 +212,9 @@ def settings(dialect: str) -> tuple[str, ...]:
     return _SPEECHES[dialect].settings
 
 
-def server(dialect: str) -> str:
-    """Read which server this is: its system identifier, and its timeline unless it is a standby."""
-    return _SPEECHES[dialect].server
+def server(dialect: str, schema: str | None) -> str:
+    """Read whose rows these are: system identifier, timeline unless it is a standby, and installation."""
+    return f"SELECT s.*, m.installation FROM ({_SPEECHES[dialect].server}) AS s, {_meta(schema)} AS m"
 
 
 def replayed(lsn: str) -> str:
@@ -234,6 +234,10 @@ def predicates(window: Window, n: int, *, halves: bool) -> list[str]:
     held = " OR ".join(f"({part})" for part in parts)
     shown = "" if halves else f" AND topic <> '{HALF_TOPIC}'"
     return [f"({held}){shown} AND id % {n} = {i}" for i in range(n)]
+
+
+def _meta(schema: str | None) -> str:
+    return _qualified(schema, f"{PREFIX}meta")
 
 
 def _qualified(schema: str | None, table: str) -> str:

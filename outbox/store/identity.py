@@ -11,8 +11,8 @@ from outbox.store.dialect import Channel
 
 _READ = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
 _CREATE = """
-    INSERT INTO {meta} (one, version, slots, system_identifier, database_oid, purged_id)
-    SELECT 1, :version, :slots, i.system_identifier, i.database_oid, 0 FROM ({identity}) AS i
+    INSERT INTO {meta} (one, version, slots, system_identifier, database_oid, purged_id, installation)
+    SELECT 1, :version, :slots, i.system_identifier, i.database_oid, 0, {installation} FROM ({identity}) AS i
     WHERE NOT EXISTS (SELECT 1 FROM {meta})
 """
 
@@ -51,5 +51,6 @@ def verify(database: Database, channel: Channel) -> None:
 
 def establish(database: Database, channel: Channel) -> None:
     """Write the row, for tables that were not made by our migrations; harmless when it is there."""
-    statement = database.sql(_CREATE, identity=database.dialect.identity)
+    dialect = database.dialect
+    statement = database.sql(_CREATE, identity=dialect.identity, installation=dialect.installation)
     channel.run(statement, {"version": VERSION, "slots": database.slots})

@@ -6,11 +6,11 @@ from sqlalchemy import Table
 from sqlalchemy.engine import Dialect
 
 from outbox.position import EARLIEST
-from outbox.schema import PREFIX, Tables, now_default
+from outbox.schema import PREFIX, VERSION, Tables, now_default
 from outbox.store.postgresql import POSTGRESQL
 from outbox.store.sqlite import SQLITE
 
-_IDENTITY = {dialect.name: dialect.identity for dialect in (POSTGRESQL, SQLITE)}
+_DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE)}
 
 #: The first subscription is made once: where somebody has dropped it, it does not come back.
 _NEW = "NOT EXISTS (SELECT 1 FROM {meta}) AND NOT EXISTS (SELECT 1 FROM {subscription})"
@@ -36,6 +36,8 @@ _ROWS = (
     """,
     "UPDATE {meta} SET version = {version} WHERE version < {version}",
 )
+#: Of tables that are complete.
+_INSTALLATION = "UPDATE {meta} SET installation = {installation} WHERE installation IS NULL"
 
 
 def written(tables: Tables) -> tuple[Table, ...]:
@@ -48,5 +50,7 @@ def rows(tables: Tables, dialect: Dialect, version: int, slots: int) -> list[str
     names = {
         table.name.removeprefix(PREFIX): dialect.identifier_preparer.format_table(table) for table in written(tables)
     }
-    parts = {"now": now_default(dialect.name), "identity": _IDENTITY[dialect.name], "version": version}
-    return [statement.format(**names, **parts, slots=int(slots)) for statement in _ROWS]
+    ours = _DIALECTS[dialect.name]
+    parts = {"now": now_default(dialect.name), "identity": ours.identity, "installation": ours.installation}
+    statements = (*_ROWS, _INSTALLATION) if version == VERSION else _ROWS
+    return [statement.format(**names, **parts, version=version, slots=int(slots)) for statement in statements]

@@ -527,5 +527,6 @@ SQLITE = Dialect(
     share_lock="",
     skip_locked="",
     identity="SELECT NULL AS system_identifier, NULL AS database_oid",
+    installation="lower(hex(randomblob(16)))",
     wal=None,
 )

@@ -20,20 +20,22 @@ _PATIENCE, _BY_ITSELF = 30.0, 0.25
 #: How often a position is captured again, when the server was restarted meanwhile.
 _TRIES = 5
 _PURGED = "SELECT purged FROM {meta}"
+_SERVER = "SELECT i.system_identifier, i.database_oid, m.installation FROM ({identity}) AS i, {meta} AS m"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The server and database that draw the numbers of a position; another one draws the same for other rows.
+    """The server, database and log that a position is of; another one has the same numbers for other rows.
 
     `system` and `timeline` are PostgreSQL's system identifier and timeline, `database` is the oid of the database.
-    SQLite has none of them.
+    SQLite has none of them. `installation` was drawn when the tables of the outbox were made.
     """
 
     dialect: str
     system: str | None = None
     database: int | None = None
     timeline: str | None = None
+    installation: str | None = None
 
     def unlike(self, before: Server) -> str:
         """Say what differs from the server that something was read from: `timeline 00000001 then, 00000002 now`."""
@@ -42,6 +44,7 @@ class Server:
             "system identifier": (before.system, self.system),
             "oid of the database": (before.database, self.database),
             "timeline": (before.timeline, self.timeline),
+            "installation of the outbox": (before.installation, self.installation),
         }
         return ", ".join(f"{name} {then} then, {now} now" for name, (then, now) in named.items() if then != now)
 
@@ -107,8 +110,9 @@ def purged(database: Database, channel: Channel) -> Position | None:
 
 
 def _server(database: Database, channel: Channel, timeline: str | None) -> Server:
-    system, oid = channel.rows(database.dialect.identity)[0]
-    return Server(dialect=database.dialect.name, system=system, database=oid, timeline=timeline)
+    dialect = database.dialect
+    system, oid, installation = channel.rows(database.sql(_SERVER, identity=dialect.identity))[0]
+    return Server(dialect=dialect.name, system=system, database=oid, timeline=timeline, installation=installation)
 
 
 def _wait(channel: Channel, wal: WriteAheadLog, lsn: str, pause: Callable[[float], object]) -> None:

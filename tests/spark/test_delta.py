@@ -107,6 +107,20 @@ def test_a_table_that_is_ahead_of_the_archive_is_refused(outbox, path, tmp_path)
         extracted(outbox.engine, path, delta=True)
 
 
+def test_a_table_of_windows_that_were_written_anew_is_refused(outbox, path):
+    """The manifest of its last window was lost, and an extract that knew of no table has written another one."""
+    send(outbox, "1")
+    extracted(outbox.engine, path, delta=True)
+    send(outbox, "2")
+    extracted(outbox.engine, path, delta=True)
+    (path / "_outbox" / "00000002.json").unlink()
+    send(outbox, "3")
+    extracted(outbox.engine, path)
+
+    with pytest.raises(ArchiveError, match="has another window 2 than the manifests"):
+        extracted(outbox.engine, path, delta=True)
+
+
 def test_spark_is_not_asked_for_a_table(outbox, path):
     """Nothing of Delta's own jars is needed."""
     send(outbox, "1")

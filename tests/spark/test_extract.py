@@ -5,6 +5,7 @@ import json
 import shutil
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Outbox, create_engine
+from outbox import Outbox, create_engine, migrate
 from outbox.checks import HALF_TOPIC
 from outbox.errors import (
     ArchiveError,
@@ -369,6 +370,40 @@ def test_an_archive_of_another_server_is_not_continued(pg_engine, path):
     assert ids_of(path) == [1, 2]
 
 
+def test_an_archive_of_another_file_is_not_continued(sqlite_engine, path, tmp_path):
+    """It draws the same ids, so that a position of the first file would pass over what is in the second."""
+    send(Outbox(sqlite_engine), "1", "2")
+    extracted(sqlite_engine, path)
+    other = create_engine(f"sqlite:///{tmp_path / 'other.sqlite3'}")
+    migrate.upgrade(other)
+    send(Outbox(other), "3", "4", "5")
+
+    with pytest.raises(PositionError, match=r"\(installation of the outbox \w{32} then, \w{32} now\)"):
+        extracted(other, path)
+
+
+def test_a_server_that_changes_while_a_window_begins_is_not_extracted(outbox, path, monkeypatch):
+    send(outbox, "1")
+    server = Planner._common
+    monkeypatch.setattr(
+        Planner, "_common", lambda self, *on: (replace(server(self, *on)[0], installation="another"), None)
+    )
+
+    with pytest.raises(PositionError, match=r"leads to another server, .* than when the window began"):
+        extracted(outbox.engine, path)
+
+    assert files_in(path) == []
+
+
+def test_an_archive_of_another_schema_is_not_continued(pg_engine, path):
+    migrate.upgrade(pg_engine, "other")
+    send(Outbox(pg_engine), "1")
+    extracted(pg_engine, path)
+
+    with pytest.raises(PositionError, match=r"\(installation of the outbox \S{36} then, \S{36} now\)"):
+        extracted(pg_engine, path, schema="other")
+
+
 def test_a_database_that_went_back_is_not_extracted(sqlite_engine, path, tmp_path):
     """From a backup it draws ids anew that the archive has."""
     outbox = Outbox(sqlite_engine)
@@ -401,22 +436,24 @@ def test_what_differs_of_another_server_is_told_and_nothing_else(pg_engine, path
 
     with pg_engine.connect() as connection:
         oid = connection.execute(text("SELECT oid FROM pg_database WHERE datname = current_database()")).scalar()
-    assert f"another server, timeline or database (oid of the database 7 then, {oid} now)" in str(caught.value)
+    assert f"another server, timeline or outbox (oid of the database 7 then, {oid} now)" in str(caught.value)
     assert str(caught.value).endswith("accept it: --accept-server, or accept_server=True")
 
 
 def test_a_position_of_another_database_says_what_differs(sqlite_engine):
     url = sqlite_engine.url.render_as_string(hide_password=False)
-    other = '{"v":1,"db":"postgresql","sys":"7","oid":null,"tl":null,"position":"0:0:"}'
+    other = '{"v":1,"db":"postgresql","sys":"7","oid":null,"tl":null,"log":"x","position":"0:0:"}'
     options = Options.parse({"url": url, "since": other})
 
     with closing(Planner(options.place)) as planner, pytest.raises(PositionError) as caught:
         window_of(options, planner)
 
+    with sqlite_engine.connect() as connection:
+        installation = connection.execute(text("SELECT installation FROM outbox_meta")).scalar()
     assert str(caught.value) == (
-        "since: the position is of another server, timeline or database (kind of database postgresql then, sqlite now,"
-        " system identifier 7 then, None now), and means nothing here; take one from outbox.spark.position() for this"
-        " url, or read the database that it is of"
+        "since: the position is of another server, timeline or outbox (kind of database postgresql then, sqlite now,"
+        f" system identifier 7 then, None now, installation of the outbox x then, {installation} now), and means"
+        " nothing here; take one from outbox.spark.position() for this url, or read the database that it is of"
     )
 
 
@@ -571,6 +608,7 @@ def test_a_position_that_the_database_was_not_told_is_told_by_the_next_run(outbo
 
 
 def test_spark_writes_the_same_and_reads_what_counts(spark, outbox, path):
+    path = path.with_name("archive [of] {all} *?")
     send(outbox, *map(str, range(50)))
     send(outbox, "other", topic="mail")
     extracted(outbox.engine, path, spark=spark, rows_per_task=20)

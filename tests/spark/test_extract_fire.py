@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine, migrate
 from outbox.position import Position, Window
+from outbox.spark.continuation import Next
 from outbox.spark.job import Extract, Extraction
 from outbox.spark.manifest import Archive, ArchivedFile
 from outbox.testing.servers import PostgresServer
@@ -245,8 +246,8 @@ def reading(broken: Callable[[Position, Position], Window]) -> Callable[..., lis
     """An extract that reads another window than its manifest says."""
     whole = Extract._extracted
 
-    def read(job: Extract, number: int, window: Window, gone: Position | None) -> list[ArchivedFile]:
-        return whole(job, number, broken(window.base, window.target), gone)
+    def read(job: Extract, number: int, found: Next) -> list[ArchivedFile]:
+        return whole(job, number, replace(found, window=broken(found.window.base, found.window.target)))
 
     return read
 

@@ -144,23 +144,33 @@ def test_a_server_that_stays_away_is_an_error(pg_engine, fetch, monkeypatch):
             list(reading)
 
 
-def test_another_server_is_not_read_from(pg_engine):
+@pytest.mark.parametrize("change", [{"timeline": "00000007"}, {"system": "7"}, {"installation": "another"}])
+def test_another_server_is_not_read_from(pg_engine, change):
     fill(pg_engine, 1)
     (task,) = whole_log(pg_engine)
 
-    with pytest.raises(PositionError, match="is another server now"):
-        read([replace(task, server=replace(task.server, timeline="00000007"))])
+    with pytest.raises(PositionError, match="is another server, timeline or outbox now"):
+        read([replace(task, server=replace(task.server, **change))])
+
+
+def test_another_file_is_not_read_from(sqlite_engine):
+    with sqlite_engine.begin() as connection:
+        Outbox(sqlite_engine).send(connection, "orders", "1")
+    (task,) = whole_log(sqlite_engine)
+
+    with pytest.raises(PositionError, match=r"installation of the outbox another then, \w{32} now"):
+        read([replace(task, server=replace(task.server, installation="another"))])
 
 
 def test_a_standby_that_is_promoted_while_it_is_waited_for_is_not_read_from(pg_engine, monkeypatch):
     """It is no standby any more and waits for nothing, but may never have had the rows."""
     fill(pg_engine, 1)
     (task,) = whole_log(pg_engine)
-    system = f"SELECT '{task.server.system}' AS system"
-    answers = iter([f"{system}, CAST(NULL AS text) AS timeline", f"{system}, '00000002' AS timeline"])
-    monkeypatch.setattr("outbox.store.extraction.server", lambda _: next(answers))
+    one = f"SELECT '{task.server.system}', {{}}, '{task.server.installation}'"
+    answers = iter([one.format("CAST(NULL AS text)"), one.format("'00000002'")])
+    monkeypatch.setattr("outbox.store.extraction.server", lambda *_: next(answers))
 
-    with pytest.raises(PositionError, match=r"is another server now .* timeline 00000002"):
+    with pytest.raises(PositionError, match=r"is another server, .* \(timeline 00000001 then, 00000002 now\)"):
         read([replace(task, replayed="FFFFFFFF/0")])
 
 

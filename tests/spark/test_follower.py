@@ -190,7 +190,10 @@ def moved(offset, **server):
     return replace(offset, server=replace(offset.server, **server))
 
 
-@pytest.mark.parametrize("change", [{"system": "7000000000000000001"}, {"timeline": "00000009"}, {"database": 1}])
+@pytest.mark.parametrize(
+    "change",
+    [{"system": "7000000000000000001"}, {"timeline": "00000009"}, {"database": 1}, {"installation": "another"}],
+)
 def test_another_server_is_refused(pg_engine, change):
     """A promoted standby hands the same transaction ids out again, for other rows."""
     stream = Stream(pg_engine)

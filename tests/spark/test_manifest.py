@@ -19,7 +19,7 @@ from outbox.position import EARLIEST, Position
 from outbox.spark.manifest import FOLDER, Archive, ArchivedFile, Manifest, partition_of
 from outbox.store.stamp import Server
 
-SERVER = Server(dialect="postgresql", system="42", database=5, timeline="00000001")
+SERVER = Server(dialect="postgresql", system="42", database=5, timeline="00000001", installation="a-b")
 
 
 def manifest(window, files=(), **changes) -> Manifest:
@@ -29,7 +29,7 @@ def manifest(window, files=(), **changes) -> Manifest:
         server=SERVER,
         since=Position((window - 1) * 10),
         until=Position(window * 10),
-        written_at=datetime(2026, 1, 31, 12, tzinfo=UTC),
+        captured_at=datetime(2026, 1, 31, 12, tzinfo=UTC),
         files=tuple(files),
     )
     return replace(made, **changes)
@@ -76,14 +76,20 @@ def test_a_manifest_is_the_json_that_others_read(archive):
     assert stored == {
         "version": 1,
         "window": 1,
-        "server": {"dialect": "postgresql", "system": "42", "database": 5, "timeline": "00000001"},
+        "server": {
+            "dialect": "postgresql",
+            "system": "42",
+            "database": 5,
+            "timeline": "00000001",
+            "installation": "a-b",
+        },
         "since": "0:0:",
         "until": "10:10:",
         "topics": None,
         "halves": False,
         "gap": None,
         "rows": 4,
-        "written_at": "2026-01-31T12:00:00+00:00",
+        "captured_at": "2026-01-31T12:00:00+00:00",
         "files": [
             {
                 "path": "topic=orders/day=2026-01-31/1.parquet",
@@ -243,7 +249,7 @@ while True:
     try:
         archive.commit(Manifest(
             window=window, server=server, since=Position(window - 1), until=Position(window), files=(),
-            written_at=datetime.now(UTC),
+            captured_at=datetime.now(UTC),
         ))
         print(window, flush=True)
     except ArchiveError:

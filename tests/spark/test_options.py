@@ -52,7 +52,7 @@ def test_rows_are_chosen():
 
 
 def test_positions_are_bare_or_of_a_server():
-    text = '{"v":1,"db":"postgresql","sys":"7","oid":5,"tl":"00000001","position":"3:9:3,5"}'
+    text = '{"v":1,"db":"postgresql","sys":"7","oid":5,"tl":"00000001","log":"x","position":"3:9:3,5"}'
 
     assert parsed(since="3:9:3,5").since == Mark(position=Position(9, (3, 5)))
     found = parsed(startingPosition=text).start

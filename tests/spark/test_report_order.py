@@ -85,6 +85,14 @@ def test_a_version_may_be_in_a_header(messages):
     assert found(order.versions(log, order.version_in_header("version"))) == [(2, "a", 2, 1, "fell")]
 
 
+@pytest.mark.parametrize("name", ["o'clock", "a.b", "x*", "$|~"])
+def test_a_header_may_have_any_name(spark, name):
+    rows = [(id, "orders", "a", json.dumps({name: str(version)}), b"", None) for id, version in ((1, 2), (2, 1))]
+    log = spark.createDataFrame(rows, order.COLUMNS)
+
+    assert found(order.versions(log, order.version_in_header(name))) == [(2, "a", 2, 1, "fell")]
+
+
 def test_numbers_are_compared_as_numbers(messages):
     assert found(order.versions(messages((1, 1, "a", 9), (1, 2, "a", 10)), order.version_in_header("version"))) == []
 

@@ -183,3 +183,14 @@ def test_a_contradiction_of_two_looks_at_different_moments_heals(log, ops, parke
     second = r.reconcile(log(half(1, "late"), half(2, "broken"), message(3, "late", message="m1")), verdicts, nothing)
 
     assert (len(found(first)), found(r.unless_healed(first, second))) == (2, [("m2", "committed", r.NOT_RESTORED)])
+
+
+def test_a_contradiction_that_becomes_another_one_stays(log, ops, parked):
+    """While the log is read, somebody deletes the verdict by hand."""
+    nothing = parked(("x", "x", "x"))
+    rows = log(half(1, "a"), message(2, "a", message="m1"))
+    first = r.contradictions(r.reconcile(rows, ops(a="rollback"), nothing))
+    second = r.reconcile(rows, ops(b="commit"), nothing)
+
+    assert [row.problem for row in first.collect()] == [r.AGAINST_VERDICT]
+    assert [row.problem for row in r.unless_healed(first, second).collect()] == [r.WITHOUT_VERDICT]

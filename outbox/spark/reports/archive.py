@@ -168,7 +168,7 @@ def _require_same_server(database: Database, channel: Channel, archive: Archive,
     here, there = server_of(database, channel), last.server
     if here != there:
         raise PositionError(
-            f"{archive.path} was extracted from another server, timeline or database ({here.unlike(there)}), so it"
+            f"{archive.path} was extracted from another server, timeline or outbox ({here.unlike(there)}), so it"
             " proves nothing about these messages, and nothing was purged; give the archive of this database"
         )
 

@@ -125,12 +125,12 @@ def contradictions(reconciled: DataFrame) -> DataFrame:
 
 
 def unless_healed(first: DataFrame, second: DataFrame) -> DataFrame:
-    """Return the contradictions of a first look that a second one, at everything anew, has found again.
+    """Return the contradictions of a second look, at everything anew, about messages that the first found some of, too.
 
     A verdict that falls between the reads of one look only *looks* like a contradiction; the next look, which begins
-    after that one has ended, sees all of it. What cannot be does not heal.
+    after that one has ended, sees all of it. What cannot be does not heal, though it may become another contradiction.
     """
-    return first.join(second, ["transaction_id", "message_id", "problem"], "left_semi")
+    return contradictions(second.join(first, ["transaction_id", "message_id"], "left_semi"))
 
 
 def header(name: str) -> Column:
