@@ -21,16 +21,16 @@ from outbox import Outbox, create_engine
 #: Transactions of one side before it is the turn of the other.
 _BLOCK = 50
 
+#: Appends the messages of one transaction, which has a number.
+Append = Callable[[Connection, int], None]
 #: Runs so many transactions, each with its number.
 Writes = Callable[[range], None]
 
 
 def write(site: Site) -> list[Measurement]:
     """One business INSERT and one keyless message, against SQLAlchemy's `insert()`: microseconds a transaction."""
-    with site.place() as place:
-        ORDERS.metadata.create_all(place.engine)
-        by_hand = create_engine(place.url)
-        outbox = Outbox(place.engine)
+
+    def sides(outbox: Outbox) -> tuple[Append, Append]:
         message = outbox.database.tables.message
 
         def send(connection: Connection, _number: int) -> None:
@@ -39,18 +39,15 @@ def write(site: Site) -> list[Measurement]:
         def insert_message(connection: Connection, _number: int) -> None:
             connection.execute(insert(message), row_by_hand())
 
-        sides = partial(_on_core, place.engine, send), partial(_on_core, by_hand, insert_message)
-        measured = _compared("write", site.scale, at_most(1.10), *sides)
-        by_hand.dispose()
-    return [measured]
+        return send, insert_message
+
+    return [_compared_on_core(site, "write", at_most(1.10), sides)]
 
 
 def write_keyed(site: Site, messages: int) -> list[Measurement]:
     """One business INSERT and messages with a key and two headers, against SQL as text: microseconds a transaction."""
-    with site.place() as place:
-        ORDERS.metadata.create_all(place.engine)
-        by_hand = create_engine(place.url)
-        outbox = Outbox(place.engine)
+
+    def sides(outbox: Outbox) -> tuple[Append, Append]:
         statement = text(insert_text(messages, ":{}".format))
 
         def send(connection: Connection, number: int) -> None:
@@ -59,10 +56,9 @@ def write_keyed(site: Site, messages: int) -> list[Measurement]:
         def execute(connection: Connection, number: int) -> None:
             connection.execute(statement, rows_by_hand(number, messages))
 
-        sides = partial(_on_core, place.engine, send), partial(_on_core, by_hand, execute)
-        measured = _compared(f"write_keyed_{messages}", site.scale, _goal(messages), *sides)
-        by_hand.dispose()
-    return [measured]
+        return send, execute
+
+    return [_compared_on_core(site, f"write_keyed_{messages}", _goal(messages), sides)]
 
 
 def write_psycopg(site: Site, messages: int) -> list[Measurement]:
@@ -91,7 +87,21 @@ def _goal(messages: int) -> Goal:
     return at_most(1.10 if messages == 1 else 1.15)
 
 
-def _on_core(engine: Engine, append: Callable[[Connection, int], None], numbers: range) -> None:
+def _compared_on_core(
+    site: Site, name: str, goal: Goal, sides: Callable[[Outbox], tuple[Append, Append]]
+) -> Measurement:
+    """Each side on an engine of its own, because an outbox prepares the engine that it is given."""
+    with site.place() as place:
+        ORDERS.metadata.create_all(place.engine)
+        by_hand = create_engine(place.url)
+        ours, other = sides(Outbox(place.engine))
+        writes = partial(_on_core, place.engine, ours), partial(_on_core, by_hand, other)
+        measured = _compared(name, site.scale, goal, *writes)
+        by_hand.dispose()
+    return measured
+
+
+def _on_core(engine: Engine, append: Append, numbers: range) -> None:
     for number in numbers:
         with engine.begin() as connection:
             connection.execute(insert(ORDERS), {"customer": "c-1", "total": number})
