@@ -1,5 +1,6 @@
 """The demo keeps the promise, says so truly, and leaves nothing behind."""
 
+import asyncio
 import os
 import re
 import signal
@@ -8,7 +9,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -168,6 +169,24 @@ def test_a_demo_that_is_kept_can_be_played_with(run):
     assert demo.finish() == 0
     assert eventually(lambda: demo.processes() == [])
     assert not Path(url.removeprefix("sqlite:///")).exists()
+
+
+def test_ctrl_c_while_messages_are_received_ends_it(nats, monkeypatch):
+    """A client that takes a cancellation for a timeout must not swallow it."""
+
+    async def patient(stream):
+        asyncio.get_running_loop().call_later(0.1, signal.raise_signal, signal.SIGINT)
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(5)
+        return []
+
+    monkeypatch.setattr(Stream, "_read_on", patient)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with closing(Stream(nats.url)) as stream, pytest.raises(KeyboardInterrupt):
+            stream.receive()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_consumer_that_nothing_came_for_gets_what_comes_later():

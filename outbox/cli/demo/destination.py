@@ -32,18 +32,19 @@ class Stream:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._runner = asyncio.Runner()
+        # Not a Runner, which makes a cancellation of Ctrl-C; the client takes some of those for a timeout.
+        self._loop = asyncio.new_event_loop()
         self._received = 0
-        self._runner.run(self._begin())
+        self._loop.run_until_complete(self._begin())
 
     def receive(self) -> list[Receipt]:
         """Read on to what is the end of the stream now."""
-        return self._runner.run(self._read_on())
+        return self._loop.run_until_complete(self._read_on())
 
     def close(self) -> None:
         """Close the connection and its loop."""
-        self._runner.run(self._client.close())
-        self._runner.close()
+        self._loop.run_until_complete(self._client.close())
+        self._loop.close()
 
     async def _begin(self) -> None:
         import nats
