@@ -31,6 +31,6 @@ class Pace:
         if passed < self._longest:
             self._load = max(0.0, self._load - passed) + load
         else:
-            # So long a time tells by itself whether there are many; what was before does not count any more.
+            # A long pause is judged by its own commits: a bucket that stays nearly full would end in another one soon.
             self._load = 0.0 if load < passed else _CROWD_SECONDS
         return self._longest if self._load >= _CROWD_SECONDS else self._shortest

@@ -355,7 +355,7 @@ def _meta(metadata: MetaData) -> Table:
         Column("database_oid", BigInteger),
         Column("purged", Text, comment="position below which rows may be gone"),
         Column("purged_id", BigInteger, nullable=False, server_default=text("0")),
-        Column("installation", Text, comment="drawn once: another log has another"),
+        Column("installation", Text, comment="random id of this outbox, drawn with its tables"),
         CheckConstraint("one = 1", name="outbox_meta_one"),
         comment="one row, written by migrations, CLI and purge",
     )

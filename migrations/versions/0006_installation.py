@@ -1,4 +1,4 @@
-"""What tells one log from another: of SQLite's files nothing else does, and of two schemas in one database neither."""
+"""A random id of each outbox: nothing else differs between two SQLite files, or two schemas of one database."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,7 +12,7 @@ _DRAWN = {"postgresql": "CAST(gen_random_uuid() AS text)", "sqlite": "lower(hex(
 def upgrade() -> None:
     context = op.get_context()
     schema: str | None = context.opts["version_table_schema"]
-    installation = sa.Column("installation", sa.Text, comment="drawn once: another log has another")
+    installation = sa.Column("installation", sa.Text, comment="random id of this outbox, drawn with its tables")
     op.add_column("outbox_meta", installation, schema=schema)
     columns = sa.column("version", sa.Integer), sa.column("installation", sa.Text)
     meta = sa.table("outbox_meta", *columns, schema=schema)

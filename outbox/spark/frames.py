@@ -36,5 +36,5 @@ def archived(
 
 
 def _literal(path: Path) -> str:
-    """A path that Spark takes for itself, and not for a pattern of several."""
+    """Escape a path, so that Spark does not expand it as a glob pattern."""
     return re.sub(r"([][{}*?\\])", r"\\\1", str(path))

@@ -192,7 +192,7 @@ class Dialect:
     skip_locked: str
     #: System identifier and database oid; nulls where there are none.
     identity: str
-    #: An expression that draws a text which no other log has.
+    #: An SQL expression that returns a random text, as the id of an outbox.
     installation: str
     #: None where numbers that were drawn are never drawn again, whatever crashes.
     wal: WriteAheadLog | None

@@ -204,10 +204,10 @@ def patience(dialect: str) -> str | None:
 
 
 def settings(dialect: str) -> tuple[str, ...]:
-    """What a connection says once before it reads, one statement each: rows come by the primary key.
+    """Return the statements that a connection executes once before it reads, so that rows come by the primary key.
 
-    The planner takes the conditions on transactions for nearly always false, and would rather read the whole table and
-    sort it, which for a long log means on disk. (What jit and parallel workers gain here, others miss.)
+    The planner estimates that few rows fulfil the conditions on transactions. It would read the whole table and sort
+    it, for a long log on disk. Parallel workers and jit are off because they would take CPU from the application.
     """
     return _SPEECHES[dialect].settings
 

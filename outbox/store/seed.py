@@ -36,7 +36,7 @@ _ROWS = (
     """,
     "UPDATE {meta} SET version = {version} WHERE version < {version}",
 )
-#: Of tables that are complete.
+#: Only in tables of the newest version, which have the column.
 _INSTALLATION = "UPDATE {meta} SET installation = {installation} WHERE installation IS NULL"
 
 

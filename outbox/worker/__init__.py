@@ -330,7 +330,7 @@ class Worker:
         if found := tenure.step():
             self._polling.came(found)
         elif self._channel.hinted() or self.wake.wait(min(self._polling.pause(), tenure.due_in), self._channel.fileno):
-            # Before the next look, which finds all that was committed before.
+            # Notifications are read before the next look, so that none is left to cause another one.
             self._channel.hinted()
             self._polling.hinted()
         return True

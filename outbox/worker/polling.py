@@ -7,19 +7,22 @@ from collections.abc import Callable
 from outbox.clock import clock as now
 from outbox.pace import BUSY_SECONDS
 
-#: Where messages follow each other faster than this, their writers may be saving hints; so many messages in a row that
-#: came without one, or with one, tell whether they are.
-_MANY_SECONDS, _IN_A_ROW = 3 * BUSY_SECONDS, 2
-#: Then there are four looks for each message, but none sooner than this; until none has come for so long.
+#: Messages are many where less than this, in seconds, lies between two of them on the average.
+_MANY_SECONDS = 3 * BUSY_SECONDS
+#: After this number of finds in a row without a hint, writers are taken to save hints; after as many with one, not.
+_IN_A_ROW = 2
+#: While they do, the worker looks four times for each message, with pauses of at least 0.3 ms, until no message has
+#: come for 0.1 s.
 _LOOKS, _SHORTEST_SECONDS, _PATIENCE_SECONDS = 4, 0.0003, 0.1
-#: The seconds between messages are averaged over about so many looks.
+#: The weight of one find in the average is one eighth.
 _AVERAGED = 8
 
 
 class Polling:
-    """Pauses from `shortest` to `longest`, in seconds; where writers save hints, parts of the time between messages.
+    """The pauses between looks: from `shortest` to `longest` seconds, doubled after each look that finds nothing.
 
-    A writer that commits often hints twenty times a second, because a worker that is busy anyway needs no hints.
+    A writer that commits often sends a hint only every 50 ms. While messages are many and come without hints, a pause
+    is a quarter of the average time between two messages.
     """
 
     def __init__(self, shortest: float, longest: float, *, clock: Callable[[], float] = now) -> None:
@@ -31,18 +34,19 @@ class Polling:
         self._came_at = clock() - _PATIENCE_SECONDS
         self._next = shortest
         self._hinted = self._hints_are_saved = False
-        self._otherwise = 0
+        #: Finds in a row that contradict `_hints_are_saved`.
+        self._contrary = 0
 
     def came(self, messages: int) -> None:
-        """Note that a look has found so many."""
+        """Note that a look has found this number of messages."""
         at = self._clock()
         between = min(at - self._came_at, _PATIENCE_SECONDS) / messages
         self._between += (between - self._between) / _AVERAGED
         self._came_at = at
         self._next = self._shortest
-        self._otherwise = self._otherwise + 1 if self._hinted == self._hints_are_saved else 0
-        if self._otherwise == _IN_A_ROW:
-            self._hints_are_saved, self._otherwise = not self._hints_are_saved, 0
+        self._contrary = self._contrary + 1 if self._hinted == self._hints_are_saved else 0
+        if self._contrary == _IN_A_ROW:
+            self._hints_are_saved, self._contrary = not self._hints_are_saved, 0
         self._hinted = False
 
     def hinted(self) -> None:

@@ -91,7 +91,7 @@ class Tenure:
         return any(self._left(batch.messages) for batch in self._reader.young())
 
     def step(self) -> int:
-        """Handle what is due aside, and the next batch of the log; return how much there was to do."""
+        """Handle what is due aside, and the next batch of the log; return the number of rows seen."""
         if self._hand_over.gave_up:
             raise HungHandlerError("calls of the handler never came back; the process has to be restarted")
         worked = self._aside.step()

@@ -7,7 +7,7 @@ import socket
 import time
 from contextlib import suppress
 
-#: A selector waits for whole milliseconds.
+#: A selector rounds its timeout up to whole milliseconds, so shorter waits sleep.
 _SHORTEST_SECONDS = 0.001
 
 
@@ -27,7 +27,7 @@ class Wake:
     def wait(self, seconds: float, also: int | None = None) -> bool:
         """Wait until woken, or until the descriptor `also` is readable; False when only time has passed.
 
-        What comes during less than a millisecond is seen by the next wait.
+        A wait of less than a millisecond does not end early; the next one returns at once.
         """
         if 0 < seconds < _SHORTEST_SECONDS:
             time.sleep(seconds)

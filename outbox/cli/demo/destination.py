@@ -32,7 +32,7 @@ class Stream:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        # Not a Runner, which makes a cancellation of Ctrl-C; the client takes some of those for a timeout.
+        # An asyncio.Runner turns Ctrl-C into a cancellation, and the NATS client may take that for a timeout.
         self._loop = asyncio.new_event_loop()
         self._received = 0
         self._loop.run_until_complete(self._begin())

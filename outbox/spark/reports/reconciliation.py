@@ -125,7 +125,7 @@ def contradictions(reconciled: DataFrame) -> DataFrame:
 
 
 def unless_healed(first: DataFrame, second: DataFrame) -> DataFrame:
-    """Return the contradictions of a second look, at everything anew, about messages that the first found some of, too.
+    """Return the contradictions that a second look finds about messages of which the first look found one, too.
 
     A verdict that falls between the reads of one look only *looks* like a contradiction; the next look, which begins
     after that one has ended, sees all of it. What cannot be does not heal, though it may become another contradiction.
