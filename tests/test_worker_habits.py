@@ -1,6 +1,7 @@
 """A worker's habits: how often it looks, writes and tidies up when nobody sends, and what it does for its turn."""
 
 import os
+import select
 import sqlite3
 import threading
 import time
@@ -211,6 +212,39 @@ def test_after_many_messages_the_pauses_stay_short(engine, monkeypatch, number, 
     assert (after == [SHORTEST, 2 * SHORTEST, LONGEST]) == growing
     assert growing or max(after) < SHORTEST
     assert len(handler.bodies) == number
+
+
+def test_a_hint_is_followed_by_one_look(pg_engine, monkeypatch):
+    """A notification that stays unread would cause a second look."""
+    outbox = Outbox(pg_engine)
+    #: Of each look, after how many pauses it came.
+    looks: list[int] = []
+    script = Script({})
+    idle = worker(outbox.database, Collector(), settings=BRISK)
+    step = tenure.Tenure.step
+
+    def counted(self: tenure.Tenure) -> int:
+        looks.append(len(script.pauses))
+        return step(self)
+
+    def hinted() -> bool:
+        descriptor = idle._channel.fileno
+        assert descriptor is not None
+        with closing(outbox.database.open()) as channel:
+            channel.notify()
+        # Until the notification has arrived on the connection of the worker.
+        return eventually(lambda: bool(select.select([descriptor], [], [], 0.1)[0]))
+
+    def stopped() -> bool:
+        idle.stop()
+        return False
+
+    monkeypatch.setattr(tenure.Tenure, "step", counted)
+    script.events = {1: hinted, 2: stopped}
+    idle.wake = script
+    idle.run()
+
+    assert looks.count(1) == 1
 
 
 # Turns
