@@ -19,7 +19,7 @@ logger = logging.getLogger("outbox")
 
 _RECONNECT_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 30.0
-#: Between two hints where there are many commits: a worker that has many messages looks for more by itself.
+#: Between two hints where there are many commits. Each says so, and workers look for more by themselves meanwhile.
 _BUSY_PAUSE_SECONDS = 0.05
 
 
@@ -145,9 +145,9 @@ def _notify_for_ever(reference: weakref.ref[Hints], bell: _Bell) -> None:
             continue
         try:
             channel = channel or hints._connected()
-            if channel is not None:
-                channel.notify()
             pause = pace.after(times)
+            if channel is not None:
+                channel.notify(pause)
         except Exception as error:
             logger.debug("a wake-up was lost: %s", type(error).__name__)
             if channel is not None:

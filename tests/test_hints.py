@@ -16,7 +16,7 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, create_engine, migrate
-from outbox.store.dialect import Channel
+from outbox.store.dialect import Channel, Hint
 from outbox.testing.proxy import TcpProxy
 from outbox.worker import Settings
 from tests.directly import writing_directly
@@ -143,6 +143,43 @@ def test_many_commits_are_few_notifications(pg_engine):
     assert 1 <= heard < 100
 
 
+def test_many_commits_say_for_how_long_no_hint_will_follow(pg_engine):
+    """Workers look by themselves meanwhile."""
+    outbox = Outbox(pg_engine)
+    with listening(outbox) as ear, pg_engine.connect() as connection:
+        send(outbox, "1")
+        assert eventually(lambda: ear.hinted() == Hint(0.0))
+
+        def busy() -> bool:
+            for _ in range(20):
+                outbox.send(connection, "orders", b"")
+                connection.commit()
+            return ear.hinted() == Hint(0.05)
+
+        assert eventually(busy)
+
+
+@pytest.mark.parametrize(
+    ("payload", "pause"),
+    [("", 0.0), ("50", 0.05), ("-1", 0.0), ("1e3", 0.0), ("9999999", 0.0), ("soon", 0.0), ("☃", 0.0)],
+)
+@pytest.mark.parametrize("with_an_answer", [False, True], ids=["alone", "with an answer"])
+def test_anybody_may_notify(pg_engine, payload, pause, with_an_answer):
+    outbox = Outbox(pg_engine)
+    with listening(outbox) as ear:
+        with pg_engine.begin() as connection:
+            connection.execute(
+                text("SELECT pg_notify(:name, :payload)"), {"name": outbox.database.wake_up_name, "payload": payload}
+            )
+        if with_an_answer:
+            ear.rows("SELECT 1")
+            heard = ear.hinted()
+        else:
+            heard = next(hint for hint in iter(ear.hinted, Hint(-1.0)) if hint is not None)
+
+    assert heard == Hint(pause)
+
+
 def test_outboxes_in_one_database_wake_their_own_listeners(pg_engine):
     """Also when they share an engine."""
     migrate.upgrade(pg_engine, schema="events")
@@ -184,7 +221,7 @@ def test_a_lost_notify_connection_is_opened_again(pg_engine, monkeypatch):
             WHERE datname = current_database() AND pid <> pg_backend_pid()""")
         pg_engine.dispose()
 
-        def heard() -> bool:
+        def heard() -> Hint | None:
             send(outbox, "again")
             return ear.hinted()
 

@@ -22,11 +22,11 @@ class Looks:
             self.now += found[-1]
         return found
 
-    def busy(self, between, looks=100, messages=1, hints=0):
-        """Looks that find messages; so many of a hundred after a hint."""
-        for number in range(looks):
+    def busy(self, between, looks=100, messages=1, hinted=False):
+        """Looks that find messages, each after a hint or all without."""
+        for _ in range(looks):
             self.now += between
-            if number % 100 < hints:
+            if hinted:
                 self.polling.hinted()
             self.polling.came(messages)
 
@@ -49,22 +49,38 @@ def test_after_messages_or_a_hint_it_begins_with_the_shortest_pause(looks):
     assert after_a_message == looks.idle(3) == [0.05, 0.1, 0.2]
 
 
-def test_where_writers_save_hints_it_looks_four_times_for_each_message(looks):
+def test_where_messages_come_without_hints_it_looks_four_times_for_each(looks):
     looks.busy(0.004)
 
     assert looks.polling.pause() == pytest.approx(0.001, rel=0.3)
 
 
-def test_a_hint_now_and_then_does_not_make_it_rely_on_hints(looks):
-    looks.busy(0.004, hints=1, looks=101)
-
-    assert looks.polling.pause() == pytest.approx(0.001, rel=0.3)
-
-
 def test_where_each_message_comes_with_a_hint_it_waits_for_the_next(looks):
-    looks.busy(0.004, hints=100)
+    looks.busy(0.004, hinted=True)
 
     assert looks.polling.pause() == SHORTEST
+
+
+def test_while_a_writer_pauses_its_hints_it_looks_four_times_for_each_message(looks):
+    looks.busy(0.004, hinted=True)
+    looks.polling.hinted(0.05)
+    looks.polling.hinted()
+    at_once = looks.polling.pause()
+    looks.now += 0.05
+    looks.polling.came(12)
+    when_the_next_hint_is_late = looks.polling.pause()
+    looks.now += 0.06
+    looks.polling.came(12)
+
+    assert at_once == pytest.approx(0.001, rel=0.3)
+    assert when_the_next_hint_is_late == pytest.approx(0.001, rel=0.3)
+    assert looks.polling.pause() == SHORTEST
+
+
+def test_a_pause_of_hints_does_not_matter_where_messages_are_few(looks):
+    looks.polling.hinted(0.05)
+
+    assert looks.idle(3) == [0.05, 0.1, 0.2]
 
 
 def test_messages_that_a_long_pause_has_gathered_are_many_as_well(looks):

@@ -189,7 +189,7 @@ def test_pauses_grow_while_nothing_comes_and_begin_again_when_something_does(eng
 def test_after_many_messages_the_pauses_stay_short(engine, monkeypatch, number, growing):
     """More are likely; their writers may be so busy that they tell of many at a time."""
     monkeypatch.setattr("outbox.worker.polling._AVERAGED", 1)
-    monkeypatch.setattr("outbox.worker.polling._IN_A_ROW", 1)
+    monkeypatch.setattr("outbox.worker.polling._UNHINTED", 1)
     outbox, handler = Outbox(engine), Collector()
     eager = worker(outbox.database, handler, settings=BRISK)
     log = outbox.database.tables.message
@@ -223,9 +223,9 @@ def test_a_hint_is_followed_by_one_look(pg_engine, monkeypatch):
     idle = worker(outbox.database, Collector(), settings=BRISK)
     step = tenure.Tenure.step
 
-    def counted(self: tenure.Tenure) -> int:
+    def counted(self: tenure.Tenure, *, postpone: bool) -> int:
         looks.append(len(script.pauses))
-        return step(self)
+        return step(self, postpone=postpone)
 
     def hinted() -> bool:
         descriptor = idle._channel.fileno

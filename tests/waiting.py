@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 
-def eventually(fact: Callable[[], bool], seconds: float = 60.0) -> bool:
+def eventually(fact: Callable[[], object], seconds: float = 60.0) -> bool:
     """Whether `fact` comes true in time."""
     deadline = time.monotonic() + seconds
     while not fact():

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, Engine
 
@@ -38,6 +38,12 @@ APPENDED = (
 )  # fmt: skip
 
 
+class Hint(NamedTuple):
+    """A wake-up. `pause`: for how many seconds none may follow, although more is committed."""
+
+    pause: float = 0.0
+
+
 class Channel(Protocol):
     """A connection of our own, outside of the application's pool and in nobody's transaction.
 
@@ -60,11 +66,11 @@ class Channel(Protocol):
     def listen(self) -> None:
         """Ask for wake-ups."""
 
-    def hinted(self) -> bool:
-        """Whether wake-ups have arrived since the last call."""
+    def hinted(self) -> Hint | None:
+        """What the wake-ups say that have arrived since the last call; None: there were none."""
 
-    def notify(self) -> None:
-        """Wake the listeners of every process."""
+    def notify(self, pause: float = 0.0) -> None:
+        """Wake the listeners of every process. `pause`: for how many seconds this process will not do so again."""
 
     def close(self) -> None:
         """Give the connection up, whatever state it is in. Never raises."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -22,6 +23,7 @@ from outbox.store.dialect import (
     COLUMNS,
     NONE,
     Dialect,
+    Hint,
     Location,
     Parameters,
     Row,
@@ -48,6 +50,8 @@ _SETTINGS = """
 
 
 #: Seconds, a count, and milliseconds.
+#: What a writer's notification says: for how long it pauses.
+_MILLISECONDS = re.compile(r"[0-9]{1,6}")
 _PATIENCE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
 
 
@@ -74,7 +78,7 @@ class PostgresChannel:
         letters = _letters_of(driver)
         driver.execute(_SETTINGS)
         # A handler keeps psycopg from hoarding the notifications that come along with other answers.
-        self._noticed = False
+        self._hint: Hint | None = None
         driver.add_notify_handler(self._notice)
         _watch_over(driver.fileno())
         self._cursor = driver.cursor(binary=True)
@@ -105,18 +109,23 @@ class PostgresChannel:
         """LISTEN; a pooler that forgets it costs a poll interval, never a message."""
         self._driver.execute(sql.SQL("LISTEN {}").format(self._name))
 
-    def hinted(self) -> bool:
-        """Drain the notifications, also those that came along with another answer; they say nothing but "look"."""
+    def hinted(self) -> Hint | None:
+        """Drain the notifications, also those that came along with another answer; None: there were none."""
         self._driver.pgconn.consume_input()
-        while self._driver.pgconn.notifies():
-            self._noticed = True
-        came, self._noticed = self._noticed, False
-        return came
+        while notify := self._driver.pgconn.notifies():
+            self._note(notify.extra.decode(errors="replace"))
+        hint, self._hint = self._hint, None
+        return hint
 
-    def _notice(self, _notify: psycopg.Notify) -> None:
-        self._noticed = True
+    def _notice(self, notify: psycopg.Notify) -> None:
+        self._note(notify.payload)
 
-    def notify(self) -> None:
+    def _note(self, milliseconds: str) -> None:
+        # Anybody may notify, and say anything.
+        pause = int(milliseconds) / 1000 if _MILLISECONDS.fullmatch(milliseconds) else 0.0
+        self._hint = Hint(max(pause, self._hint.pause if self._hint else 0.0))
+
+    def notify(self, pause: float = 0.0) -> None:
         """NOTIFY on this connection, which writes nothing else.
 
         Inside a business transaction it would take a global lock at commit.
@@ -126,7 +135,7 @@ class PostgresChannel:
             self._driver.execute("SET synchronous_commit = off")
             self._announces = True
         # By libpq itself: it costs the application's interpreter a tenth of what a cursor does.
-        answer = self._driver.pgconn.exec_(self._notify)
+        answer = self._driver.pgconn.exec_(self._notify + (b", '%d'" % round(1000 * pause) if pause else b""))
         if answer.status != psycopg.pq.ExecStatus.COMMAND_OK:
             raise psycopg.OperationalError(answer.get_error_message())
 

@@ -26,6 +26,7 @@ from outbox.store.dialect import (
     COLUMNS,
     NONE,
     Dialect,
+    Hint,
     Location,
     Parameters,
     Row,
@@ -351,11 +352,11 @@ class SqliteChannel:
     def listen(self) -> None:
         """Nothing crosses processes here."""
 
-    def hinted(self) -> bool:
+    def hinted(self) -> Hint | None:
         """Never: there is nobody to tell."""
-        return False
+        return None
 
-    def notify(self) -> None:
+    def notify(self, pause: float = 0.0) -> None:
         """Nobody listens."""
 
     def close(self) -> None:

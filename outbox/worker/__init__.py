@@ -19,7 +19,7 @@ from outbox.store import identity
 from outbox.store.ack import Acks
 from outbox.store.aside_status import Count, parked_counts
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
+from outbox.store.dialect import Channel, Hint
 from outbox.store.failure import in_one_line
 from outbox.store.grace import Grace
 from outbox.store.idempotency.op import Ops
@@ -263,6 +263,7 @@ class Worker:
             tenure = self._begin(channel, lease, subscription, keeper, caller)
             with closing(tenure):
                 yield tenure
+                tenure.settle_handled()
         finally:
             if keeper is not None:
                 keeper.stop()
@@ -327,12 +328,15 @@ class Worker:
 
     def _step_or_wait(self, tenure: Tenure) -> bool:
         """Handle what there is, or wait for a hint: a little at first, longer when nothing comes."""
-        if found := tenure.step():
+        if found := tenure.step(postpone=self._polling.many):
             self._polling.came(found)
-        elif self._channel.hinted() or self.wake.wait(min(self._polling.pause(), tenure.due_in), self._channel.fileno):
+            return True
+        hint = self._channel.hinted()
+        if hint is None and self.wake.wait(min(self._polling.pause(), tenure.due_in), self._channel.fileno):
             # Notifications are read before the next look, so that none is left to cause another one.
-            self._channel.hinted()
-            self._polling.hinted()
+            hint = self._channel.hinted() or Hint()
+        if hint is not None:
+            self._polling.hinted(hint.pause)
         return True
 
     def _wait_for_grace(self, tenure: Tenure) -> bool:

@@ -34,6 +34,8 @@ _HOPELESS = 3
 _MOST_HUNG = 8
 #: A call after one that hung holds so many times fewer messages: the fewer are held together, the better.
 _CAUTION = 8
+#: A call that takes longer is no reason to leave other things undone.
+_SOON_SECONDS = 0.005
 _MAX_ERROR = 2000
 
 
@@ -124,6 +126,8 @@ class HandOver:
         self._hung = HungCalls() if hung is None else hung
         self._gives_up = gives_up
         self._failures = 0
+        #: Called before a pause, and while a call takes long: what can be done meanwhile is done.
+        self.meanwhile: Callable[[], None] = lambda: None
 
     @property
     def gave_up(self) -> bool:
@@ -181,6 +185,7 @@ class HandOver:
             if patient:
                 self._tell(batch, batch.answers_by_topic(batch.pending))
                 batch.outcome.paused = True
+                self.meanwhile()
                 if not self._pause():
                     break
                 self._let_expire(batch, now)
@@ -235,12 +240,18 @@ class HandOver:
             with self._turn():
                 call = self._caller.start(chunk, self._before_call())
                 try:
-                    call.wait(self._policy.deadline.total_seconds())
+                    self._await(call, self._policy.deadline.total_seconds())
                 finally:
                     if not call.finished:
                         self._hung.add(call)
             if not call.late:
                 return call
+
+    def _await(self, call: Call, seconds: float) -> None:
+        soon = min(_SOON_SECONDS, seconds)
+        if not call.wait(soon):
+            self.meanwhile()
+            call.wait(seconds - soon)
 
     def _choose(self, batch: _Batch) -> list[Message]:
         """The next messages to hand over: none that hangs or was just tried, nor what stands behind it in its key."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from datetime import datetime
 
@@ -32,6 +33,8 @@ _DELAYED = Aside(state="delayed", blocks=False)
 #: An advanced position is stored after this time also when nothing matched, so that a silent topic pins nothing.
 _STORE_IDLE_SECONDS = 30.0
 _STORE_PASSED_SECONDS = 1.0
+#: Where messages come in quick succession they are settled together, so long after the first of them was handed over.
+_SETTLE_SECONDS = 0.005
 
 
 class Tenure:
@@ -75,6 +78,13 @@ class Tenure:
         self._stored = newest.progress
         self._passed = False
         self._stored_at = time.monotonic()
+        #: How far messages were handled that are not settled, how many they are, and when to settle them.
+        self._handled: Progress | None = None
+        self._handled_messages = 0
+        self._settle_at = math.inf
+        self._most = limits.rows
+        # A call may take long, and an outage hours: what was handled before is settled meanwhile.
+        hand_over.meanwhile = self.settle_handled
         self._chores = Chores(database, channel, lease, self._settlement, finished, notices)
 
     def close(self) -> None:
@@ -83,17 +93,22 @@ class Tenure:
 
     @property
     def due_in(self) -> float:
-        """Seconds until parked messages, or those that wait for their grace, want to be looked at."""
-        return min(self._aside.due_in, self._reader.due_in)
+        """Seconds until there is something to do: about what is parked, waits for its grace, or is not settled."""
+        return min(self._aside.due_in, self._reader.due_in, max(0.0, self._settle_at - time.monotonic()))
 
     def awaits_grace(self) -> bool:
         """Whether messages from before the first step wait for their grace still; asked after an idle step."""
         return any(self._left(batch.messages) for batch in self._reader.young())
 
-    def step(self) -> int:
-        """Handle what is due aside, and the next batch of the log; return the number of rows seen."""
+    def step(self, *, postpone: bool = False) -> int:
+        """Handle what is due aside, and the next batch of the log; return the number of rows seen.
+
+        `postpone`: a few messages may be settled some milliseconds later, together with those that follow.
+        """
         if self._hand_over.gave_up:
             raise HungHandlerError("calls of the handler never came back; the process has to be restarted")
+        if self._settle_at <= time.monotonic():
+            self.settle_handled()
         worked = self._aside.step()
         batch = self._reader.read()
         if batch.incarnation not in (None, self._incarnation):
@@ -102,18 +117,27 @@ class Tenure:
             # A window is open, so there is more: let the server work while we do.
             self._reader.read_ahead()
         if batch.messages:
-            self._handle(batch)
+            self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
             self._store_in_passing(batch)
         self._chores.step(self._stored.base)
         return int(worked) + batch.seen
 
-    def _handle(self, batch: Batch) -> None:
+    def settle_handled(self) -> None:
+        """Settle what was handled and is not settled yet."""
+        if self._handled is not None:
+            self._settle(self._handled, [])
+
+    def _handle(self, batch: Batch, *, postpone: bool) -> None:
         messages = self._left(batch.messages)
         if not messages:
             self._store_in_passing(batch)
             return
         to_send, fates = self._sort_out(messages, batch.now)
+        if self._handled_messages + len(to_send) > self._most:
+            # What a crash would repeat is never more than a batch.
+            self.settle_handled()
+        settle_at = time.monotonic() + _SETTLE_SECONDS
         outcome = Outcome()
         if to_send:
             room = self._aside.room(self._policy.max_waiting)
@@ -124,6 +148,9 @@ class Tenure:
         fates += outcome.aside
         if outcome.open:
             self._settle_partly(batch, outcome, fates)
+        elif postpone and not fates and time.monotonic() < settle_at:
+            self._handled, self._settle_at = batch.end, min(self._settle_at, settle_at)
+            self._handled_messages += len(to_send)
         else:
             self._settle(batch.end, fates)
 
@@ -170,12 +197,14 @@ class Tenure:
 
     def _settle(self, end: Progress, fates: Fates) -> None:
         self._settlement.settle(end, fates)
+        self._handled, self._handled_messages, self._settle_at = None, 0, math.inf
         if fates:
             self._aside.parked(fates)
         self._stored, self._passed, self._stored_at = end, False, time.monotonic()
 
     def _settle_partly(self, batch: Batch, outcome: Outcome, fates: Fates) -> None:
         """Stopped within a batch: settle up to the last message that was handled, park what is open before it."""
+        self.settle_handled()
         handled = [m.id or 0 for m in outcome.done] + [m.id or 0 for m, fate in outcome.aside if fate is not BLOCKED]
         if handled:
             last = max(handled)

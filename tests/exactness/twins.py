@@ -72,7 +72,7 @@ class OrderedByXid(Log):
 class MarksFirst(Tenure):
     """Settles a batch, and hands it over then."""
 
-    def _handle(self, batch: Batch) -> None:
+    def _handle(self, batch: Batch, *, postpone: bool) -> None:
         if batch.messages:
             self._settle(batch.end, [])
             self._hand_over.run(batch.messages, patient=True, room=0)
