@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection as Pipe
 from sqlalchemy import Column, Identity, Integer, LargeBinary, MetaData, Table, insert
 
 from outbox import Message, Outbox, Relay, Verdict, create_engine
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
 
 _PATIENCE = 60.0
 

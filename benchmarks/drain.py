@@ -16,7 +16,7 @@ from benchmarks.measure import Measurement, Turns, at_least
 from benchmarks.site import Place, Site
 from outbox import Done, Message, Outbox, Relay, Verdict
 from outbox.cli.collector import collect_rarely
-from outbox.message import stored_message
+from outbox.model.message import stored_message
 
 _BATCH = 1_000
 _COLUMNS = "id, message_id, topic, key, tags, headers, body, content_type, created_at, deliver_at, expires_at"

@@ -10,9 +10,9 @@ from benchmarks.drain import drain
 from benchmarks.measure import Measurement, Turns, at_least, say
 from benchmarks.site import Place, Site
 from outbox import Message, Outbox, Relay, Verdict
-from outbox.store.log import Limits
-from outbox.verdict import DONE
-from outbox.worker import Settings
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Limits
+from outbox.worker.worker import Settings
 
 
 def flat_backlog(site: Site) -> list[Measurement]:

@@ -16,14 +16,15 @@ from benchmarks.measure import Measurement, Turns, at_least, at_most
 from benchmarks.site import Place, Site
 from benchmarks.writers import BODY, co_located, send_one
 from outbox import Message, Outbox
-from outbox.checks import HALF_TOPIC, stored_headers
-from outbox.message import TRANSACTION_ID
+from outbox.model.limits import HALF_TOPIC, stored_headers
+from outbox.model.message import TRANSACTION_ID
+from outbox.model.subscription import check_of
 from outbox.rocketmq import TransactionResolution
 from outbox.rocketmq.broker import Broker, declaration_of
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
-from outbox.store.half import Half
-from outbox.store.subscription import Subscriptions, check_of
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.store.transactions.half import Half
 
 _GROUP = "orders"
 _TRANSACTION = "{transaction}"

@@ -13,7 +13,7 @@ from sqlalchemy import Connection, text
 
 from benchmarks.writers import BODY, Way
 from outbox import Message, Outbox, create_engine
-from outbox.handles import Handle
+from outbox.writing.handles import Handle
 
 _HEADERS = {"source": "checkout", "request-id": "01931f2e-7c5a-7d10-9f3c-2f1b8a6c4e55"}
 _SLOTS = 256

@@ -17,8 +17,8 @@ from sqlalchemy import Column, Connection, Identity, Integer, MetaData, Table, T
 from sqlalchemy.engine import Engine
 
 from outbox import Message, Outbox, Verdict, create_engine
+from outbox.model.verdict import DONE
 from outbox.rocketmq import Transaction, TransactionMQProducer
-from outbox.verdict import DONE
 
 ORDERS = Table(
     "orders",

@@ -22,7 +22,7 @@ from outbox.errors import DatabaseError, SchemaError
 from outbox.schema import SLOTS, VERSION, VERSION_TABLE, record_metadata, revision_table, tables
 from outbox.store import seed as seeds
 from outbox.store.database import Database
-from outbox.store.inspection import NEWER, of_tables, tables_there
+from outbox.store.operations.check import NEWER, of_tables, tables_there
 
 _DIALECTS = ("postgresql", "sqlite")
 

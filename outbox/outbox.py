@@ -14,34 +14,34 @@ import psycopg
 from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
-from outbox.binds import engine_of, own_engine_of
-from outbox.bodies import dumped
-from outbox.delays import require_window
 from outbox.errors import InvalidMessageError
-from outbox.handles import Handle, Link, of_scope, require_async
-from outbox.hints import Hints
-from outbox.message import Message, MessageFields
+from outbox.model.delays import require_window
+from outbox.model.encoding import dumped
+from outbox.model.message import Message, MessageFields
 from outbox.schema import SLOTS
-from outbox.scopes import Decorator, Propagation, Scopes, Transactional
-from outbox.sender import Sender, destination_of
+from outbox.senders.port import Sender, destination_of
 from outbox.store.database import Database
-from outbox.store.dialect import Dialect
-from outbox.store.steps import aon, arun, on, run
-from outbox.store.writing import Direct, Writing, Written
-from outbox.transactions import Transactions
+from outbox.store.dialects.dialect import Dialect
+from outbox.store.dialects.statements import aon, arun, on, run
+from outbox.store.log.append import Direct, Writing, Written
+from outbox.writing.engines import engine_of, own_engine_of
+from outbox.writing.handles import Handle, Link, of_scope, require_async
+from outbox.writing.notifier import Hints
+from outbox.writing.scopes import Decorator, Propagation, Scopes, Transactional
+from outbox.writing.transaction import Transactions
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
 
     from sqlalchemy.ext.asyncio import AsyncSession
 
-    from outbox.binds import Bind
-    from outbox.direct import DirectSends
-    from outbox.handles import AsyncHandle
-    from outbox.relay import Destination, Relay
-    from outbox.shared import SharedSender
-    from outbox.verdict import Verdict
+    from outbox.direct.sends import DirectSends
+    from outbox.model.verdict import Verdict
+    from outbox.relay.relay import Destination, Relay
+    from outbox.senders.shared import SharedSender
     from outbox.worker.calls import HungCalls
+    from outbox.writing.engines import Bind
+    from outbox.writing.handles import AsyncHandle
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -198,7 +198,7 @@ class Outbox:
         if destination is None:
             raise TypeError("no destination: pass one, as Outbox(…, sender=…) or here")
         # What works beside writing is loaded by those who have it done here: it takes as long as all the rest.
-        from outbox.relay import Relay
+        from outbox.relay.relay import Relay
 
         relay = Relay(self, destination, **options)
         self.stop()
@@ -240,8 +240,8 @@ class Outbox:
             return None
         if self._sender is None:
             raise TypeError("direct needs a destination: Outbox(…, sender=…, direct=…)")
-        from outbox.direct import DirectSends
-        from outbox.relay import require_own_name
+        from outbox.direct.sends import DirectSends
+        from outbox.relay.relay import require_own_name
 
         require_own_name(name)
         self.database.require_independent_connections()
@@ -294,8 +294,8 @@ class Outbox:
 
 
 def _shared(sender: Sender | Callable[[Message], Verdict | None]) -> SharedSender:
-    from outbox.relay import opened
-    from outbox.shared import SharedSender
+    from outbox.relay.relay import opened
+    from outbox.senders.shared import SharedSender
 
     return SharedSender(opened(sender), destination_of(sender))
 

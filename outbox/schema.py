@@ -31,7 +31,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
-from outbox.checks import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC
 
 VERSION = 6
 SLOTS = 256

@@ -15,8 +15,8 @@ import sqlalchemy
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine, migrate
-from outbox.store.dialect import Channel
-from outbox.store.postgresql import POSTGRESQL
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.postgresql.dialect import POSTGRESQL
 from outbox.testing.servers import LocalServer, NatsServer, PostgresServer, ServerMissing
 from tests.fire.destination import Destination
 from tests.handles import awaited

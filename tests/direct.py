@@ -10,12 +10,13 @@ from typing import Any
 from sqlalchemy import Connection, Engine, insert, select
 
 from outbox import Outbox, Relay
-from outbox.message import uuid7
-from outbox.store.ack import Acks
+from outbox.model.message import uuid7
+from outbox.model.subscription import Declaration, Subscription, compensation_of
 from outbox.store.database import Database
-from outbox.store.log import Limits
-from outbox.store.subscription import Declaration, Subscription, Subscriptions, compensation_of
-from outbox.worker import Settings
+from outbox.store.log.log import Limits
+from outbox.store.subscriptions.acks import Acks
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.worker import Settings
 from tests.fire.destination import Destination
 from tests.readers import Collector
 

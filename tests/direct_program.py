@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from outbox import Done, Message, Outbox, create_engine
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
 from tests.directly import promises
 from tests.waiting import eventually
 

@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Message, Outbox, courier
+from outbox import Message, Outbox
+from outbox.direct import delivery as courier
 from tests.fire.destination import Destination, relay_to
 from tests.waiting import eventually
 

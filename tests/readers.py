@@ -9,12 +9,11 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from outbox import Outbox
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.subscription import Declaration, Selection, Start
+from outbox.model.verdict import DONE, Verdict
 from outbox.store.database import Database
-from outbox.store.log import Selection
-from outbox.store.subscription import Declaration, Start
-from outbox.verdict import DONE, Verdict
-from outbox.worker import Settings, Worker
+from outbox.worker.worker import Settings, Worker
 
 #: For tests that wait for a takeover.
 QUICK = Settings(lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=200))

@@ -12,9 +12,9 @@ from typing import Any
 from tenacity import wait_fixed
 
 from outbox import Message, RetryPolicy, Unavailable, Verdict
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
 from outbox.worker.calls import Caller
-from outbox.worker.handover import HandlerPolicy, HandOver, Outcome
+from outbox.worker.handle import HandlerPolicy, HandOver, Outcome
 
 POLICY = HandlerPolicy(
     retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=5), pause=wait_fixed(0.001)

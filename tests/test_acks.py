@@ -8,13 +8,13 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Engine, func, insert, select, text
 
-from outbox.position import Position
-from outbox.store import ack
-from outbox.store.ack import SPAN, Acks
+from outbox.model.position import Position
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
-from outbox.store.lease import Lease, Leases, Partition
-from outbox.store.log import Log
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.log import Log
+from outbox.store.subscriptions import acks as ack
+from outbox.store.subscriptions.acks import SPAN, Acks
+from outbox.store.subscriptions.leases import Lease, Leases, Partition
 from tests.direct import acked, append, declare_compensation, stored_acks, write
 
 PARTITION = Partition("relay:compensation")

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from outbox import Done, Outbox
-from outbox.message import Message
+from outbox.model.message import Message
 from outbox.worker import activity
 from outbox.worker.activity import Activity
 from tests.waiting import eventually

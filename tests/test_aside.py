@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import Engine, text, update
 
 from outbox import HungHandlerError, Message, Outbox, Reject, Relay, Retry, Unavailable
-from outbox.store.log import Limits
-from outbox.store.parked import Parked
-from outbox.verdict import DONE
-from outbox.worker import Settings
-from outbox.worker.handover import HandlerPolicy
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Limits
+from outbox.store.subscriptions.parked import Parked
+from outbox.worker.handle import HandlerPolicy
+from outbox.worker.worker import Settings
 from tests.fire.destination import Destination, expected, failing, fill, relay_to
 from tests.fire.parked import states, wish
 from tests.readers import QUICK
@@ -56,7 +56,7 @@ def stop(relay: Relay) -> None:
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """No more than 20 messages may wait."""
-    monkeypatch.setattr("outbox.relay.HandlerPolicy", lambda **options: HandlerPolicy(max_waiting=20, **options))
+    monkeypatch.setattr("outbox.relay.relay.HandlerPolicy", lambda **options: HandlerPolicy(max_waiting=20, **options))
 
 
 @pytest.mark.parametrize("keyed", [True, False])

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Inbox, Outbox
-from outbox.worker import chores
+from outbox.worker import maintenance as chores
 from tests.waiting import eventually
 
 

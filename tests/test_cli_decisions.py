@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Done, Outbox, Reject, Relay
-from outbox.store.lease import Leases, Partition
+from outbox.store.subscriptions.leases import Leases, Partition
 from tests.command_line import outbox
 
 #: For what does not depend on the database: one kind is enough.

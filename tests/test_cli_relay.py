@@ -12,8 +12,9 @@ from datetime import timedelta
 import pytest
 
 from outbox import Outbox
-from outbox.store.lease import Leases, Partition
-from outbox.store.subscription import Declaration, Subscriptions
+from outbox.model.subscription import Declaration
+from outbox.store.subscriptions.leases import Leases, Partition
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.testing.proxy import TcpProxy
 from tests.command_line import outbox
 from tests.nats_streams import Stream

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox import migrate
-from outbox.store.place import place_of
+from outbox.store.label import place_of
 from outbox.testing.proxy import TcpProxy
 from tests.command_line import outbox
 from tests.several import behind, new_database, new_databases, send, url_of

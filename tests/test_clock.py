@@ -2,7 +2,7 @@
 
 from types import SimpleNamespace
 
-from outbox.clock import clock
+from outbox.runtime.clock import clock
 
 BOOTTIME = 7
 
@@ -11,12 +11,12 @@ def test_where_there_is_a_clock_that_goes_on_during_a_suspend_it_is_taken(monkey
     """The other one stands still then, and what was over long ago would look as if it had just begun."""
     clocks = {BOOTTIME: 42.0}
     system = SimpleNamespace(CLOCK_BOOTTIME=BOOTTIME, clock_gettime=clocks.__getitem__, monotonic=lambda: 1.0)
-    monkeypatch.setattr("outbox.clock.time", system)
+    monkeypatch.setattr("outbox.runtime.clock.time", system)
 
     assert clock() == 42.0
 
 
 def test_elsewhere_it_is_the_one_that_never_goes_back(monkeypatch):
-    monkeypatch.setattr("outbox.clock.time", SimpleNamespace(monotonic=lambda: 1.0))
+    monkeypatch.setattr("outbox.runtime.clock.time", SimpleNamespace(monotonic=lambda: 1.0))
 
     assert clock() == 1.0

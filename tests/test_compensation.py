@@ -11,14 +11,17 @@ import pytest
 from sqlalchemy import text
 
 from outbox import HungHandlerError, Message, Outbox, Relay, SubscriptionError, Verdict
+from outbox.admin import commands as errand
+from outbox.model.subscription import Declaration, compensation_of
+from outbox.model.verdict import DONE
+from outbox.relay import companion
+from outbox.runtime.turns import Turns
 from outbox.store.database import Database
-from outbox.store.log import Limits
-from outbox.store.purge import Purge
-from outbox.store.status import standings
-from outbox.store.subscription import Declaration, Subscriptions, compensation_of
-from outbox.verdict import DONE
-from outbox.worker import Settings, companion, errand
-from outbox.worker.turns import Turns
+from outbox.store.log.log import Limits
+from outbox.store.operations.purge import Purge
+from outbox.store.operations.status import standings
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.worker import Settings
 from tests.direct import BRIEFLY, acked, declare_compensation, relay_of, stored_acks, write
 from tests.fire.destination import Destination
 from tests.readers import delivered

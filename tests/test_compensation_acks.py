@@ -8,12 +8,12 @@ from typing import ClassVar
 import pytest
 from sqlalchemy import Engine
 
-from outbox.position import Position
-from outbox.store.ack import Acks
-from outbox.store.dialect import Channel
-from outbox.store.grace import Grace
-from outbox.store.lease import Lease
-from outbox.store.log import Capture, Log
+from outbox.model.position import Position
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.grace import Grace
+from outbox.store.log.log import Capture, Log
+from outbox.store.subscriptions.acks import Acks
+from outbox.store.subscriptions.leases import Lease
 from tests.direct import BRIEFLY, acked, declare_compensation, relay_of, write
 from tests.fire.destination import Destination
 from tests.waiting import eventually
@@ -102,7 +102,7 @@ def test_an_ack_waits_for_as_long_as_its_messages(engine):
 )
 def test_the_obvious_ways_with_acks_send_twice(engine, monkeypatch, twin, script, sound):
     """So the scripts above would notice."""
-    monkeypatch.setattr("outbox.worker.Acks", twin)
-    monkeypatch.setattr("outbox.worker.Grace", getattr(twin, "Grace", Grace))
+    monkeypatch.setattr("outbox.worker.worker.Acks", twin)
+    monkeypatch.setattr("outbox.worker.worker.Grace", getattr(twin, "Grace", Grace))
 
     assert set(script(engine)) > set(sound)

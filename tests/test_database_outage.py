@@ -17,10 +17,10 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Outbox, Relay, create_engine, migrate
-from outbox.store.log import Limits
+from outbox.store.log.log import Limits
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import PostgresServer
-from outbox.worker import Settings
+from outbox.worker.worker import Settings
 from tests.conftest import started
 from tests.fire.destination import Destination
 from tests.waiting import eventually

@@ -12,8 +12,8 @@ from sqlalchemy.pool import NullPool
 from outbox import Message, Outbox, create_engine, migrate
 from outbox.schema import VERSION, metadata
 from outbox.store.database import Database
-from outbox.store.inspection import findings
-from outbox.store.parked import Aside, Parked
+from outbox.store.operations.check import findings
+from outbox.store.subscriptions.parked import Aside, Parked
 from outbox.testing.servers import PostgresServer
 from tests.direct import acked
 

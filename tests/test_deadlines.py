@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from outbox import Message, Outbox, Relay, Verdict, courier
+from outbox import Message, Outbox, Relay, Verdict
 from outbox.cli.options import Target
 from outbox.cli.relaying import Relaying
 from outbox.cli.relaying_several import RelayingSeveral
-from outbox.sender import deadline_of, open_sender
+from outbox.direct import delivery as courier
 from outbox.senders.function import FunctionSender
 from outbox.senders.nats import NatsSender
-from outbox.shared import SharedSender
+from outbox.senders.port import deadline_of, open_sender
+from outbox.senders.shared import SharedSender
 from tests.command_line import outbox as command
 from tests.direct import declare_compensation, stored_acks
 from tests.directly import at_rest, marked, promises, send, writing_directly

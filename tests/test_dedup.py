@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 from outbox import Message, Outbox
-from outbox.store.dedup import prune
+from outbox.store.idempotency.dedup import prune
 from tests.readers import bodies
 from tests.waiting import eventually
 

@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox
-from outbox.store.dialect import Dialect
-from outbox.store.postgresql import POSTGRESQL
-from outbox.store.sqlite import SQLITE
+from outbox.store.dialects.dialect import Dialect
+from outbox.store.dialects.postgresql.dialect import POSTGRESQL
+from outbox.store.dialects.sqlite.dialect import SQLITE
 from outbox.testing.dialect_contract import DialectContract
 from tests.exactness.twins import ID_AFTER_LAST, replaced
 

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Outbox, courier
+from outbox import Outbox
+from outbox.direct import delivery as courier
 from outbox.testing.proxy import TcpProxy
 from tests.directly import marked, relayed, writing_directly
 from tests.fire.destination import Destination, relay_to

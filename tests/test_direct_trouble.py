@@ -13,14 +13,16 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine
 
-from outbox import Message, Outbox, Reject, Retry, Unavailable, courier, create_engine, rounds
-from outbox import direct as direct_module
-from outbox.hints import Hints
-from outbox.store.ack import Acks
-from outbox.store.dialect import Channel
-from outbox.store.log import Log
+from outbox import Message, Outbox, Reject, Retry, Unavailable, create_engine
+from outbox.direct import delivery as courier
+from outbox.direct import dispatcher as rounds
+from outbox.direct import sends as direct_module
+from outbox.model.verdict import DONE
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.acks import Acks
 from outbox.testing.proxy import TcpProxy
-from outbox.verdict import DONE
+from outbox.writing.notifier import Hints
 from tests.direct import stored_acks
 from tests.directly import (
     at_rest,

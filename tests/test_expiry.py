@@ -7,8 +7,8 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import text
 
 from outbox import Message, Outbox, Unavailable, Verdict
-from outbox.store.log import Limits
-from outbox.worker import Settings
+from outbox.store.log.log import Limits
+from outbox.worker.worker import Settings
 from tests.fire.destination import Destination, accepted
 from tests.fire.parked import states
 from tests.readers import Collector, worker

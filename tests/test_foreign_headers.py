@@ -11,13 +11,13 @@ import pytest
 from sqlalchemy import Connection, Engine, text
 
 from outbox import Message, Outbox
-from outbox.message import stored_message, uuid7
-from outbox.sender import Sender, open_sender
+from outbox.model.message import stored_message, uuid7
+from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.function import FunctionSender
 from outbox.senders.headers import Reserved, wire_headers
+from outbox.senders.port import Sender, open_sender
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import NatsServer
-from outbox.verdict import DONE, Reject, Unavailable
 from tests.command_line import outbox as command
 from tests.fire.destination import relay_to
 from tests.nats_streams import Stream

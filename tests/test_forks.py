@@ -16,8 +16,8 @@ import sqlalchemy
 from sqlalchemy import Engine
 
 from outbox import Outbox
-from outbox.store import sqlite
-from outbox.store.sqlite import SqliteChannel
+from outbox.store.dialects.sqlite import dialect as sqlite
+from outbox.store.dialects.sqlite.dialect import SqliteChannel
 from tests.readers import bodies
 
 ROOT = Path(__file__).parents[1]

@@ -10,15 +10,16 @@ from pathlib import Path
 import pytest
 
 from outbox import create_engine, migrate
-from outbox.position import Progress
-from outbox.store.cursor import Cursor
+from outbox.model.position import Progress
+from outbox.model.subscription import Declaration
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
-from outbox.store.grace import Grace
-from outbox.store.log import Limits, Log
-from outbox.store.subscription import Declaration, Subscriptions
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.cursor import Cursor
+from outbox.store.log.grace import Grace
+from outbox.store.log.log import Limits, Log
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.testing.servers import PostgresServer
-from outbox.worker import Settings, Worker
+from outbox.worker.worker import Settings, Worker
 from tests.conftest import started
 from tests.direct import Timed, append, write
 from tests.readers import texts

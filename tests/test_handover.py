@@ -8,10 +8,10 @@ import pytest
 from tenacity import wait_none
 
 from outbox import Message, Reject, Retry, Unavailable, Verdict
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
 from outbox.worker.calls import Call
-from outbox.worker.handover import BLOCKED, HandlerPolicy
-from outbox.worker.notices import Notices
+from outbox.worker.failure_log import Notices
+from outbox.worker.handle import BLOCKED, HandlerPolicy
 from outbox.worker.words import CheckingBack
 from tests.stage import HASTY, POLICY, Handler, Stage, again, ids, messages, only, raising, seen
 
@@ -190,7 +190,7 @@ def test_what_waits_because_there_was_nothing_else_to_try_keeps_the_destinations
 def clock(monkeypatch):
     """A clock that a test sets, in seconds."""
     moments = [100.0]
-    monkeypatch.setattr("outbox.worker.notices.time.monotonic", lambda: moments[-1])
+    monkeypatch.setattr("outbox.worker.failure_log.time.monotonic", lambda: moments[-1])
     return moments
 
 

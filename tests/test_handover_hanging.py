@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from outbox import Message, RetryPolicy, Verdict
-from outbox.store.parked import Held
+from outbox.store.subscriptions.parked import Held
 from tests.stage import HASTY, Handler, Stage, again, hanging, ids, messages, seen
 from tests.waiting import eventually
 

@@ -77,7 +77,7 @@ def test_a_writer_loads_no_worker():
     """A third of the time that it takes to import what writes."""
     loaded = loaded_by("from outbox import Message, Outbox, create_engine")
 
-    assert "outbox.transactions" in loaded
+    assert "outbox.writing.transaction" in loaded
     assert [name for name in loaded if name.startswith(("outbox.worker", "outbox.relay", "outbox.direct"))] == []
 
 

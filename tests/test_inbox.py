@@ -21,7 +21,7 @@ from outbox import (
     TransactionAbortedError,
     Unavailable,
 )
-from outbox.store.inbox import PRUNED_AT_ONCE
+from outbox.store.idempotency.inbox import PRUNED_AT_ONCE
 from tests.effects import billing, effects, handle_once, take_effect
 from tests.handles import HANDLES
 

@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 
 from outbox import Outbox
-from outbox.store.lease import Lease, Leases, Partition
-from outbox.worker.keeper import Keeper
+from outbox.store.subscriptions.leases import Lease, Leases, Partition
+from outbox.worker.heartbeat import Keeper
 from tests.waiting import eventually
 
 
@@ -24,7 +24,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr("outbox.worker.keeper.clock", clock)
+    monkeypatch.setattr("outbox.worker.heartbeat.clock", clock)
     return clock
 
 

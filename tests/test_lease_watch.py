@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy import Engine
 
 from outbox import Outbox, Relay
-from outbox.store.lease import Claim, Holder, Leases
-from outbox.store.log import Limits
-from outbox.worker import Settings
+from outbox.store.log.log import Limits
+from outbox.store.subscriptions.leases import Claim, Holder, Leases
 from outbox.worker.calls import Call, Handler
 from outbox.worker.lease_watch import LeaseWatch
+from outbox.worker.worker import Settings
 from tests.fire.destination import Destination, fill, relay_to
 from tests.leases import epoch, notice, step_clock
 from tests.waiting import eventually

@@ -10,18 +10,18 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import LeaseLostError, Outbox
-from outbox.position import EARLIEST, Position, Progress
+from outbox.model.position import EARLIEST, Position, Progress
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
-from outbox.store.lease import Claim, Lease, Leases, Partition
-from outbox.store.log import Log
-from outbox.store.parked import Aside
-from outbox.store.postgresql import POSTGRESQL
-from outbox.store.progress import ProgressLog
-from outbox.store.sqlite import SQLITE
-from outbox.store.subscription import Subscriptions
-from outbox.worker import Settings
-from outbox.worker.settlement import Settlement
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.postgresql.dialect import POSTGRESQL
+from outbox.store.dialects.sqlite.dialect import SQLITE
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.leases import Claim, Lease, Leases, Partition
+from outbox.store.subscriptions.parked import Aside
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.settle import Settlement
+from outbox.worker.worker import Settings
 from tests.readers import Collector, declared, delivered, send, texts, worker
 from tests.waiting import eventually
 

@@ -13,15 +13,15 @@ from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from outbox import LeaseLostError, Outbox, create_engine, migrate
-from outbox.position import Progress
+from outbox.model.position import Progress
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
-from outbox.store.lease import Lease, Leases, Partition
-from outbox.store.log import Log
-from outbox.store.progress import ProgressLog
-from outbox.store.subscription import Subscriptions
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.leases import Lease, Leases, Partition
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.testing.servers import PostgresServer
-from outbox.worker.settlement import Settlement
+from outbox.worker.settle import Settlement
 from tests.readers import QUICK, Collector, declared, delivered, send, texts, worker
 from tests.waiting import eventually
 

@@ -6,11 +6,11 @@ from datetime import timedelta
 import pytest
 
 from outbox import Message, Outbox
-from outbox.position import Position, Progress
-from outbox.store.cursor import Cursor
-from outbox.store.log import Limits, Log
-from outbox.store.parked import Aside, Parked
-from outbox.worker import Settings
+from outbox.model.position import Position, Progress
+from outbox.store.log.cursor import Cursor
+from outbox.store.log.log import Limits, Log
+from outbox.store.subscriptions.parked import Aside, Parked
+from outbox.worker.worker import Settings
 from tests.readers import Collector, send, texts, worker
 
 SMALL = Limits(rows=10, bytes=100_000)

@@ -15,12 +15,14 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import create_engine
-from outbox.position import Position, Progress, Window
-from outbox.store.cursor import Cursor
+from outbox.model.position import Position, Progress, Window
+from outbox.model.subscription import Selection
 from outbox.store.database import Database
-from outbox.store.dialect import _PARAMETER, Channel
-from outbox.store.log import _BODIES, Limits, Log, Selection
-from outbox.store.postgresql import POSTGRESQL
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.postgresql.dialect import POSTGRESQL
+from outbox.store.dialects.statements import _PARAMETER
+from outbox.store.log.cursor import Cursor
+from outbox.store.log.log import _BODIES, Limits, Log
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
 

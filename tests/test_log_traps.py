@@ -10,9 +10,9 @@ from sqlalchemy import Engine, text
 from sqlalchemy.pool import StaticPool
 
 from outbox import DatabaseError, Message, Outbox, PositionError, Reject, create_engine, migrate
-from outbox.position import Position
+from outbox.model.position import Position
 from outbox.store.database import Database
-from outbox.store.log import Log
+from outbox.store.log.log import Log
 from outbox.testing.servers import PostgresServer
 from tests.fire.destination import Destination, relay_to
 from tests.readers import delivered, send, texts

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from outbox import InvalidMessageError, Message, RetryPolicy
-from outbox.delays import DELAY_LEVELS
-from outbox.message import slot_of, uuid7
+from outbox.model.delays import DELAY_LEVELS
+from outbox.model.message import slot_of, uuid7
 from tests.bad_input import (
     BAD_BODIES,
     BAD_DELAYS,

@@ -9,12 +9,12 @@ from datetime import timedelta
 import pytest
 
 from outbox import Outbox
+from outbox.model.verdict import DONE, Unavailable
 from outbox.senders.nats import NatsSender
 from outbox.testing.process import free_port
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import NatsServer
-from outbox.verdict import DONE, Unavailable
 from tests.fire.destination import fill
 from tests.nats_streams import Stream, Witness, make_stream
 from tests.waiting import eventually

@@ -7,11 +7,12 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import LeaseLostError, Message, Outbox, Reject
-from outbox.store.parked import Parked
-from outbox.store.subscription import OnDead, Subscriptions
-from outbox.verdict import DONE
-from outbox.worker import errand
-from outbox.worker.settlement import Settlement
+from outbox.admin import commands as errand
+from outbox.model.subscription import OnDead
+from outbox.model.verdict import DONE
+from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.settle import Settlement
 from tests.fire.destination import Destination, failing, relay_to
 from tests.fire.parked import states, wish
 from tests.test_aside import SMALL

@@ -2,7 +2,7 @@
 
 import random
 
-from outbox.pace import Pace
+from outbox.runtime.linger import Pace
 
 SHORT, LONG = 0.01, 0.05
 

@@ -7,10 +7,10 @@ from datetime import timedelta
 import pytest
 
 from outbox import Message, Outbox
-from outbox.position import EARLIEST
-from outbox.store import parked as parked_messages
-from outbox.store.log import Log
-from outbox.store.parked import Aside, Parked
+from outbox.model.position import EARLIEST
+from outbox.store.log.log import Log
+from outbox.store.subscriptions import parked as parked_messages
+from outbox.store.subscriptions.parked import Aside, Parked
 
 FEW, MANY = 2, 10_000
 RETRY, BLOCKED = "retry", "blocked"

@@ -8,12 +8,13 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Done, Outbox, Reject, Relay, SubscriptionError
-from outbox.checks import HALF_TOPIC
-from outbox.position import EARLIEST, Position, Progress, Window
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.position import EARLIEST, Position, Progress, Window
+from outbox.model.subscription import Declaration
 from outbox.store.database import Database
-from outbox.store.log import Log
-from outbox.store.purge import Kept, Old, Purge, Purged
-from outbox.store.subscription import Declaration, Subscriptions
+from outbox.store.log.log import Log
+from outbox.store.operations.purge import Kept, Old, Purge, Purged
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.test_status import settle
 
 NOTHING = timedelta(0)

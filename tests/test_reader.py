@@ -7,13 +7,13 @@ from threading import current_thread
 import pytest
 
 from outbox import Message, Outbox
-from outbox.position import Position, Progress
-from outbox.store.cursor import Batch, Cursor
-from outbox.store.dialect import Channel
-from outbox.store.log import Limits, Log
-from outbox.verdict import Verdict
-from outbox.worker import Settings
-from outbox.worker.reader import AHEAD, Reader
+from outbox.model.position import Position, Progress
+from outbox.model.verdict import Verdict
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.cursor import Batch, Cursor
+from outbox.store.log.log import Limits, Log
+from outbox.worker.fetch import AHEAD, Reader
+from outbox.worker.worker import Settings
 from tests.readers import Collector, send, texts, worker
 from tests.waiting import eventually
 

@@ -7,10 +7,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, SubscriptionError
-from outbox.position import Position, Progress, Window
-from outbox.store.reader import Readers
-from outbox.store.subscription import Subscriptions
-from outbox.worker import errand
+from outbox.admin import commands as errand
+from outbox.model.position import Position, Progress, Window
+from outbox.store.subscriptions.readers import Readers
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.command_line import outbox as run
 from tests.fire.destination import relay_to
 from tests.readers import send

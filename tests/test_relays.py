@@ -12,8 +12,8 @@ from sqlalchemy.engine import make_url
 from tenacity import wait_fixed
 
 from outbox import Outbox, SchemaError, create_engine, migrate
-from outbox.relays import Relays
-from outbox.store.place import place_of, told_apart
+from outbox.relay.supervisor import Relays
+from outbox.store.label import place_of, told_apart
 from outbox.testing.proxy import TcpProxy
 from tests.conftest import adopt
 from tests.fire.destination import Destination, relay_to

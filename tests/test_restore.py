@@ -4,11 +4,11 @@ import pytest
 from sqlalchemy import text
 
 from outbox import DatabaseError, Message, Outbox, Relay, SubscriptionError
-from outbox.position import Position
-from outbox.store.log import Limits
-from outbox.store.restore import accept, restore
-from outbox.verdict import DONE
-from outbox.worker import Settings
+from outbox.model.position import Position
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Limits
+from outbox.store.operations.restore import accept, restore
+from outbox.worker.worker import Settings
 
 #: How far the ids of the other server are above those of this one.
 FAR = 1_000_000

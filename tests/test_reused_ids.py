@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Message, Outbox, Reject, Retry, Verdict
-from outbox.store.log import Log
-from outbox.store.parked import Aside, Parked
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.parked import Aside, Parked
 from tests.direct import BRIEFLY, acked, declare_compensation, relay_of, write
 from tests.fire.destination import Destination, relay_to
 from tests.fire.parked import wish

@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 from outbox import InvalidMessageError, Message, Outbox, create_engine
-from outbox.message import MessageFields
+from outbox.model.message import MessageFields
 from tests.handles import awaited
 from tests.matrix.held import play
 from tests.matrix.homes import KINDS, Home

@@ -11,9 +11,9 @@ from uuid import UUID
 import pytest
 
 from outbox.errors import SenderError
+from outbox.model.verdict import DONE, Unavailable
 from outbox.senders.stdout import FileSender, StdoutSender, json_line
 from outbox.testing.sender_contract import Destination, SenderContract, Stored, a_message
-from outbox.verdict import DONE, Unavailable
 
 
 class _Lines(Destination):

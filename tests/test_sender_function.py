@@ -6,10 +6,10 @@ from threading import Timer
 
 import pytest
 
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict
 from outbox.senders.function import FunctionSender
 from outbox.testing.sender_contract import Destination, SenderContract, Stored, a_message
-from outbox.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict
 
 
 class _Shelf(Destination):

@@ -9,12 +9,12 @@ from urllib.parse import quote
 
 import pytest
 
-from outbox.message import Message, stored_message, uuid7
+from outbox.model.message import Message, stored_message, uuid7
+from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.nats import NatsSender, read_message
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
 from outbox.testing.servers import NatsServer
-from outbox.verdict import DONE, Reject, Unavailable
 from tests.nats_streams import Eavesdropper, Stream, Witness, make_stream
 
 USERS = """{ users: [

@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.verdict import Done, Unavailable
 from outbox.senders.nats import NatsSender
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import NatsServer
-from outbox.verdict import Done, Unavailable
 from tests.nats_streams import Stream, Witness, make_stream, paused
 
 
@@ -205,10 +205,10 @@ def test_a_closed_sender_begins_anew(stream, sender):
 
 SCRIPT = """
 import os, sys
-from outbox.message import Message
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.message import Message
 from outbox.senders.nats import NatsSender
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
 
 def send():
     assert list(sender.send([Message("orders", b"x", key="k") for _ in range(20)])) == [DONE] * 20

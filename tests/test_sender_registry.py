@@ -8,10 +8,10 @@ from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
 import pytest
 
-from outbox import sender as registry
 from outbox.errors import MissingExtraError, SenderError
-from outbox.sender import destination_of, open_sender, redacted
+from outbox.senders import port as registry
 from outbox.senders.function import FunctionSender
+from outbox.senders.port import destination_of, open_sender, redacted
 from outbox.senders.stdout import FileSender, StdoutSender
 
 SECRET = "s3cr3t"
@@ -80,7 +80,7 @@ def test_a_missing_driver_is_named_by_its_extra(installed, monkeypatch):
 
 def test_no_driver_is_imported_before_its_destination_is_opened():
     script = (
-        "import sys, outbox.sender, outbox.senders.function, outbox.senders.stdout; sys.exit('nats' in sys.modules)"
+        "import sys, outbox.senders.function, outbox.senders.stdout; sys.exit('nats' in sys.modules)"
     )
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

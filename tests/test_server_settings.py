@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, Retry, create_engine
-from outbox.message import MessageFields
+from outbox.model.message import MessageFields
 from tests.fire.destination import Destination, accepted, failing, relay_to
 from tests.fire.parked import states
 from tests.handles import a_connection, a_psycopg_connection

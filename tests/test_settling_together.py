@@ -9,10 +9,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, Unavailable, Verdict
-from outbox.store.log import Limits
-from outbox.verdict import DONE
-from outbox.worker import Settings, Worker, tenure
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Limits
+from outbox.worker import partition as tenure
 from outbox.worker.polling import Polling
+from outbox.worker.worker import Settings, Worker
 from tests.readers import Collector, send, texts, worker
 from tests.waiting import eventually
 

@@ -11,15 +11,16 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Done, Outbox, Reject, Relay
-from outbox.position import EARLIEST, Progress
-from outbox.store.aside_status import Count
+from outbox.model.position import EARLIEST, Progress
+from outbox.model.subscription import Declaration
 from outbox.store.database import Database
-from outbox.store.lease import Leases, Partition
-from outbox.store.log import Limits, Log
-from outbox.store.progress import ProgressLog
-from outbox.store.status import Standing, standings
-from outbox.store.subscription import Declaration, Subscriptions
-from outbox.worker import Settings
+from outbox.store.log.log import Limits, Log
+from outbox.store.operations.parked_status import Count
+from outbox.store.operations.status import Standing, standings
+from outbox.store.subscriptions.leases import Leases, Partition
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.worker import Settings
 
 INSERT = {
     "postgresql": """

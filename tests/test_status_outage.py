@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Done, Outbox, Reject, Relay, Retry, Unavailable
-from outbox.store.lease import Leases, Partition
+from outbox.store.subscriptions.leases import Leases, Partition
 from tests.command_line import outbox
 from tests.test_status import standing
 from tests.waiting import eventually

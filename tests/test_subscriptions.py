@@ -9,10 +9,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, Reject, Relay, SubscriptionError
-from outbox.message import uuid7
-from outbox.store.dialect import Channel
-from outbox.store.lease import Leases, Partition
-from outbox.store.subscription import Start, Subscriptions
+from outbox.model.message import uuid7
+from outbox.model.subscription import Start
+from outbox.store.dialects.dialect import Channel
+from outbox.store.subscriptions.leases import Leases, Partition
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.fire.destination import Destination, failing, relay_to
 from tests.fire.parked import states
 from tests.leases import notice

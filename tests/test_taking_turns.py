@@ -3,7 +3,7 @@
 import threading
 import time
 
-from outbox.worker.turns import Turns
+from outbox.runtime.turns import Turns
 from tests.waiting import eventually
 
 

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
 from outbox import Message, Outbox
-from outbox.tracing import trace_headers
+from outbox.model.trace_context import trace_headers
 from tests.readers import delivered
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -51,7 +51,7 @@ def test_without_a_span_there_is_nothing_to_carry():
 def test_without_opentelemetry_it_is_not_loaded():
     script = """
 import sys
-from outbox.tracing import trace_headers
+from outbox.model.trace_context import trace_headers
 assert trace_headers() == {}
 print([name for name in sys.modules if name.startswith("opentelemetry")])
 """

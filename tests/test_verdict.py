@@ -9,8 +9,8 @@ import pytest
 from tenacity import wait_fixed
 
 from outbox import Done, Message, Outbox, Reject, Relay, Retry, RetryPolicy, Unavailable
-from outbox.delays import MAX_DELAY
-from outbox.verdict import DONE, told
+from outbox.model.delays import MAX_DELAY
+from outbox.model.verdict import DONE, told
 from tests.fire.destination import Destination, relay_to
 from tests.fire.parked import states
 from tests.readers import bodies

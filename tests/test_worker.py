@@ -11,11 +11,12 @@ import pytest
 from sqlalchemy import text
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from outbox import Message, Outbox, Reject, Relay, StandbyError, faults
-from outbox.store.lease import Leases, Partition
-from outbox.store.log import Capture, Limits, Log
-from outbox.worker import Settings
-from outbox.worker.keeper import Keeper
+from outbox import Message, Outbox, Reject, Relay, StandbyError
+from outbox.runtime import failpoints as faults
+from outbox.store.log.log import Capture, Limits, Log
+from outbox.store.subscriptions.leases import Leases, Partition
+from outbox.worker.heartbeat import Keeper
+from outbox.worker.worker import Settings
 from tests.fire.destination import Destination, failing, fill, relay_to
 from tests.fire.parked import states
 from tests.leases import lease_left, step_clock
@@ -106,7 +107,7 @@ def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out
 def test_a_worker_that_slept_in_a_transaction_begins_again(pg_engine, monkeypatch):
     """The server has ended its connection meanwhile; the worker opens another one."""
     settings = "SET idle_in_transaction_session_timeout = '200ms'"
-    monkeypatch.setattr("outbox.store.postgresql._SETTINGS", settings)
+    monkeypatch.setattr("outbox.store.dialects.postgresql.dialect._SETTINGS", settings)
     outbox, destination = Outbox(pg_engine), Destination(failing({b"0"}, Reject("never")))
     fill(outbox, 10, keys=10)
     naps = [1.0]
@@ -173,7 +174,7 @@ def test_a_worker_that_loses_its_connection_takes_its_own_lease_back(pg_engine):
 STOPPED_WHILE_IT_RESTS = """
 import random, signal
 from outbox import Outbox, create_engine
-from outbox.store.subscription import Declaration
+from outbox.model.subscription import Declaration
 from outbox.worker import Worker
 
 worker = Worker(Outbox(create_engine("sqlite:///never-opened")).database,
@@ -213,7 +214,7 @@ def test_a_lease_is_given_back_when_there_is_no_connection_for_its_renewals(pg_e
             raise failures.pop()
         return Keeper(*arguments, **options)
 
-    monkeypatch.setattr("outbox.worker.Keeper", keeper)
+    monkeypatch.setattr("outbox.worker.worker.Keeper", keeper)
     relay = relay_to(
         destination,
         outbox,

@@ -13,15 +13,17 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine
-from outbox.message import uuid7
-from outbox.position import Position
+from outbox.model.message import uuid7
+from outbox.model.position import Position
+from outbox.runtime.wakeup import Wake
 from outbox.store.database import Database
-from outbox.store.lease import Partition
-from outbox.store.log import Log
-from outbox.store.progress import ProgressLog
-from outbox.store.sqlite import SqliteChannel, begin_immediate
-from outbox.worker import Settings, Worker, chores, tenure
-from outbox.worker.wake import Wake
+from outbox.store.dialects.sqlite.dialect import SqliteChannel, begin_immediate
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.leases import Partition
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.worker import maintenance as chores
+from outbox.worker import partition as tenure
+from outbox.worker.worker import Settings, Worker
 from tests.readers import Collector, send, worker
 from tests.waiting import eventually
 

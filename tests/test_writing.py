@@ -14,7 +14,7 @@ from sqlalchemy import Engine, Table, event, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outbox import DatabaseError, Message, Outbox, SchemaError, create_engine, migrate
-from outbox.message import slot_of
+from outbox.model.message import slot_of
 from tests.orders import Order, customers
 from tests.readers import bodies, delivered, in_utc
 from tests.waiting import eventually

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from outbox.rocketmq.listener import Question
     from outbox.rocketmq.service import CheckService
     from outbox.store.database import Database
-    from outbox.store.dialect import Channel
+    from outbox.store.dialects.dialect import Channel
 
 _DEFAULT_TIMEOUT = timedelta(seconds=6)
 
@@ -73,7 +73,7 @@ def check(
             raise click.UsageError(f"--{name.replace('_', '-')} must be greater than 0")
     question = None if listener is None else _question_of(listener)
     from outbox.rocketmq.broker import declaration_of
-    from outbox.store.subscription import Subscriptions
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     with target.opened() as (database, channel):
         group = _group_of(database, channel, group, once=once)
@@ -99,7 +99,7 @@ def _service(
 
     with ExitStack() as open:
         business = None if business_url is None else open.enter_context(business_of(business_url))
-        database = open.enter_context(reached(target))
+        database = open.enter_context(reached(target.url, target.schema))
         open.enter_context(database.explained())
         if business is not None:
             business.require_other_than(database)
@@ -112,7 +112,7 @@ def _service(
 
 
 def _run(service: CheckService, *, once: bool) -> None:
-    from outbox.relay import stopping_on_signals
+    from outbox.relay.relay import stopping_on_signals
 
     with stopping_on_signals(service.stop):
         (service.once if once else service.run)()
@@ -135,7 +135,7 @@ def _group_of(database: Database, channel: Channel, group: str | None, *, once: 
     """The group that is meant."""
     from outbox.errors import MQClientError
     from outbox.rocketmq.limits import checked_group
-    from outbox.store.subscription import Subscriptions
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     known = [tag for each in Subscriptions(database).all(channel) if each.kind == "check" for tag in each.tags or ()]
     if group is None:
@@ -157,7 +157,8 @@ def _group_of(database: Database, channel: Channel, group: str | None, *, once: 
 
 
 def _timeout_of(database: Database, channel: Channel, group: str, asked: timedelta | None) -> timedelta:
-    from outbox.store.subscription import Subscriptions, check_of
+    from outbox.model.subscription import check_of
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     known = Subscriptions(database).find(channel, check_of(group))
     if asked is None:
@@ -182,8 +183,9 @@ def _policy_of(
 def _require_nobody(database: Database, channel: Channel, group: str) -> None:
     """Refuse to wait for the lease of a worker that goes on for ever."""
     from outbox.cli.failures import UNFINISHED
-    from outbox.store.lease import Leases, Partition
-    from outbox.store.subscription import Subscriptions, check_of
+    from outbox.model.subscription import check_of
+    from outbox.store.subscriptions.leases import Leases, Partition
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     known = Subscriptions(database).find(channel, check_of(group))
     holder = None if known is None else Leases(database).look(channel, Partition(known.name, known.generation))
@@ -205,7 +207,7 @@ def _asked(listener: str | None, business: str | None) -> str:
 def _left(target: Target, group: str) -> str:
     """What is left, so that nobody takes the end of a run for the end of the work."""
     from outbox.rocketmq.checker import NO_BUSINESS, NO_LISTENER
-    from outbox.store.pending import HalfTransactions
+    from outbox.store.transactions.pending import HalfTransactions
 
     most = 1_000
     with target.opened() as (database, channel):

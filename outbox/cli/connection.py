@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from outbox import create_engine
 from outbox.cli.failures import UNREACHABLE, USAGE, told
 from outbox.cli.output import keep_secret
 from outbox.errors import SchemaError
 from outbox.schema import VERSION
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
-from outbox.store.inspection import stored_identity
-from outbox.store.place import place_of
+from outbox.store.dialects.dialect import Channel
+from outbox.store.label import place_of
+from outbox.store.operations.check import stored_identity
+from outbox.writing.engines import create_engine
 
 if TYPE_CHECKING:
-    from outbox.cli.options import Target
     from outbox.rocketmq.business import Business
 
 import click
@@ -32,25 +31,25 @@ _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 
 
 @contextmanager
-def opened(target: Target) -> Iterator[tuple[Database, Channel]]:
+def opened(url: str, schema: str | None) -> Iterator[tuple[Database, Channel]]:
     """The outbox that the options name, with a connection."""
-    with reached(target) as database, database.explained(), asked(database) as found:
+    with reached(url, schema) as database, database.explained(), asked(database) as found:
         yield found
 
 
 @contextmanager
-def connected(target: Target) -> Iterator[tuple[Database, Channel]]:
+def connected(url: str, schema: str | None) -> Iterator[tuple[Database, Channel]]:
     """A connection to the database that the options name, whatever it holds."""
-    with reached(target) as database, closing(database.open()) as channel:
+    with reached(url, schema) as database, closing(database.open()) as channel:
         yield database, channel
 
 
 @contextmanager
-def reached(target: Target) -> Iterator[Database]:
+def reached(url: str, schema: str | None) -> Iterator[Database]:
     """The database that the options name, not connected to yet."""
-    engine = engine_of(target)
+    engine = engine_of(url)
     try:
-        yield Database(engine, target.schema)
+        yield Database(engine, schema)
     finally:
         engine.dispose()
 
@@ -62,20 +61,20 @@ def asked(database: Database) -> Iterator[tuple[Database, Channel]]:
         yield _with_its_slots(database, channel), channel
 
 
-def named(target: Target) -> str:
+def named(given: str, schema: str | None) -> str:
     """Which database that is, without secrets. Opens nothing; a mistake in the options is told all the same."""
-    url = url_of(target)
-    if url.get_backend_name() == "sqlite" and target.schema is not None:
+    url = url_of(given)
+    if url.get_backend_name() == "sqlite" and schema is not None:
         raise _usage("SQLite has no schemas; leave the schema out")
     engine = _made(url)
-    Database(engine, target.schema)
+    Database(engine, schema)
     engine.dispose()
-    return place_of(url, target.schema)
+    return place_of(url, schema)
 
 
-def engine_of(target: Target, *, create: bool = False, make: str = "outbox db upgrade") -> Engine:
+def engine_of(given: str, *, create: bool = False, make: str = "outbox db upgrade") -> Engine:
     """An engine for the URL of the options. `make`: the command that creates a missing file, for the error."""
-    url = url_of(target)
+    url = url_of(given)
     if url.get_backend_name() == "sqlite":
         _require_file(url, create=create, make=make)
     return _made(url)
@@ -104,17 +103,15 @@ def business_of(url: str) -> Iterator[Business]:
 
 def _business_engine(url: str) -> Engine:
     """An engine for a business database that has no outbox; its errors name the option."""
-    from outbox.cli.options import Target
-
     try:
-        return engine_of(Target(url), make="outbox db upgrade --record-only")
+        return engine_of(url, make="outbox db upgrade --record-only")
     except click.ClickException as error:
         raise _Failure(f"--business: {error.message}", error.exit_code) from None
 
 
-def url_of(target: Target) -> URL:
+def url_of(given: str) -> URL:
     """The URL of the database that the options name, by the driver that is used here."""
-    url = _parsed(target.url)
+    url = _parsed(given)
     keep_secret(url.password)
     if url.get_backend_name() not in ("postgresql", "sqlite"):
         raise _usage(f"no outbox lives in {url.get_backend_name()}; {_FORM}")

@@ -13,7 +13,7 @@ from outbox.cli.output import counted, moment, printable
 from outbox.errors import InvalidMessageError
 
 if TYPE_CHECKING:
-    from outbox.message import Message
+    from outbox.model.message import Message
 
 _SHOWN_BODY = 2_000
 

@@ -12,7 +12,7 @@ from outbox.cli.options import Target, about_a_database, as_json, option
 from outbox.cli.output import printable, say, show_json
 
 if TYPE_CHECKING:
-    from outbox.store.inspection import Finding
+    from outbox.store.operations.check import Finding
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -70,9 +70,9 @@ def _upgrade_record(target: Target) -> _Upgraded:
 
     from outbox import migrate
     from outbox.cli.connection import engine_of
-    from outbox.store.place import place_of
+    from outbox.store.label import place_of
 
-    engine = engine_of(target, create=True)
+    engine = engine_of(target.url, create=True)
     try:
         has_outbox = inspect(engine).has_table("outbox_message", schema=target.schema)
         is_new = migrate.upgrade_record(engine, target.schema)
@@ -96,7 +96,7 @@ def _upgrade(target: Target, slots: int | None) -> _Upgraded:
     from outbox.cli.connection import engine_of
     from outbox.schema import SLOTS
 
-    engine = engine_of(target, create=True)
+    engine = engine_of(target.url, create=True)
     try:
         are_there = inspect(engine).has_table("outbox_message", schema=target.schema)
         before = migrate.current_revision(engine, target.schema)
@@ -136,10 +136,10 @@ def _record_findings(target: Target) -> list[Finding]:
     from contextlib import closing
 
     from outbox.cli.connection import engine_of
-    from outbox.store.idempotency.record import RecordDatabase
-    from outbox.store.inspection import record_findings
+    from outbox.store.operations.check import record_findings
+    from outbox.store.transactions.record import RecordDatabase
 
-    engine = engine_of(target, make="outbox db upgrade --record-only")
+    engine = engine_of(target.url, make="outbox db upgrade --record-only")
     try:
         database = RecordDatabase(engine, target.schema)
         with closing(database.open()) as channel:
@@ -151,9 +151,9 @@ def _record_findings(target: Target) -> list[Finding]:
 def _findings(target: Target, slots: int | None) -> list[Finding]:
     from outbox import migrate
     from outbox.cli.connection import connected
-    from outbox.store.inspection import NEWER, Finding, findings
+    from outbox.store.operations.check import NEWER, Finding, findings
 
-    with connected(target) as (database, channel):
+    with connected(target.url, target.schema) as (database, channel):
         revision, head = migrate.current_revision(database.engine, target.schema), migrate.head_revision()
         behind = revision not in (None, head) and migrate.knows(revision)
         found = findings(database, channel, slots, behind=behind)

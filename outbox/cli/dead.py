@@ -15,10 +15,10 @@ from outbox.cli.options import Target, about_a_database, as_json, by_whom, confi
 from outbox.cli.output import counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
-    from outbox.message import Message
+    from outbox.model.message import Message
     from outbox.store.database import Database
-    from outbox.store.dead import Chosen, DeadLetter, Verb
-    from outbox.store.dialect import Channel
+    from outbox.store.dialects.dialect import Channel
+    from outbox.store.subscriptions.dead_letters import Chosen, DeadLetter, Verb
 
 _HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE (UTC)", "WISH", "ERROR")
 _SHOWN_ERROR = 80
@@ -46,7 +46,7 @@ def dead() -> None:
 @as_json
 def list_(*, target: Target, name: str | None, topic: str | None, key: str | None, limit: int, json: bool) -> None:
     """List dead letters, in the order of the log."""
-    from outbox.store.dead import Chosen
+    from outbox.store.subscriptions.dead_letters import Chosen
 
     with target.opened() as (database, channel):
         found = _listed(database, channel, name, Chosen(topic=topic, key=key), limit + 1)
@@ -132,7 +132,7 @@ def _decide(
     json: bool,
 ) -> None:
     """Write the wish, and have it carried out: by the worker, or here if there is none."""
-    from outbox.store.dead import Chosen, DeadLetters
+    from outbox.store.subscriptions.dead_letters import Chosen, DeadLetters
 
     if bool(ids) == all:
         raise click.UsageError(_WHICH)
@@ -184,7 +184,7 @@ class _Done:
 
 
 def _listed(database: Database, channel: Channel, name: str | None, chosen: Chosen, limit: int) -> list[DeadLetter]:
-    from outbox.store.dead import DeadLetters
+    from outbox.store.subscriptions.dead_letters import DeadLetters
 
     found: list[DeadLetter] = []
     for each in _names(database, channel, name):
@@ -195,7 +195,7 @@ def _listed(database: Database, channel: Channel, name: str | None, chosen: Chos
 
 
 def _found(database: Database, channel: Channel, name: str | None, id: int) -> tuple[DeadLetter, Message]:
-    from outbox.store.dead import DeadLetters
+    from outbox.store.subscriptions.dead_letters import DeadLetters
 
     places = [DeadLetters(database, each).find(channel, id) for each in _names(database, channel, name)]
     found = [place for place in places if place is not None]
@@ -208,7 +208,7 @@ def _found(database: Database, channel: Channel, name: str | None, id: int) -> t
 
 
 def _names(database: Database, channel: Channel, name: str | None) -> list[str]:
-    from outbox.store.subscription import Subscriptions
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     subscriptions = Subscriptions(database)
     return (
@@ -218,7 +218,7 @@ def _names(database: Database, channel: Channel, name: str | None) -> list[str]:
 
 def _without_checks(database: Database, channel: Channel, names: list[str], *, asked: bool) -> list[str]:
     """Leave out those that check back: what they have given up is decided by a verdict, and never forgotten."""
-    from outbox.store.subscription import Subscriptions
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     checks = {each.name for each in Subscriptions(database).all(channel) if each.kind == "check"}
     if asked and checks.intersection(names):

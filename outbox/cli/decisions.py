@@ -8,7 +8,7 @@ from outbox.cli.output import say, show_json
 
 if TYPE_CHECKING:
     from outbox.store.database import Database
-    from outbox.store.dialect import Channel
+    from outbox.store.dialects.dialect import Channel
 
 
 class Result(Protocol):
@@ -31,8 +31,8 @@ def tell(result: Result, *, json: bool) -> None:
 
 def carry_out(database: Database, channel: Channel, subscription: str) -> str | None:
     """Carry out the wishes about a subscription, or return the owner of the live worker that will do it."""
-    from outbox.store.subscription import Subscriptions
-    from outbox.worker.errand import WorkerAliveError, carry_out_wishes
+    from outbox.admin.commands import WorkerAliveError, carry_out_wishes
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     try:
         carry_out_wishes(database, channel, Subscriptions(database).get(channel, subscription))

@@ -17,7 +17,8 @@ from outbox.cli.output import age, counted, say, show_json
 from outbox.cli.spark import on_spark
 
 if TYPE_CHECKING:
-    from outbox.spark.job import Extract, Extraction, Going
+    from outbox.spark.continuation import Extraction
+    from outbox.spark.job import Extract, Going
     from outbox.spark.manifest import Archive, Manifest
 
 #: Between two lines about a window that is being written, where there is no terminal.
@@ -114,9 +115,9 @@ def _require_sense(
 
 
 def _wanted(topics: tuple[str, ...] | None, register: str | None, hold: timedelta | None, **wanted: Any) -> Extraction:
-    from outbox.spark.job import Extraction
+    from outbox.model.subscription import chosen_topics
+    from outbox.spark.continuation import Extraction
     from outbox.spark.registration import Registration
-    from outbox.store.subscription import chosen_topics
 
     registration = None if register is None else Registration(register, hold or timedelta(days=30))
     return Extraction(topics=chosen_topics(topics), register=registration, **wanted)
@@ -131,7 +132,7 @@ def _clean(archive: Archive, older_than: timedelta, *, json: bool) -> None:
 
 
 def _run(job: Extract, *, json: bool, until_empty: bool, follow: bool, interval: timedelta) -> None:
-    from outbox.relay import stopping_on_signals
+    from outbox.relay.relay import stopping_on_signals
 
     stop = threading.Event()
     with stopping_on_signals(stop.set):

@@ -15,12 +15,12 @@ from outbox.cli.options import Target, a_business_database, about_a_database, as
 from outbox.cli.output import age, counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
-    from outbox.message import Message
+    from outbox.model.message import Message
     from outbox.store.database import Database
-    from outbox.store.dialect import Channel
-    from outbox.store.half import Way
-    from outbox.store.idempotency.op import Op
-    from outbox.store.pending import Decided, HalfTransaction
+    from outbox.store.dialects.dialect import Channel
+    from outbox.store.transactions.half import Way
+    from outbox.store.transactions.op import Op
+    from outbox.store.transactions.pending import Decided, HalfTransaction
 
 _HEADERS = ("TRANSACTION", "GROUP", "TOPICS", "MESSAGES", "AGE", "VERDICT BY", "CHECKS", "NEXT CHECK", "LAST ANSWER")
 _NUMBERS = ("MESSAGES", "CHECKS")
@@ -56,7 +56,7 @@ def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json
     Those that were given up are shown under TRANS_CHECK_MAX_TIME_TOPIC, where RocketMQ puts them. CHECKS says how often
     a listener was asked, NEXT CHECK in what time it may be asked again.
     """
-    from outbox.store.pending import HalfTransactions
+    from outbox.store.transactions.pending import HalfTransactions
 
     with target.opened() as (database, channel):
         found = HalfTransactions(database).pending(channel, group=group, given_up=given_up, limit=limit + 1)
@@ -78,8 +78,8 @@ def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json
 @as_json
 def show(*, target: Target, id: str, json: bool) -> None:
     """Show one transaction, its verdict if it has one, and its messages as they would be delivered."""
-    from outbox.store.half import CHECK_TIMES, delay_of, real_message
-    from outbox.store.pending import HalfTransactions
+    from outbox.store.transactions.half import CHECK_TIMES, delay_of, real_message
+    from outbox.store.transactions.pending import HalfTransactions
 
     with target.opened() as (database, channel):
         transaction, decided = _found(database, channel, id)
@@ -150,8 +150,8 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
     One that is older than the age limit of its check service (72 h by default) is given up again at once: decide it by
     commit or rollback, or run the check service with a longer --age-limit.
     """
-    from outbox.store.dead import Chosen, DeadLetters
-    from outbox.store.subscription import check_of
+    from outbox.model.subscription import check_of
+    from outbox.store.subscriptions.dead_letters import Chosen, DeadLetters
 
     with target.opened() as (database, channel):
         transaction, decided = _found(database, channel, id)
@@ -229,8 +229,8 @@ def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None
     from outbox.cli.failures import is_locked
     from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker
-    from outbox.store.half import half_of
-    from outbox.store.pending import HalfTransactions
+    from outbox.store.transactions.half import half_of
+    from outbox.store.transactions.pending import HalfTransactions
 
     with target.opened() as (database, channel):
         pending, stands = _found(database, channel, id)
@@ -276,7 +276,7 @@ def _require_record(database: Database, id: str, op: Op, business: str | None, r
 
 
 def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided | None]:
-    from outbox.store.pending import HalfTransactions
+    from outbox.store.transactions.pending import HalfTransactions
 
     found, decided = HalfTransactions(database).find(channel, id)
     if found is None and decided is None:
@@ -288,8 +288,9 @@ def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransacti
 
 def _unchecked(database: Database, channel: Channel, transactions: Sequence[HalfTransaction]) -> list[str]:
     """Say of which groups nobody is asked."""
-    from outbox.store.lease import Leases, Partition
-    from outbox.store.subscription import Subscriptions, check_of
+    from outbox.model.subscription import check_of
+    from outbox.store.subscriptions.leases import Leases, Partition
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     known = {each.name: each for each in Subscriptions(database).all(channel)}
     warnings: list[str] = []

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from outbox.cli.output import scrubbed
-from outbox.verdict import told
+from outbox.model.verdict import told
 
 
 def loaded(name: str, given_as: str) -> object:

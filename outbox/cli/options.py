@@ -23,7 +23,7 @@ from outbox.cli.output import keep_secret
 
 if TYPE_CHECKING:
     from outbox.store.database import Database
-    from outbox.store.dialect import Channel
+    from outbox.store.dialects.dialect import Channel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -117,7 +117,7 @@ class Target:
         """The outbox there, with a connection."""
         from outbox.cli.connection import opened
 
-        with opened(self) as found:
+        with opened(self.url, self.schema) as found:
             yield found
 
 

@@ -13,7 +13,7 @@ from urllib.parse import quote, quote_plus
 
 import click
 
-from outbox import text
+from outbox.runtime import text
 
 age, counted = text.age, text.counted
 

@@ -16,8 +16,8 @@ from outbox.cli.spark import on_spark, require_drawable, session, source_options
 if TYPE_CHECKING:
     from outbox.spark.reports.archive import Range
     from outbox.store.database import Database
-    from outbox.store.dialect import Channel
-    from outbox.store.purge import Purged
+    from outbox.store.dialects.dialect import Channel
+    from outbox.store.operations.purge import Purged
 
 _PATH = click.Path(path_type=Path)
 
@@ -49,7 +49,7 @@ def purge(
     number and checksum for each range of ids. If one range differs, nothing is deleted, and the first such range is
     named. Messages behind the end of the archive stay.
     """
-    from outbox.store.purge import Purge
+    from outbox.store.operations.purge import Purge
 
     if archive is None and plot is not None:
         raise click.UsageError("--plot shows the comparison with an archive; say which by --archive PATH")

@@ -13,19 +13,20 @@ from outbox.cli.connection import asked, opened, reached
 from outbox.cli.failures import UNFINISHED
 from outbox.cli.options import Target
 from outbox.cli.output import age, say
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.subscription import Declaration, chosen_topics, compensation_of
+from outbox.model.verdict import Done, RetryPolicy, Unavailable, Verdict, told
 from outbox.outbox import Outbox
-from outbox.relay import Relay, stopping_on_signals
-from outbox.sender import Sender, deadline_of, destination_of, open_sender
+from outbox.relay.relay import Relay, stopping_on_signals
+from outbox.senders.port import Sender, deadline_of, destination_of, open_sender
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
-from outbox.store.lease import Leases, Partition
-from outbox.store.log import Limits
-from outbox.store.parked import Parked
-from outbox.store.progress import ProgressLog
-from outbox.store.subscription import Declaration, Subscriptions, chosen_topics, compensation_of
-from outbox.verdict import Done, RetryPolicy, Unavailable, Verdict, told
-from outbox.worker import Settings
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.log import Limits
+from outbox.store.subscriptions.leases import Leases, Partition
+from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.worker import Settings
 
 _AGAIN_SECONDS = 0.5
 
@@ -114,14 +115,14 @@ class Relaying:
 
     def run(self) -> int:
         """Send until stopped; the exit code."""
-        with reached(self._target) as database, database.explained():
+        with reached(self._target.url, self._target.schema) as database, database.explained():
             self._relay_of(self._announced(database)).run()
         self.say_what_was_sent()
         return 0
 
     def serve(self) -> None:
         """Send until stopped, among others: beside calls that hang it begins again, and the sender stays open."""
-        with reached(self._target) as database, database.explained():
+        with reached(self._target.url, self._target.schema) as database, database.explained():
             self._relay_of(self._announced(database)).serve()
 
     def say_what_was_sent(self) -> None:
@@ -130,7 +131,7 @@ class Relaying:
 
     def end_by_itself(self, *, once: bool, patience: timedelta) -> int:
         """Send one batch, or all there is; the exit code says whether it gave up because nothing moved."""
-        with opened(self._target) as (database, channel):
+        with opened(self._target.url, self._target.schema) as (database, channel):
             self._announce(database, channel)
             relay = self._relay_of(database)
             nothing_moved = partial(self._nothing_moved, database, channel)
@@ -246,7 +247,7 @@ class Relaying:
 
     def _left_aside(self, database: Database, channel: Channel) -> str:
         """What was parked, so that nobody takes the end of a run for the end of the work."""
-        from outbox.store.aside_status import parked_counts
+        from outbox.store.operations.parked_status import parked_counts
 
         counts = parked_counts(database, channel, self._name)
         left = [f"{count} {state}" for state, count in counts.items() if count.number]

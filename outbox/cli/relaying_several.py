@@ -14,9 +14,9 @@ from outbox.cli.options import Target
 from outbox.cli.output import say
 from outbox.cli.relaying import Relaying
 from outbox.errors import DatabaseError
-from outbox.relay import require_own_name, stopping_on_signals
-from outbox.relays import Relays
-from outbox.store.place import told_apart
+from outbox.relay.relay import require_own_name, stopping_on_signals
+from outbox.relay.supervisor import Relays
+from outbox.store.label import told_apart
 
 
 class RelayingSeveral:
@@ -24,7 +24,7 @@ class RelayingSeveral:
 
     def __init__(self, targets: Sequence[Target], to: str, *, lease: timedelta, **options: Any) -> None:
         require_own_name(options["name"])
-        places = told_apart([named(target) for target in targets])
+        places = told_apart([named(target.url, target.schema) for target in targets])
         if len(set(targets)) < len(targets):
             twice = next(place for target, place in zip(targets, places, strict=True) if targets.count(target) > 1)
             raise click.UsageError(f"{twice} is given twice")

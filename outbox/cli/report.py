@@ -20,9 +20,9 @@ from outbox.cli.spark import on_spark, require_drawable, session, source_options
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from outbox.position import Position
+    from outbox.model.position import Position
     from outbox.store.database import Database
-    from outbox.store.dialect import Channel
+    from outbox.store.dialects.dialect import Channel
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]
@@ -178,7 +178,7 @@ def delivery(*, work: Work, output: Output) -> None:
     subscriptions is kept, which is a day; SINCE says from when.
     """
     from outbox.spark.reports import delivery as frames
-    from outbox.store.status import standings
+    from outbox.store.operations.status import standings
 
     with work.begun() as (log, database, channel):
         now, found = standings(database, channel)
@@ -344,7 +344,7 @@ def order(
 def _reconciled(log: Log, database: Database, channel: Channel) -> DataFrame:
     from outbox.spark.manifest import Archive
     from outbox.spark.reports import reconciliation as frames
-    from outbox.store.purge import purged_id
+    from outbox.store.operations.purge import purged_id
 
     ends = None if log.archive is None else Archive(log.archive).last()
     return frames.reconcile(

@@ -22,7 +22,7 @@ def restore(*, target: Target, accept: bool, yes: bool, json: bool) -> None:
     With all workers stopped. Subscriptions that stood far apart may see messages again; none misses one. An SQLite
     file may be copied freely: its ids are its own.
     """
-    from outbox.store import restore as store
+    from outbox.store.operations import restore as store
 
     with target.opened() as (database, channel):
         if database.dialect.name == "sqlite":

@@ -123,10 +123,10 @@ def place_of(target: Target, *, local: bool, standby: str | None = None) -> Plac
     from outbox.cli.connection import url_of
     from outbox.spark.place import Place
 
-    database = url_of(target)
+    database = url_of(target.url)
     if standby is None:
         return Place(rows=_address(database, DATABASE_VARIABLE, local=local), schema=target.schema)
-    copy = url_of(Target(standby))
+    copy = url_of(standby)
     if "sqlite" in (database.get_backend_name(), copy.get_backend_name()):
         raise click.UsageError("--standby is for PostgreSQL; SQLite has no standbys")
     return Place(

@@ -16,12 +16,12 @@ from outbox.cli.options import DURATION, Target, about_a_database, as_json, opti
 from outbox.cli.output import age, counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
-    from outbox.store.aside_status import Trouble
     from outbox.store.database import Database
-    from outbox.store.dialect import Channel
-    from outbox.store.half_status import HalfStanding
-    from outbox.store.reader import Hold
-    from outbox.store.status import Standing
+    from outbox.store.dialects.dialect import Channel
+    from outbox.store.operations.half_status import HalfStanding
+    from outbox.store.operations.parked_status import Trouble
+    from outbox.store.operations.status import Standing
+    from outbox.store.subscriptions.readers import Hold
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _NUMBERS = _HEADERS[1:-1]
@@ -87,8 +87,8 @@ class _Look:
 
 
 def _looked(database: Database, channel: Channel) -> _Look:
-    from outbox.store.half_status import half_standings
-    from outbox.store.status import standings
+    from outbox.store.operations.half_status import half_standings
+    from outbox.store.operations.status import standings
 
     now, found = standings(database, channel)
     return _Look(now, found, half_standings(database, channel, now, found))

@@ -17,10 +17,10 @@ from outbox.cli.output import age, moment, show_json, show_table
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from outbox.store.aside_status import Count
-    from outbox.store.lease import Holder
-    from outbox.store.reader import Hold
-    from outbox.store.subscription import Subscription
+    from outbox.model.subscription import Subscription
+    from outbox.store.operations.parked_status import Count
+    from outbox.store.subscriptions.leases import Holder
+    from outbox.store.subscriptions.readers import Hold
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "CREATED (UTC)", "WORKER")
 
@@ -35,9 +35,9 @@ def subscriptions() -> None:
 @as_json
 def list_(*, target: Target, json: bool) -> None:
     """List the subscriptions: what they read, where they send it, who works on them."""
-    from outbox.store.lease import Leases, Partition
-    from outbox.store.reader import Readers
-    from outbox.store.subscription import Subscriptions
+    from outbox.store.subscriptions.leases import Leases, Partition
+    from outbox.store.subscriptions.readers import Readers
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     with target.opened() as (database, channel):
         found = [
@@ -85,9 +85,10 @@ def alter(
         raise click.UsageError("--topics and --all-topics exclude each other")
     if topics is None and not all_topics and to is None and on_dead is None and grace is None:
         raise click.UsageError("nothing to alter: give --topics, --all-topics, --to, --on-dead or --grace")
-    from outbox.sender import destination_of
-    from outbox.store.subscription import Subscriptions, chosen_topics
-    from outbox.worker import errand
+    from outbox.admin import commands as errand
+    from outbox.model.subscription import chosen_topics
+    from outbox.senders.port import destination_of
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     destination = None if to is None else destination_of(to)
     with target.opened() as (database, channel):
@@ -133,9 +134,10 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
     What belongs to its direct writers, NAME:compensation, goes with it. Stop those writers first: nobody sends what
     they leave behind.
     """
-    from outbox.store.aside_status import parked_counts
-    from outbox.store.subscription import Subscriptions, compensation_of
-    from outbox.worker import errand
+    from outbox.admin import commands as errand
+    from outbox.model.subscription import compensation_of
+    from outbox.store.operations.parked_status import parked_counts
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     with target.opened() as (database, channel):
         stored = Subscriptions(database).get(channel, name)

@@ -7,20 +7,21 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-from outbox.checks import HALF_TOPIC
 from outbox.errors import DatabaseError, MQClientError, StandbyError, SubscriptionError, VerdictStandsError
-from outbox.faults import crash_point
-from outbox.message import Message
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.message import Message
+from outbox.model.subscription import Declaration, Start, check_of
 from outbox.outbox import Outbox
 from outbox.rocketmq.connections import Connections, on_channel
+from outbox.runtime.failpoints import crash_point
 from outbox.store import identity
-from outbox.store.dialect import Channel
-from outbox.store.half import Half, Halves
-from outbox.store.idempotency.op import Decision, Op, Ops
-from outbox.store.log import Log
-from outbox.store.pending import HalfTransactions
-from outbox.store.steps import Steps, run
-from outbox.store.subscription import Declaration, Start, Subscriptions, check_of
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.statements import Steps, run
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.store.transactions.half import Half, Halves
+from outbox.store.transactions.op import Decision, Op, Ops
+from outbox.store.transactions.pending import HalfTransactions
 
 R = TypeVar("R")
 

@@ -9,13 +9,13 @@ from functools import cached_property
 from sqlalchemy import Connection, Engine
 
 from outbox.errors import DatabaseError, MQClientError, NoTransactionError, VerdictStandsError
-from outbox.handles import Link
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.store.database import Database
-from outbox.store.idempotency.op import Op, Ops
-from outbox.store.idempotency.record import RecordDatabase, Records
-from outbox.store.steps import on, run
-from outbox.transactions import Transactions
+from outbox.store.dialects.statements import on, run
+from outbox.store.transactions.op import Op, Ops
+from outbox.store.transactions.record import RecordDatabase, Records
+from outbox.writing.handles import Link
+from outbox.writing.transaction import Transactions
 
 #: How long a business transaction that is under way is waited for before it is fenced, in seconds.
 PATIENCE_SECONDS = 0.2

@@ -8,20 +8,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
-from outbox.clock import clock
-from outbox.faults import crash_point
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Reject, Retry, Verdict, told
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import PATIENCE_SECONDS, Business
 from outbox.rocketmq.connections import on_channel
 from outbox.rocketmq.listener import Question
 from outbox.rocketmq.questions import Questions
 from outbox.rocketmq.states import op_of
-from outbox.store.dialect import Channel
-from outbox.store.half import Half, half_of
-from outbox.store.idempotency.op import Op, Pending
-from outbox.store.steps import run
-from outbox.verdict import DONE, Reject, Retry, Verdict, told
+from outbox.runtime.clock import clock
+from outbox.runtime.failpoints import crash_point
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.statements import run
+from outbox.store.transactions.half import Half, half_of
+from outbox.store.transactions.op import Op, Pending
 
 logger = logging.getLogger("outbox")
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from queue import Empty, LifoQueue
 
 from outbox.errors import DatabaseError
-from outbox.store.dialect import Channel, Row
-from outbox.store.steps import Execute, Statement
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.statements import Execute, Row, Statement
 
 _WAIT_SECONDS = 30.0
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 
-from outbox.checks import HALF_TOPIC
 from outbox.errors import MQClientError
-from outbox.message import TRANSACTION_ID, Message
-from outbox.store.half import CHECK_TIMES, GIVEN_UP_TOPIC, IMMUNITY
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.message import TRANSACTION_ID, Message
+from outbox.store.transactions.half import CHECK_TIMES, GIVEN_UP_TOPIC, IMMUNITY
 
 MAX_TOPIC, MAX_GROUP, MAX_BODY = 127, 255, 4 * 1024 * 1024
 #: RocketMQ's code of a message that it does not take.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from inspect import iscoroutinefunction
 from typing import Any, Protocol
 
-from outbox.message import Message
+from outbox.model.message import Message
 from outbox.rocketmq.states import LocalTransactionState, TransactionResolution
 
 

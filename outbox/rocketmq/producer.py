@@ -12,7 +12,8 @@ from typing import Any, Self
 from sqlalchemy import Engine
 
 from outbox.errors import MQClientError, OutboxError, VerdictStandsError
-from outbox.message import TRANSACTION_ID, Message
+from outbox.model.message import TRANSACTION_ID, Message
+from outbox.model.verdict import told
 from outbox.outbox import Outbox
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
@@ -29,8 +30,7 @@ from outbox.rocketmq.states import (
     op_of,
 )
 from outbox.rocketmq.transaction import Transaction, end_by_word
-from outbox.store.half import Way
-from outbox.verdict import told
+from outbox.store.transactions.half import Way
 
 logger = logging.getLogger("outbox")
 

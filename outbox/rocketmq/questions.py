@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from outbox.clock import clock
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Verdict, told
 from outbox.rocketmq.listener import Question
 from outbox.rocketmq.states import LocalTransactionState, TransactionResolution
-from outbox.store.half import real_message
-from outbox.verdict import DONE, Verdict, told
+from outbox.runtime.clock import clock
+from outbox.store.transactions.half import real_message
 from outbox.worker.calls import Call, Caller
 
 logger = logging.getLogger("outbox")

@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 
+from outbox.model.verdict import RetryPolicy
+from outbox.relay.supervision import Supervision
 from outbox.rocketmq.broker import Broker, declaration_of
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.listener import Question
-from outbox.store.log import Limits
-from outbox.supervision import Supervision
-from outbox.verdict import RetryPolicy
-from outbox.worker import Settings, Worker
-from outbox.worker.handover import HandlerPolicy
+from outbox.store.log.log import Limits
+from outbox.worker.handle import HandlerPolicy
+from outbox.worker.worker import Settings, Worker
 
 logger = logging.getLogger("outbox")
 

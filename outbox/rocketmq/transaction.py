@@ -13,23 +13,23 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
 
-from outbox.checks import checked_headers, stored_headers
 from outbox.errors import MQClientError, NoTransactionError, VerdictStandsError
-from outbox.handles import is_async
-from outbox.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced, uuid7
+from outbox.model.limits import checked_headers, stored_headers
+from outbox.model.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced, uuid7
+from outbox.model.trace_context import trace_headers
 from outbox.rocketmq.broker import Broker, require
 from outbox.rocketmq.business import before_commit, or_doomed
 from outbox.rocketmq.limits import check_message, immunity_of
 from outbox.rocketmq.states import MessageQueue, TransactionResolution
-from outbox.store.half import Half, Way
-from outbox.store.idempotency.op import Decision, Op
-from outbox.store.steps import on, run
-from outbox.tracing import trace_headers
-from outbox.transactions import Transactions
+from outbox.store.dialects.statements import on, run
+from outbox.store.transactions.half import Half, Way
+from outbox.store.transactions.op import Decision, Op
+from outbox.writing.handles import is_async
+from outbox.writing.transaction import Transactions
 
 if TYPE_CHECKING:
-    from outbox.handles import Handle, Link
     from outbox.rocketmq.business import Business
+    from outbox.writing.handles import Handle, Link
 
 
 class Transaction:

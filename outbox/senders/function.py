@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 from outbox.errors import InvalidMessageError
-from outbox.message import Message
-from outbox.sender import deadline_of, destination_of
-from outbox.senders.chains import EARLIER
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, told
 from outbox.senders.headers import own_headers
-from outbox.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, told
+from outbox.senders.key_order import EARLIER
+from outbox.senders.port import deadline_of, destination_of
 
 
 class FunctionSender:

@@ -25,7 +25,7 @@ from urllib.parse import quote, unquote
 from uuid import UUID
 
 from outbox.errors import InvalidMessageError
-from outbox.message import Message
+from outbox.model.message import Message
 
 KEY = "Outbox-Key"
 TAGS = "Outbox-Tags"

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from outbox.message import Message
-from outbox.verdict import DONE, Reject, Unavailable, Verdict
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 
 #: JetStream's error codes for a message that its stream can never take: its size, the size of its headers.
 _NEVER = (10054, 10097)

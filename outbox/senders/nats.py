@@ -33,13 +33,13 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from outbox.errors import InvalidMessageError, MissingExtraError, SenderError
-from outbox.message import Message
-from outbox.sender import destination_of, redacted
-from outbox.senders.background import BackgroundLoop
-from outbox.senders.chains import Chains
+from outbox.model.message import Message
+from outbox.model.verdict import Reject, Unavailable, Verdict
+from outbox.runtime.event_loop import BackgroundLoop
 from outbox.senders.headers import Reserved, read_headers, wire_headers
 from outbox.senders.jetstream import Dropped, verdict_of
-from outbox.verdict import Reject, Unavailable, Verdict
+from outbox.senders.key_order import Chains
+from outbox.senders.port import destination_of, redacted
 
 try:
     from nats.aio.client import Client

@@ -23,11 +23,11 @@ from typing import TextIO
 from urllib.parse import unquote, urlsplit
 
 from outbox.errors import InvalidMessageError, SenderError
-from outbox.message import Message
-from outbox.sender import destination_of, redacted
-from outbox.senders.chains import EARLIER
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.senders.headers import own_headers
-from outbox.verdict import DONE, Reject, Unavailable, Verdict
+from outbox.senders.key_order import EARLIER
+from outbox.senders.port import destination_of, redacted
 
 
 class StdoutSender:

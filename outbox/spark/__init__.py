@@ -120,11 +120,12 @@ def extract(
     """
     from contextlib import closing
 
-    from outbox.spark.job import Extract, Extraction
+    from outbox.model.subscription import chosen_topics
+    from outbox.spark.continuation import Extraction
+    from outbox.spark.job import Extract
     from outbox.spark.manifest import Archive
     from outbox.spark.place import Address, Place
     from outbox.spark.registration import Registration
-    from outbox.store.subscription import chosen_topics
 
     database = Address(url=url, env=url_env, service=service, names=_OF_DATABASE)
     place = Place(rows=database, schema=schema)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from outbox.errors import DatabaseError, MissingExtraError, OptionError, OutboxError
 from outbox.spark.place import conninfo
 from outbox.spark.task import Task
-from outbox.store.extraction import settings
+from outbox.store.log.extraction import settings
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,17 +4,46 @@ from __future__ import annotations
 
 from contextlib import closing
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from outbox.errors import ArchiveError, PositionError, PurgedError
-from outbox.position import EARLIEST, Position, Window
-from outbox.spark.planner import Planner
-from outbox.store.stamp import Stamp
+from outbox.model.position import EARLIEST, Position, Window
+from outbox.spark.planner import ROWS_PER_TASK, Planner
+from outbox.spark.registration import Registration
+from outbox.store.log.stamp import Stamp
 
 if TYPE_CHECKING:
-    from outbox.spark.job import Extraction
     from outbox.spark.manifest import Archive, Manifest
     from outbox.spark.place import Place
+
+
+#: A window without rows is committed only so long after the one before it: an idle archive keeps few manifests, and
+#: its position, by which retention goes, does not grow old.
+EMPTY_AFTER = timedelta(minutes=5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extraction:
+    """What an extract is to do.
+
+    `topics`: these; None: all. `halves`: half messages, too. `register`: the name under which retention waits for it.
+    `accept_gap`: go on although messages were purged before they were extracted; the manifest notes it.
+    `accept_server`: go on although another server, or another timeline, has the database now.
+    """
+
+    topics: tuple[str, ...] | None = None
+    halves: bool = False
+    register: Registration | None = None
+    delta: bool = False
+    accept_gap: bool = False
+    accept_server: bool = False
+    rows_per_task: int = ROWS_PER_TASK
+    empty_after: timedelta = EMPTY_AFTER
+
+
+#: Every message that is no half one.
+EVERYTHING = Extraction()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

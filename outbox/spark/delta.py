@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from outbox.errors import ArchiveError, MissingExtraError
 from outbox.spark.manifest import Archive, ArchivedFile, Manifest
 from outbox.spark.tables import arrow_schema
-from outbox.store.extraction import MESSAGES, columns_of
+from outbox.store.log.extraction import MESSAGES, columns_of
 
 if TYPE_CHECKING:
     from deltalake import DeltaTable

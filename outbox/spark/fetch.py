@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 from tenacity.wait import wait_exponential, wait_random
 
 from outbox.errors import DatabaseError, PositionError, PurgedError, StandbyError
-from outbox.position import Position
+from outbox.model.position import Position
+from outbox.model.verdict import seconds_to_wait
 from outbox.spark.connections import Connection, broken_by, connected, method_of, refused
 from outbox.spark.tables import arrow_schema
 from outbox.spark.task import Task
-from outbox.store import extraction
-from outbox.verdict import seconds_to_wait
+from outbox.store.log import extraction
 
 if TYPE_CHECKING:
     import pyarrow as pa

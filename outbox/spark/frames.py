@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from outbox.spark.manifest import Archive
 from outbox.spark.tables import ddl
-from outbox.store.extraction import MESSAGES, columns_of
+from outbox.store.log.extraction import MESSAGES, columns_of
 
 if TYPE_CHECKING:
     import os

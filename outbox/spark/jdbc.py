@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from outbox.errors import OptionError
-from outbox.position import EARLIEST, Position, Window
+from outbox.model.position import EARLIEST, Position, Window
 from outbox.spark.offset import Mark
-from outbox.store import extraction
+from outbox.store.log import extraction
 
 
 def jdbc_predicates(since: str | Position | None, until: str | Position, n: int, *, halves: bool = False) -> list[str]:

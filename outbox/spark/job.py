@@ -13,29 +13,24 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outbox import errors
 from outbox.errors import ArchiveError, OutboxError, PositionError
-from outbox.position import Window
-from outbox.spark.continuation import Continuation, Next
+from outbox.model.position import Window
+from outbox.spark.continuation import EVERYTHING, Continuation, Extraction, Next
 from outbox.spark.files import TaskFiles
 from outbox.spark.manifest import FOLDER, Archive, ArchivedFile, Manifest, sorted_files
-from outbox.spark.planner import ROWS_PER_TASK, Planner
-from outbox.spark.registration import Registration
-from outbox.store.extraction import Narrowing
+from outbox.spark.planner import Planner
+from outbox.store.log.extraction import Narrowing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from outbox.spark.place import Place
     from outbox.spark.task import Task
-
-#: A window without rows is committed only so long after the one before it: an idle archive keeps few manifests, and
-#: its position, by which retention goes, does not grow old.
-EMPTY_AFTER = timedelta(minutes=5)
 
 _FILES = (
     "array<struct<path string, topic string, day string, rows bigint, bytes bigint, sha256 string, first_id bigint,"
@@ -60,25 +55,6 @@ class Going:
     rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Extraction:
-    """What an extract is to do.
-
-    `topics`: these; None: all. `halves`: half messages, too. `register`: the name under which retention waits for it.
-    `accept_gap`: go on although messages were purged before they were extracted; the manifest notes it.
-    `accept_server`: go on although another server, or another timeline, has the database now.
-    """
-
-    topics: tuple[str, ...] | None = None
-    halves: bool = False
-    register: Registration | None = None
-    delta: bool = False
-    accept_gap: bool = False
-    accept_server: bool = False
-    rows_per_task: int = ROWS_PER_TASK
-    empty_after: timedelta = EMPTY_AFTER
-
-
 @dataclass(frozen=True, slots=True)
 class Work:
     """What executors get: everything about one window. `signs`: where each task leaves a sign when it is done."""
@@ -97,7 +73,7 @@ class Extract:
         spark: SparkSession,
         archive: Archive,
         place: Place,
-        wanted: Extraction = Extraction(),
+        wanted: Extraction = EVERYTHING,
         *,
         on_progress: Callable[[Going], object] | None = None,
     ) -> None:

@@ -24,8 +24,8 @@ from typing import Any, Self
 from urllib.parse import quote, unquote, urlsplit
 
 from outbox.errors import ArchiveError, PositionError
-from outbox.position import Position
-from outbox.store.stamp import Server
+from outbox.model.position import Position
+from outbox.store.log.stamp import Server
 
 FOLDER = "_outbox"
 VERSION = 1

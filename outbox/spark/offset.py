@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from outbox.errors import PositionError
-from outbox.position import Position, Progress
-from outbox.store.stamp import Server, Stamp
+from outbox.model.position import Position, Progress
+from outbox.store.log.stamp import Server, Stamp
 
 VERSION = 1
 

@@ -9,12 +9,12 @@ from difflib import get_close_matches
 from typing import Any, Literal, Self, TypeVar, cast, get_args
 from uuid import UUID
 
-from outbox.checks import HALF_TOPIC, checked_topic
 from outbox.errors import InvalidMessageError, OptionError, PositionError
+from outbox.model.limits import HALF_TOPIC, checked_topic
 from outbox.spark.offset import Mark
 from outbox.spark.place import Address, Place
 from outbox.spark.task import USUAL, Fetch, Manner
-from outbox.store.extraction import EVERYTHING, MESSAGES, Kind, Narrowing, columns_of, table_names
+from outbox.store.log.extraction import EVERYTHING, MESSAGES, Kind, Narrowing, columns_of, table_names
 
 T = TypeVar("T")
 

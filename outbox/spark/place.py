@@ -11,7 +11,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from outbox.errors import DatabaseError, OptionError
-from outbox.store.place import place_of
+from outbox.store.label import place_of
 
 _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 _POSTGRESQL = ("postgresql", "postgres")

@@ -7,28 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outbox.errors import (
-    DatabaseError,
-    MissingExtraError,
-    OptionError,
-    OutboxError,
-    PurgedError,
-    StandbyError,
-)
-from outbox.position import EARLIEST, Position, Window
+from outbox.errors import DatabaseError, MissingExtraError, OptionError, OutboxError, PurgedError, StandbyError
+from outbox.model.position import EARLIEST, Position, Window
+from outbox.model.verdict import seconds_to_wait
 from outbox.spark.connections import refused
 from outbox.spark.fetch import PAUSE
 from outbox.spark.place import Place, engine_options, require_file
 from outbox.spark.task import USUAL, Manner, Task
-from outbox.store import extraction
-from outbox.store.extraction import EVERYTHING, MESSAGES, Extraction, Narrowing, Span, columns_of, split
-from outbox.store.log import Log
-from outbox.store.stamp import Server, Stamp, purged, server_of, stamp, written
-from outbox.verdict import seconds_to_wait
+from outbox.store.log import extraction
+from outbox.store.log.extraction import EVERYTHING, MESSAGES, Extraction, Narrowing, Span, columns_of, split
+from outbox.store.log.log import Log
+from outbox.store.log.stamp import Server, Stamp, purged, server_of, stamp, written
 
 if TYPE_CHECKING:
     from outbox.store.database import Database
-    from outbox.store.dialect import Channel
+    from outbox.store.dialects.dialect import Channel
 
 T = TypeVar("T")
 
@@ -251,7 +244,7 @@ class Planner:
 
     def _verify(self, database: Database, channel: Channel) -> None:
         from outbox.store import identity
-        from outbox.store.inspection import stored_identity
+        from outbox.store.operations.check import stored_identity
 
         with database.explained():
             stored = stored_identity(database, channel)
@@ -268,8 +261,8 @@ class Planner:
                 raise OptionError("schema: SQLite has no schemas; leave it out")
             require_file(url)
         try:
-            from outbox import create_engine
             from outbox.store.database import Database
+            from outbox.writing.engines import create_engine
         except ImportError as error:
             raise MissingExtraError(
                 "the planner needs psycopg and libpq where Spark's driver runs: pip install 'outbox-log[binary]'"

@@ -11,14 +11,14 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from outbox.errors import SubscriptionError
-from outbox.position import EARLIEST
+from outbox.model.position import EARLIEST
 from outbox.spark.connections import rights_told
 from outbox.spark.place import Place, engine_options, require_file
 
 if TYPE_CHECKING:
     from outbox.spark.manifest import Archive, Manifest
     from outbox.store.database import Database
-    from outbox.store.dialect import Channel
+    from outbox.store.dialects.dialect import Channel
 
 logger = logging.getLogger("outbox.extract")
 
@@ -38,7 +38,7 @@ class Registration:
         Raises:
             SubscriptionError: the name is somebody else's, or knows of windows where there is no archive.
         """
-        from outbox.store.reader import Readers
+        from outbox.store.subscriptions.readers import Readers
 
         with _connected(place) as (database, channel):
             readers = Readers(database)
@@ -55,7 +55,7 @@ class Registration:
             SubscriptionError: the name is somebody else's, or no extract can have it, or it knows of windows where
                 there is no archive; or the hold is out of range.
         """
-        from outbox.store.reader import Readers
+        from outbox.store.subscriptions.readers import Readers
 
         with _connected(place) as (database, channel):
             readers = Readers(database)
@@ -72,7 +72,7 @@ class Registration:
 
     def advance(self, place: Place, manifest: Manifest) -> None:
         """Store the position of a manifest that was committed. What fails now is made up for by the next run."""
-        from outbox.store.reader import Readers
+        from outbox.store.subscriptions.readers import Readers
 
         try:
             with _connected(place) as (database, channel):
@@ -88,8 +88,8 @@ class Registration:
 
 @contextmanager
 def _connected(place: Place) -> Iterator[tuple[Database, Channel]]:
-    from outbox import create_engine
     from outbox.store.database import Database
+    from outbox.writing.engines import create_engine
 
     url = place.primary.resolve()
     if url.get_backend_name() == "sqlite":

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from outbox.position import Window
+    from outbox.model.position import Window
     from outbox.spark.offset import Offset
     from outbox.spark.options import Options
     from outbox.spark.stream import Follower
@@ -204,7 +204,7 @@ def _freeze(settings: Options) -> Frozen | None:
     """Decide which messages a DataFrame holds, as long as it lives; None for other tables."""
     from outbox.spark.planner import Planner
     from outbox.spark.window import window_of
-    from outbox.store.extraction import MESSAGES
+    from outbox.store.log.extraction import MESSAGES
 
     if settings.table != MESSAGES:
         return None
@@ -230,7 +230,7 @@ def _columns_of(settings: Options, schema: StructType) -> tuple[str, ...]:
     """
     from outbox.errors import OptionError
     from outbox.spark.tables import spark_type
-    from outbox.store.extraction import columns_of
+    from outbox.store.log.extraction import columns_of
 
     kinds = columns_of(settings.table)
     for field in schema.fields:

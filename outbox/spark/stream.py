@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from outbox.errors import PositionError, PurgedError
-from outbox.position import EARLIEST, Position, Progress, Window
+from outbox.model.position import EARLIEST, Position, Progress, Window
 from outbox.spark.offset import Mark, Offset
 from outbox.spark.options import Options
 from outbox.spark.planner import Page, Planner
 from outbox.spark.task import Task
-from outbox.store.extraction import Narrowing
-from outbox.store.stamp import Server, Stamp
+from outbox.store.log.extraction import Narrowing
+from outbox.store.log.stamp import Server, Stamp
 
 _log = logging.getLogger(__name__)
 

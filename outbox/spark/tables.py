@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from outbox.errors import MissingExtraError
-from outbox.store.extraction import Kind, columns_of
+from outbox.store.log.extraction import Kind, columns_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

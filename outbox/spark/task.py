@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from outbox.position import Window
+from outbox.model.position import Window
 from outbox.spark.place import Place
-from outbox.store.extraction import Extraction
-from outbox.store.stamp import Server
+from outbox.store.log.extraction import Extraction
+from outbox.store.log.stamp import Server
 
 Fetch = Literal["auto", "adbc", "psycopg", "sqlite"]
 

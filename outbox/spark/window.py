@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from outbox.errors import OptionError, PositionError
-from outbox.position import EARLIEST, Position, Window
+from outbox.model.position import EARLIEST, Position, Window
 from outbox.spark.offset import Mark
 from outbox.spark.options import Options
 from outbox.spark.planner import Planner
-from outbox.store.stamp import Server
+from outbox.store.log.stamp import Server
 
 
 def window_of(options: Options, planner: Planner) -> Window:

@@ -13,9 +13,9 @@ from sqlalchemy.pool import StaticPool
 
 from outbox.errors import DatabaseError, SchemaError
 from outbox.schema import SLOTS, Tables, tables
-from outbox.store.dialect import Channel, Dialect
-from outbox.store.postgresql import POSTGRESQL
-from outbox.store.sqlite import SQLITE
+from outbox.store.dialects.dialect import Channel, Dialect
+from outbox.store.dialects.postgresql.dialect import POSTGRESQL
+from outbox.store.dialects.sqlite.dialect import SQLITE
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TABLES = ("message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "meta")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from outbox.errors import DatabaseError, SchemaError
 from outbox.schema import VERSION
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
+from outbox.store.dialects.dialect import Channel
 
 _READ = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
 _CREATE = """

@@ -5,10 +5,10 @@ from __future__ import annotations
 from sqlalchemy import Table
 from sqlalchemy.engine import Dialect
 
-from outbox.position import EARLIEST
+from outbox.model.position import EARLIEST
 from outbox.schema import PREFIX, VERSION, Tables, now_default
-from outbox.store.postgresql import POSTGRESQL
-from outbox.store.sqlite import SQLITE
+from outbox.store.dialects.postgresql.dialect import POSTGRESQL
+from outbox.store.dialects.sqlite.dialect import SQLITE
 
 _DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE)}
 

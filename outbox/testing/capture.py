@@ -17,10 +17,10 @@ from datetime import UTC, datetime
 from typing import Any, Final, Self, TypedDict, Unpack, cast, overload
 from uuid import UUID
 
-from outbox.message import Message
-from outbox.sender import Sender
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Done, Reject, Verdict
+from outbox.senders.port import Sender
 from outbox.testing.watch import Entry, Watch
-from outbox.verdict import DONE, Done, Reject, Verdict
 
 _SHOWN_BODY = 120
 _SHOWN_MESSAGES = 20

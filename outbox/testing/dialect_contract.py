@@ -8,7 +8,7 @@
             ...                    # a database of this test, with empty outbox tables
 
 It talks to the database through the parts of `outbox.store` that workers are made of, and judges them by the algebra of
-`outbox.position`, which knows no SQL. Give it every version of the server that is to be supported.
+`outbox.model.position`, which knows no SQL. Give it every version of the server that is to be supported.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from typing import Any, ClassVar
 import pytest
 from sqlalchemy import Engine
 
-from outbox.checks import HALF_TOPIC
 from outbox.errors import SchemaError
-from outbox.message import Message, uuid7
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.message import Message, uuid7
+from outbox.model.position import EARLIEST, Progress
+from outbox.model.subscription import Selection
 from outbox.outbox import Outbox
-from outbox.position import EARLIEST, Progress
-from outbox.store import probe
-from outbox.store.ack import Acks
-from outbox.store.cursor import Cursor
 from outbox.store.database import Database
-from outbox.store.dialect import Channel, Dialect
-from outbox.store.inbox import InboxRows
-from outbox.store.log import Limits, Log, Selection
-from outbox.store.steps import on, run
+from outbox.store.dialects.dialect import Channel, Dialect
+from outbox.store.dialects.statements import on, run
+from outbox.store.idempotency.inbox import InboxRows
+from outbox.store.log.cursor import Cursor
+from outbox.store.log.log import Limits, Log
+from outbox.store.operations import probe
+from outbox.store.subscriptions.acks import Acks
 from outbox.testing.dialect_parts import LeaseContract, ParkedContract
 from outbox.testing.schedules import Schedule, read_whole
 

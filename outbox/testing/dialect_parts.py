@@ -6,17 +6,18 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.position import EARLIEST, Position, Progress
+from outbox.model.subscription import Declaration
 from outbox.outbox import Outbox
-from outbox.position import EARLIEST, Position, Progress
-from outbox.store import probe
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
-from outbox.store.lease import Lease, Leases, Partition
-from outbox.store.log import Log
-from outbox.store.parked import Aside, Parked
-from outbox.store.progress import ProgressLog
-from outbox.store.subscription import Declaration, Subscriptions
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.log import Log
+from outbox.store.operations import probe
+from outbox.store.subscriptions.leases import Lease, Leases, Partition
+from outbox.store.subscriptions.parked import Aside, Parked
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _NAME = "contract"
 _PARTITION = Partition(_NAME)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.verdict import Done, Verdict
 from outbox.outbox import Outbox
-from outbox.relay import Destination, Relay
-from outbox.sender import Sender, destination_of, open_sender
+from outbox.relay.relay import Destination, Relay
 from outbox.senders.function import FunctionSender
+from outbox.senders.port import Sender, destination_of, open_sender
 from outbox.testing.scripted import ScriptedSender
-from outbox.verdict import Done, Verdict
 
 
 def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "relay", **options: Any) -> list[Message]:

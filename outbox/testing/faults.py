@@ -7,8 +7,8 @@ Points are places in the library's code where a crash would hurt most: `crash_po
 `outbox.after_insert`, `outbox.before_commit` and `outbox.after_commit` in a writer; `relay.before_send`,
 `relay.after_send`, `worker.before_settle` and `worker.after_settle` in a relay; `half.after_prepare`, `half.before_end`
 and `half.after_end` in a producer of transactional messages. An application may mark its own with
-`outbox.faults.crash_point("billing.before_charge")`; where nothing is armed that costs one comparison. One point at a
-time is armed in a process.
+`outbox.runtime.failpoints.crash_point("billing.before_charge")`; where nothing is armed that costs one comparison. One
+point at a time is armed in a process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import signal
 import threading
 
-from outbox import faults
+from outbox.runtime import failpoints as faults
 
 
 def arm_kill(name: str, hit: int = 1) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 
 from sqlalchemy import Connection
 
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.position import EARLIEST, Window
 from outbox.outbox import Outbox
-from outbox.position import EARLIEST, Window
-from outbox.store import probe
-from outbox.store.dialect import Channel
-from outbox.store.log import Extent, Limits, Log
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.log import Extent, Limits, Log
+from outbox.store.operations import probe
 
 _MOST_OPEN = 4
 

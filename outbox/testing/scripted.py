@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from outbox.message import Message
-from outbox.verdict import DONE, Done, Unavailable, Verdict
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Done, Unavailable, Verdict
 
 #: What becomes of one message: a verdict, or an exception that the whole call raises, or a wait for an event before.
 Answer = Verdict | BaseException | threading.Event

@@ -25,11 +25,11 @@ import pytest
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from outbox.checks import MAX_KEY_BYTES, MAX_TAGS, MAX_TOPIC
 from outbox.errors import InvalidMessageError
-from outbox.message import Message, uuid7
-from outbox.sender import Sender
-from outbox.verdict import Done, Reject, Unavailable, Verdict
+from outbox.model.limits import MAX_KEY_BYTES, MAX_TAGS, MAX_TOPIC
+from outbox.model.message import Message, uuid7
+from outbox.model.verdict import Done, Reject, Unavailable, Verdict
+from outbox.senders.port import Sender
 
 #: All topics that the suite uses, apart from those of arbitrary messages.
 TOPICS = ("alpha", "beta", "gamma")

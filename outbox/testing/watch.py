@@ -15,11 +15,11 @@ from sqlalchemy import Connection, Engine, event
 from sqlalchemy.engine import ExceptionContext
 from sqlalchemy.orm import Session
 
-from outbox.message import Message
+from outbox.model.message import Message
 from outbox.outbox import Outbox, observers
-from outbox.store import probe
 from outbox.store.database import Database
-from outbox.store.dialect import driver_of
+from outbox.store.dialects.dialect import driver_of
+from outbox.store.operations import probe
 
 #: The event of a new savepoint does not tell its name, the statement does; and it also tells of those made by hand.
 _SAVEPOINT = re.compile(

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from outbox.message import Message
-from outbox.text import age, counted
+from outbox.model.message import Message
+from outbox.runtime.text import age, counted
 
 #: A name of its own, because people want to see it who want to see little else.
 activity_logger = logging.getLogger("outbox.activity")

@@ -10,9 +10,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from queue import SimpleQueue
 from uuid import UUID
 
-from outbox.clock import clock
-from outbox.message import Message
-from outbox.verdict import Done, Reject, Retry, Unavailable, Verdict
+from outbox.model.message import Message
+from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
+from outbox.runtime.clock import clock
 
 Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
 

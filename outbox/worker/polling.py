@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outbox.clock import clock as now
-from outbox.pace import BUSY_SECONDS
+from outbox.runtime.clock import clock as now
+from outbox.runtime.linger import BUSY_SECONDS
 
 #: Messages are many where less than this, in seconds, lies between two of them on the average.
 _MANY_SECONDS = 3 * BUSY_SECONDS

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from outbox.message import Message
-from outbox.store.subscription import Declaration
-from outbox.text import counted
+from outbox.model.message import Message
+from outbox.model.subscription import Declaration
+from outbox.runtime.text import counted
 
 
 class Words(Protocol):

@@ -9,17 +9,17 @@ from typing import Any, cast
 from hypothesis import strategies as st
 from sqlalchemy import Connection
 
-from outbox.message import Message
-from outbox.position import Progress
-from outbox.store.cursor import Batch, Cursor
-from outbox.store.dialect import Channel
-from outbox.store.lease import Lease, Partition
-from outbox.store.log import Limits, Log
-from outbox.store.parked import NOTHING_HELD, Aside, Held, Parked
-from outbox.store.progress import ProgressLog
-from outbox.worker.aside import SetAside
-from outbox.worker.handover import BLOCKED, HandOver, Outcome
-from outbox.worker.settlement import Fates, Settlement
+from outbox.model.message import Message
+from outbox.model.position import Progress
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.cursor import Batch, Cursor
+from outbox.store.log.log import Limits, Log
+from outbox.store.subscriptions.leases import Lease, Partition
+from outbox.store.subscriptions.parked import NOTHING_HELD, Aside, Held, Parked
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.worker.handle import BLOCKED, HandOver, Outcome
+from outbox.worker.parked import SetAside
+from outbox.worker.settle import Fates, Settlement
 from tests.exactness.history import Event, delivery_of
 from tests.exactness.model import RETRY, ROWS, Model, Place, Sent
 from tests.exactness.worlds import World

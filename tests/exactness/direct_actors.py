@@ -19,7 +19,9 @@ from pathlib import Path
 from sqlalchemy import insert
 from sqlalchemy.exc import OperationalError
 
-from outbox import Done, Message, Outbox, Relay, courier, create_engine, rounds
+from outbox import Done, Message, Outbox, Relay, create_engine
+from outbox.direct import delivery as courier
+from outbox.direct import dispatcher as rounds
 from outbox.testing.faults import arm_kill
 from tests.directly import in_brief, promises
 from tests.exactness.business import FactRow, change

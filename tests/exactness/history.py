@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from outbox.message import Message
+from outbox.model.message import Message
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
-from outbox.position import EARLIEST, Progress
-from outbox.store.cursor import Batch
-from outbox.store.lease import Lease
-from outbox.worker.settlement import Fates
+from outbox.model.position import EARLIEST, Progress
+from outbox.store.log.cursor import Batch
+from outbox.store.subscriptions.leases import Lease
+from outbox.worker.settle import Fates
 from tests.exactness.history import Fact
 
 ROWS = 3

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 
-from outbox import Done, Message, Outbox, Relay, create_engine, faults
-from outbox.store.log import Limits
-from outbox.verdict import DONE
-from outbox.worker import Settings
+from outbox import Done, Message, Outbox, Relay, create_engine
+from outbox.model.verdict import DONE
+from outbox.runtime import failpoints as faults
+from outbox.store.log.log import Limits
+from outbox.worker.worker import Settings
 from tests.exactness import twins
 from tests.exactness.history import HistoryFile, delivery_of
 

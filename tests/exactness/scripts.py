@@ -12,15 +12,15 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox
 from outbox.errors import LeaseLostError
-from outbox.store.cursor import Cursor
 from outbox.store.database import Database
-from outbox.store.dialect import Dialect
-from outbox.store.lease import Claim, Leases, Partition
-from outbox.store.log import Limits, Log
-from outbox.store.parked import Aside
-from outbox.store.progress import ProgressLog
-from outbox.store.subscription import Subscriptions
-from outbox.worker.settlement import Fates, Settlement
+from outbox.store.dialects.dialect import Dialect
+from outbox.store.log.cursor import Cursor
+from outbox.store.log.log import Limits, Log
+from outbox.store.subscriptions.leases import Claim, Leases, Partition
+from outbox.store.subscriptions.parked import Aside
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.settle import Fates, Settlement
 from tests.exactness.business import Scratch, change, facts
 from tests.exactness.history import Event, Fault, delivery_of, judge
 from tests.readers import declared, delivered

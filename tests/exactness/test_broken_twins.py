@@ -13,13 +13,14 @@ import pytest
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from outbox import Outbox, worker
+from outbox import Outbox
 from outbox.store.database import Database
-from outbox.store.dialect import Dialect
-from outbox.store.log import Log
-from outbox.store.progress import ProgressLog
-from outbox.worker import settlement
-from outbox.worker.settlement import Settlement
+from outbox.store.dialects.dialect import Dialect
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.worker import settle as settlement
+from outbox.worker import worker
+from outbox.worker.settle import Settlement
 from tests.exactness import relays, twins
 from tests.exactness.business import Aggregate, note, set_up
 from tests.exactness.history import Fault, HistoryFile, delivery_of

@@ -12,16 +12,19 @@ import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import IntegrityError
 
-from outbox import Message, Outbox, direct, faults
+from outbox import Message, Outbox
 from outbox import outbox as module
-from outbox.courier import Courier
-from outbox.direct import DirectSends
-from outbox.store import postgresql_append
-from outbox.store.ack import Acks
-from outbox.store.dialect import Channel
-from outbox.store.subscription import Declaration, Subscription, Subscriptions
-from outbox.store.writing import Sent
-from outbox.verdict import DONE
+from outbox.direct import sends as direct
+from outbox.direct.delivery import Courier
+from outbox.direct.sends import DirectSends
+from outbox.model.subscription import Declaration, Subscription
+from outbox.model.verdict import DONE
+from outbox.runtime import failpoints as faults
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.postgresql import append as postgresql_append
+from outbox.store.log.append import Sent
+from outbox.store.subscriptions.acks import Acks
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.directly import at_rest, before_each_call, briefly, relayed, send, writing_directly
 from tests.fire.destination import Destination, relay_to
 from tests.waiting import eventually

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from sqlalchemy import Engine, insert, text
 
 from outbox.errors import PositionError
-from outbox.message import uuid7
-from outbox.position import EARLIEST, Position, Progress, Window
-from outbox.store.cursor import Cursor
+from outbox.model.message import uuid7
+from outbox.model.position import EARLIEST, Position, Progress, Window
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
-from outbox.store.log import Limits, Log
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.cursor import Cursor
+from outbox.store.log.log import Limits, Log
 from tests.readers import selection_of
 
 #: Numbers of transactions in these tests lie below.

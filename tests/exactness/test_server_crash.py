@@ -9,9 +9,10 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine, migrate
 from outbox.testing.servers import PostgresServer
-from outbox.worker import Settings, Worker, tenure
-from outbox.worker.reader import Reader
-from outbox.worker.tenure import Tenure
+from outbox.worker import partition as tenure
+from outbox.worker.fetch import Reader
+from outbox.worker.partition import Tenure
+from outbox.worker.worker import Settings, Worker
 from tests.conftest import started
 from tests.exactness import twins
 from tests.readers import Collector, declared

@@ -19,14 +19,15 @@ from hypothesis.stateful import (
 from sqlalchemy import Engine
 
 from outbox.errors import LeaseLostError
-from outbox.message import Message
-from outbox.store.cursor import Batch
-from outbox.store.lease import Leases
-from outbox.store.progress import ProgressLog
-from outbox.store.subscription import Declaration, Subscriptions
-from outbox.worker.handover import BLOCKED
-from outbox.worker.settlement import Fates
-from outbox.worker.tenure import _DELAYED
+from outbox.model.message import Message
+from outbox.model.subscription import Declaration
+from outbox.store.log.cursor import Batch
+from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.handle import BLOCKED
+from outbox.worker.partition import _DELAYED
+from outbox.worker.settle import Fates
 from tests.exactness.actors import (
     FATES,
     PARTITION,

@@ -6,8 +6,8 @@ from datetime import timedelta
 from sqlalchemy import Engine
 
 from outbox import Message, Outbox, Retry
-from outbox.verdict import DONE, Verdict
-from outbox.worker import Worker
+from outbox.model.verdict import DONE, Verdict
+from outbox.worker.worker import Worker
 from tests.readers import declared
 
 

@@ -6,18 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from outbox import worker
 from outbox.errors import LeaseLostError
-from outbox.position import Position, Progress
-from outbox.store.cursor import Batch, Cursor
+from outbox.model.position import Position, Progress
 from outbox.store.database import Database
-from outbox.store.dialect import Channel, Dialect
-from outbox.store.log import Log, Reading
-from outbox.store.postgresql import POSTGRESQL
-from outbox.store.progress import ProgressLog
-from outbox.worker.reader import Reader
-from outbox.worker.settlement import Settlement
-from outbox.worker.tenure import Tenure
+from outbox.store.dialects.dialect import Channel, Dialect
+from outbox.store.dialects.postgresql.dialect import POSTGRESQL
+from outbox.store.log.cursor import Batch, Cursor
+from outbox.store.log.log import Log, Reading
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.worker import worker
+from outbox.worker.fetch import Reader
+from outbox.worker.partition import Tenure
+from outbox.worker.settle import Settlement
 
 
 def replaced(statement: str, **parts: tuple[str, str]) -> str:

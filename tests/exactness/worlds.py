@@ -10,9 +10,9 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Engine, event, text
 
 from outbox import Outbox
-from outbox.store.dialect import Channel
-from outbox.store.postgresql import POSTGRESQL
-from outbox.store.sqlite import SQLITE, SqliteChannel
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.postgresql.dialect import POSTGRESQL
+from outbox.store.dialects.sqlite.dialect import SQLITE, SqliteChannel
 from tests.exactness.business import set_up
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)

@@ -10,9 +10,9 @@ from datetime import timedelta
 from tenacity import wait_fixed
 
 from outbox import Done, Message, Outbox, Reject, Relay, Retry, RetryPolicy, Unavailable, Verdict
-from outbox.store.log import Limits
-from outbox.verdict import DONE
-from outbox.worker import Settings
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Limits
+from outbox.worker.worker import Settings
 
 Answer = Callable[[Message], Verdict]
 

@@ -15,10 +15,10 @@ from sqlalchemy import create_engine, text
 
 from outbox import Message, Outbox, Relay, Retry, Verdict
 from outbox import create_engine as create_outbox_engine
-from outbox.store.log import Limits
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Limits
 from outbox.testing.faults import arm_kill
-from outbox.verdict import DONE
-from outbox.worker import Settings
+from outbox.worker.worker import Settings
 
 ROOT = Path(__file__).parents[2]
 BATCH, COUNT, KEYS = 50, 220, 7

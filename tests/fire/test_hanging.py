@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Message, Outbox, RetryPolicy
-from outbox.store.log import Limits
-from outbox.worker import Settings
+from outbox.store.log.log import Limits
+from outbox.worker.worker import Settings
 from tests.fire.destination import Destination, relay_to
 from tests.fire.parked import states, wish
 from tests.fire.test_slow_destination import Slow

@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 
 from outbox import Message, Outbox, Relay, Unavailable, Verdict
+from outbox.model.verdict import DONE
 from outbox.testing.proxy import TcpProxy
-from outbox.verdict import DONE
-from outbox.worker.handover import HandlerPolicy
+from outbox.worker.handle import HandlerPolicy
 from tests.fire.destination import Destination, expected, fill, relay_to
 from tests.fire.parked import attempts, states
 from tests.nats_streams import Stream
@@ -93,7 +93,7 @@ def test_a_partition_pauses_when_too_many_wait(pg_engine, monkeypatch):
     with outbox.begin() as session:
         outbox.send_all(session, [Message(f"topic{n % 2}", str(n)) for n in range(400)])
     destination = Destination(lambda m: Unavailable("no stream") if m.topic == "topic1" else DONE)
-    monkeypatch.setattr("outbox.relay.HandlerPolicy", lambda **options: HandlerPolicy(max_waiting=50, **options))
+    monkeypatch.setattr("outbox.relay.relay.HandlerPolicy", lambda **options: HandlerPolicy(max_waiting=50, **options))
     relay = relay_to(destination, outbox)
 
     relay.start()

@@ -6,7 +6,7 @@ import time
 from datetime import UTC, datetime, timedelta
 
 from outbox import Message, Outbox, Retry
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
 from tests.fire.destination import Destination, failing, relay_to
 from tests.fire.parked import states, wish
 from tests.waiting import eventually

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Message, Outbox
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
 from tests.fire.destination import BAD, Destination, expected, failing, fill, relay_to
 from tests.fire.parked import states, wish
 from tests.waiting import eventually
@@ -146,7 +146,7 @@ def test_parked_messages_outlive_their_worker(engine):
 
 
 def test_more_keys_than_memory_holds_are_looked_up(engine, monkeypatch):
-    monkeypatch.setattr("outbox.worker.aside._MOST_KEYS", 5)
+    monkeypatch.setattr("outbox.worker.parked._MOST_KEYS", 5)
     poison = {str(n).encode() for n in range(10)}
     outbox, destination = Outbox(engine), Destination(failing(poison, BAD["rejects"]))
     fill(outbox, 60, keys=20)

@@ -17,9 +17,9 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Outbox, Unavailable
-from outbox.store import probe
-from outbox.store.parked import Aside, Parked
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
+from outbox.store.operations import probe
+from outbox.store.subscriptions.parked import Aside, Parked
 from tests.fire.destination import Destination, fill, relay_to
 from tests.fire.parked import states
 from tests.waiting import eventually
@@ -212,7 +212,7 @@ def test_large_bodies_that_were_set_aside_need_a_bounded_memory(engine, full):
 MEASURE = """
 import sys
 from outbox import Outbox, Relay, create_engine
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
 
 class Counting:
     count = 0

@@ -8,9 +8,9 @@ from datetime import timedelta
 from sqlalchemy import text
 
 from outbox import Message, Outbox, Retry, Verdict
-from outbox.store.log import Limits
-from outbox.verdict import DONE
-from outbox.worker import Settings
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Limits
+from outbox.worker.worker import Settings
 from tests.fire.destination import Destination, expected, fill, relay_to
 from tests.fire.parked import states
 from tests.leases import epoch, lease_left

@@ -11,10 +11,11 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import Engine
 
-from outbox import HungHandlerError, Message, Outbox, Relay, Retry, Unavailable, Verdict, faults
-from outbox.store.log import Limits
-from outbox.verdict import DONE
-from outbox.worker import Settings
+from outbox import HungHandlerError, Message, Outbox, Relay, Retry, Unavailable, Verdict
+from outbox.model.verdict import DONE
+from outbox.runtime import failpoints as faults
+from outbox.store.log.log import Limits
+from outbox.worker.worker import Settings
 from tests.fire.destination import Answer, Destination, relay_to
 from tests.fire.parked import states
 from tests.waiting import eventually

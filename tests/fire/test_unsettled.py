@@ -9,8 +9,8 @@ from sqlalchemy import Engine, text
 from tenacity import wait_fixed
 
 from outbox import Outbox, Reject, Retry, RetryPolicy
-from outbox.store.status import standings
-from outbox.verdict import DONE
+from outbox.model.verdict import DONE
+from outbox.store.operations.status import standings
 from tests.fire.destination import Destination, fill, relay_to
 from tests.waiting import eventually
 
@@ -175,7 +175,7 @@ def test_who_sends_what_there_is_hears_that_it_cannot_be_settled(engine):
 @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_dedup"])
 def test_a_chore_that_is_refused_ends_no_relay(engine, table, monkeypatch, caplog):
     """Neither feature need be in use, nor the right to delete from its table be given."""
-    monkeypatch.setattr("outbox.worker.chores._EXPIRED_SECONDS", 0.1)
+    monkeypatch.setattr("outbox.worker.maintenance._EXPIRED_SECONDS", 0.1)
     outbox, destination = Outbox(engine), Destination()
     rows = {
         "outbox_inbox": "(consumer, message_id, handled_at, expires_at) VALUES ('c', :id, :past, :past)",

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Engine, event
 
 from outbox import Outbox
-from outbox.store.postgresql import POSTGRESQL
-from outbox.store.sqlite import SQLITE
+from outbox.store.dialects.postgresql.dialect import POSTGRESQL
+from outbox.store.dialects.sqlite.dialect import SQLITE
 from tests.matrix.homes import KINDS, Home
 from tests.matrix.playing import left_by
 from tests.matrix.scenarios import SCENARIOS

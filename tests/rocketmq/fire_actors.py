@@ -28,16 +28,17 @@ from sqlalchemy import Engine, insert
 from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.orm import Session
 
-from outbox import Message, Outbox, create_engine, faults
+from outbox import Message, Outbox, create_engine
 from outbox.errors import MQClientError, VerdictStandsError
-from outbox.faults import crash_point
 from outbox.rocketmq import LocalTransactionState, Transaction, TransactionMQProducer
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
-from outbox.store.log import Limits
-from outbox.worker import Settings
+from outbox.runtime import failpoints as faults
+from outbox.runtime.failpoints import crash_point
+from outbox.store.log.log import Limits
+from outbox.worker.worker import Settings
 from tests.rocketmq.fire_business import Effect, FencingListener, NaiveListener, decided, reading, undecided
 from tests.rocketmq.fire_plan import ANYWHERE, Act, Way, act_of
 from tests.waiting import eventually

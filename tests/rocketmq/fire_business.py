@@ -11,7 +11,7 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from outbox import Message
-from outbox.checks import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC
 from outbox.rocketmq import LocalTransactionState
 from outbox.schema import record_metadata
 

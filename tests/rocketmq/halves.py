@@ -7,12 +7,12 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from outbox import Outbox
-from outbox.message import Message
+from outbox.model.message import Message
 from outbox.rocketmq import Transaction, TransactionMQProducer, TransactionResolution
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
-from outbox.store.half import Way
+from outbox.store.transactions.half import Way
 
 
 def unknown(_message: Message) -> TransactionResolution:

@@ -8,13 +8,13 @@ from typing import Any
 from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox
+from outbox.model.verdict import Verdict
 from outbox.rocketmq import LocalTransactionState, TransactionMQProducer
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.service import CheckService
-from outbox.verdict import Verdict
-from outbox.worker import Settings
+from outbox.worker.worker import Settings
 from tests.readers import delivered
 
 GROUP = "orders-group"

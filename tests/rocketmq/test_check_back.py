@@ -12,12 +12,12 @@ from sqlalchemy import text
 
 from outbox import Outbox
 from outbox.errors import VerdictStandsError
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Retry
 from outbox.rocketmq import LocalTransactionState, TransactionMQProducer, TransactionResolution
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.service import CheckService
-from outbox.verdict import DONE, Retry
 from tests.readers import QUICK
 from tests.rocketmq.parts import (
     AT_ONCE,

@@ -8,17 +8,17 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox
-from outbox.message import Message
+from outbox.model.message import Message
+from outbox.model.subscription import Declaration
+from outbox.model.verdict import DONE, Reject, Retry, RetryPolicy, Verdict
 from outbox.rocketmq import TransactionMQProducer
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.schema import record_metadata
 from outbox.store.database import Database
-from outbox.store.subscription import Declaration
-from outbox.verdict import DONE, Reject, Retry, RetryPolicy, Verdict
-from outbox.worker import Worker
-from outbox.worker.handover import HandlerPolicy
+from outbox.worker.handle import HandlerPolicy
+from outbox.worker.worker import Worker
 from tests.orders import Base
 from tests.rocketmq.parts import CHECK, COMMIT, GROUP, UNKNOW, Listener, arrived, half_rows, parked, verdicts
 

@@ -13,8 +13,8 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, SchemaError, create_engine, migrate
 from outbox.rocketmq import TransactionMQProducer
-from outbox.store.lease import Leases, Partition
-from outbox.store.place import place_of
+from outbox.store.label import place_of
+from outbox.store.subscriptions.leases import Leases, Partition
 from tests.command_line import outbox
 from tests.readers import delivered
 from tests.rocketmq.halves import ask, begun

@@ -15,7 +15,7 @@ from outbox.rocketmq import TransactionResolution, VerdictStandsError
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
-from outbox.store.lease import Leases, Partition
+from outbox.store.subscriptions.leases import Leases, Partition
 from tests.command_line import outbox
 from tests.readers import delivered
 from tests.rocketmq.halves import ask, begun, producer

@@ -18,9 +18,9 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, create_engine
 from outbox.errors import MQClientError, NoTransactionError, OutboxError, VerdictStandsError
+from outbox.model.verdict import DONE, Retry
 from outbox.rocketmq import Transaction, TransactionMQProducer, TransactionResolution
 from outbox.schema import record_metadata
-from outbox.verdict import DONE, Retry
 from tests.handles import HANDLES, a_psycopg_connection
 from tests.orders import Base, customers
 from tests.rocketmq.parts import (

@@ -19,7 +19,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 import outbox
-from outbox.checks import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC
 from outbox.testing.servers import PostgresServer
 from tests.exactness import relays
 from tests.exactness.history import Delivery, HistoryFile

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox import InvalidMessageError, Outbox
 from outbox.errors import DatabaseError, MQClientError, SchemaError, VerdictStandsError
-from outbox.message import Message
+from outbox.model.message import Message
 from outbox.rocketmq import (
     LocalTransactionState,
     MessageQueue,
@@ -21,8 +21,8 @@ from outbox.rocketmq import (
     TransactionResolution,
     TransactionSendResult,
 )
-from outbox.store.half import Halves
-from outbox.store.idempotency.op import Decision, Ops
+from outbox.store.transactions.half import Halves
+from outbox.store.transactions.op import Decision, Ops
 from tests.readers import delivered
 from tests.rocketmq.parts import (
     COMMIT,

@@ -16,12 +16,12 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Message, create_engine
-from outbox.checks import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC
 from outbox.store.database import Database
-from outbox.store.dialect import _PARAMETER
-from outbox.store.half import Half, Halves
-from outbox.store.idempotency.op import Ops
-from outbox.store.parked import Parked
+from outbox.store.dialects.statements import _PARAMETER
+from outbox.store.subscriptions.parked import Parked
+from outbox.store.transactions.half import Half, Halves
+from outbox.store.transactions.op import Ops
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
 from tests.test_log_plans import nodes

@@ -7,7 +7,7 @@ import pytest
 
 from outbox import Outbox
 from outbox.errors import VerdictStandsError
-from outbox.message import Message
+from outbox.model.message import Message
 from outbox.rocketmq import TransactionResolution
 from tests.readers import delivered
 from tests.rocketmq.parts import (

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox.rocketmq import TransactionMQProducer
-from outbox.store.aside_status import Count
-from outbox.store.half_status import HalfStanding, half_standings
-from outbox.store.status import standings
+from outbox.store.operations.half_status import HalfStanding, half_standings
+from outbox.store.operations.parked_status import Count
+from outbox.store.operations.status import standings
 from tests.command_line import outbox
 from tests.rocketmq.halves import ask, begun, fill, producer
 from tests.test_status import Explained, looking

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 
 from outbox import InvalidMessageError, Message, Outbox, migrate
 from outbox.errors import DatabaseError, MQClientError, VerdictStandsError
-from outbox.message import slot_of
+from outbox.model.message import slot_of
 from outbox.rocketmq import LocalTransactionState, MessageQueue, TransactionMQProducer, TransactionResolution
 from outbox.testing.servers import PostgresServer
 from tests.conftest import started

@@ -11,9 +11,9 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, create_engine
 from outbox.errors import MQClientError, NoTransactionError
+from outbox.model.verdict import DONE
 from outbox.rocketmq import TransactionMQProducer, TransactionResolution
 from outbox.schema import record_metadata
-from outbox.verdict import DONE
 from tests.handles import HANDLES, a_psycopg_connection
 from tests.orders import Base, Order, customers
 from tests.rocketmq.parts import (

@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, create_engine, migrate
+from outbox.model.verdict import Retry
 from outbox.rocketmq import LocalTransactionState, MQClientError, TransactionMQProducer
 from outbox.rocketmq.business import Business
-from outbox.store.subscription import Subscriptions
-from outbox.verdict import Retry
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.command_line import outbox as outbox_command
 from tests.rocketmq.parts import (
     CHECK,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from outbox.spark.job import Extract, Extraction
+from outbox.spark.continuation import Extraction
+from outbox.spark.job import Extract
 from outbox.spark.manifest import Archive
 from outbox.spark.place import Address, Place
 from tests.spark.conftest import settings

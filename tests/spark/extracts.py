@@ -14,7 +14,7 @@ from outbox.spark import extract
 from outbox.spark.job import Work, files_of, run
 from outbox.spark.manifest import Archive, ArchivedFile, Manifest
 from outbox.spark.tables import arrow_schema
-from outbox.store.extraction import MESSAGES, columns_of
+from outbox.store.log.extraction import MESSAGES, columns_of
 
 
 class Here(SparkSession):

@@ -16,7 +16,7 @@ from sqlalchemy import Engine, text
 from outbox import Outbox
 from outbox.cli.extract import _progress
 from outbox.errors import DatabaseError
-from outbox.position import Progress
+from outbox.model.position import Progress
 from outbox.spark.job import Extract, Going
 from outbox.spark.manifest import Archive
 from tests.command_line import Ended

@@ -8,7 +8,7 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Done, Outbox, Reject, Relay
-from outbox.checks import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC
 from outbox.rocketmq import Transaction
 from outbox.spark import extract
 from tests.command_line import outbox as typed

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, StandbyError, create_engine, migrate
-from outbox.position import EARLIEST, Window
+from outbox.model.position import EARLIEST, Window
 from outbox.spark.place import Address, Place
 from outbox.spark.planner import Planner
-from outbox.store import stamp
+from outbox.store.log import stamp
 from outbox.testing.servers import PostgresServer
 from tests.command_line import outbox as command
 from tests.conftest import started

@@ -15,7 +15,6 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine, migrate
-from outbox.checks import HALF_TOPIC
 from outbox.errors import (
     ArchiveError,
     DatabaseError,
@@ -25,16 +24,18 @@ from outbox.errors import (
     SchemaError,
     SubscriptionError,
 )
-from outbox.position import Position, Progress
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.position import Position, Progress
 from outbox.spark import archived, fetch
-from outbox.spark.job import Extract, Extraction, Going
+from outbox.spark.continuation import Extraction
+from outbox.spark.job import Extract, Going
 from outbox.spark.manifest import FOLDER, Archive
 from outbox.spark.options import Options
 from outbox.spark.planner import Planner
 from outbox.spark.tables import arrow_schema
 from outbox.spark.window import window_of
-from outbox.store.extraction import MESSAGES, columns_of
-from outbox.store.subscription import Subscriptions
+from outbox.store.log.extraction import MESSAGES, columns_of
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.spark.extracts import Here, extracted, files_in, ids_in, ids_of, run_here, table_of
 from tests.spark.reading import place_of
 from tests.test_purge import now, purge
@@ -594,7 +595,7 @@ def test_a_position_that_the_database_was_not_told_is_told_by_the_next_run(outbo
     from outbox.spark.registration import Registration
 
     with monkeypatch.context() as broken:
-        broken.setattr("outbox.store.reader.Readers.advance", lambda *_: 1 / 0)
+        broken.setattr("outbox.store.subscriptions.readers.Readers.advance", lambda *_: 1 / 0)
         broken.setattr(Registration, "begin", lambda *_: None)
         extracted(outbox.engine, path, register="nightly")
     assert "window 1 is committed, but the database was not told" in caplog.text

@@ -24,9 +24,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine, migrate
-from outbox.position import Position, Window
-from outbox.spark.continuation import Next
-from outbox.spark.job import Extract, Extraction
+from outbox.model.position import Position, Window
+from outbox.spark.continuation import Extraction, Next
+from outbox.spark.job import Extract
 from outbox.spark.manifest import Archive, ArchivedFile
 from outbox.testing.servers import PostgresServer
 from tests.conftest import started
@@ -321,7 +321,7 @@ def test_an_extract_from_before_a_crash_goes_on_without_a_loss(server, tmp_path,
     twin that does not wait for that takes the new message for an old one.
     """
     if not flushed:
-        monkeypatch.setattr("outbox.store.stamp._wait", lambda *_: None)
+        monkeypatch.setattr("outbox.store.log.stamp._wait", lambda *_: None)
     engine = create_engine(server.url())
     migrate.upgrade(engine)
     path, again = tmp_path / "archive", 0

@@ -11,7 +11,7 @@ from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, MissingExtraError, Outbox, PositionError
 from outbox.errors import OptionError
-from outbox.position import EARLIEST, Window
+from outbox.model.position import EARLIEST, Window
 from outbox.spark import connections
 from outbox.spark.fetch import batches
 from outbox.spark.place import Address, Place
@@ -168,7 +168,7 @@ def test_a_standby_that_is_promoted_while_it_is_waited_for_is_not_read_from(pg_e
     (task,) = whole_log(pg_engine)
     one = f"SELECT '{task.server.system}', {{}}, '{task.server.installation}'"
     answers = iter([one.format("CAST(NULL AS text)"), one.format("'00000002'")])
-    monkeypatch.setattr("outbox.store.extraction.server", lambda *_: next(answers))
+    monkeypatch.setattr("outbox.store.log.extraction.server", lambda *_: next(answers))
 
     with pytest.raises(PositionError, match=r"is another server, .* \(timeline 00000001 then, 00000002 now\)"):
         read([replace(task, replayed="FFFFFFFF/0")])

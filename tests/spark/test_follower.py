@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 from outbox import Outbox, PositionError
 from outbox.errors import OptionError, PurgedError
-from outbox.position import Progress
+from outbox.model.position import Progress
 from outbox.spark.offset import Offset
 from outbox.spark.options import Options
 from outbox.spark.planner import Planner

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import text
 
 from outbox import Outbox
-from outbox.checks import HALF_TOPIC
 from outbox.errors import OptionError, PositionError
-from outbox.position import EARLIEST, Position, Window
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.position import EARLIEST, Position, Window
 from outbox.spark import jdbc_predicates, position
 from tests.spark.conftest import cache
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from outbox.errors import ArchiveError
-from outbox.position import EARLIEST, Position
+from outbox.model.position import EARLIEST, Position
 from outbox.spark.manifest import FOLDER, Archive, ArchivedFile, Manifest, partition_of
-from outbox.store.stamp import Server
+from outbox.store.log.stamp import Server
 
 SERVER = Server(dialect="postgresql", system="42", database=5, timeline="00000001", installation="a-b")
 
@@ -227,9 +227,9 @@ def test_cleaning_takes_what_no_manifest_counts_and_is_old_enough(archive):
 COMMITTER = """
 import os, signal, sys
 from datetime import UTC, datetime
-from outbox.position import Position
+from outbox.model.position import Position
 from outbox.spark.manifest import Archive, Manifest
-from outbox.store.stamp import Server
+from outbox.store.log.stamp import Server
 from outbox.errors import ArchiveError
 
 path, name, until, fault = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from outbox.checks import HALF_TOPIC
 from outbox.errors import OptionError
-from outbox.position import Position
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.position import Position
 from outbox.spark.offset import Mark
 from outbox.spark.options import NAMES, Options
 from outbox.spark.task import Manner
-from outbox.store.extraction import Narrowing
+from outbox.store.log.extraction import Narrowing
 
 URL = {"url": "postgresql://me@host/db"}
 

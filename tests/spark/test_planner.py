@@ -12,16 +12,16 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Outbox, SchemaError
-from outbox.checks import HALF_TOPIC
 from outbox.errors import OptionError, PurgedError
-from outbox.position import EARLIEST, Position, Window
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.position import EARLIEST, Position, Window
 from outbox.spark.connections import connected
 from outbox.spark.place import Address, Place
 from outbox.spark.planner import Page, Planner
 from outbox.spark.tables import arrow_schema
-from outbox.store.dialect import Channel
-from outbox.store.extraction import Extraction, Narrowing, Span, columns_of, settings
-from outbox.store.stamp import stamp
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.extraction import Extraction, Narrowing, Span, columns_of, settings
+from outbox.store.log.stamp import stamp
 from tests.spark.reading import bodies, place_of, read, tables_of
 
 

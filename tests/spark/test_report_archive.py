@@ -6,7 +6,7 @@ import pytest
 
 from outbox.spark.reports.archive import compare, differences
 from outbox.spark.tables import ddl
-from outbox.store.extraction import MESSAGES, columns_of
+from outbox.store.log.extraction import MESSAGES, columns_of
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 COLUMNS = tuple(columns_of(MESSAGES))

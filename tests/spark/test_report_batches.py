@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outbox.position import EARLIEST, Position, Progress, Window
+from outbox.model.position import EARLIEST, Position, Progress, Window
 from outbox.spark.reports.batches import Batch, Batches
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

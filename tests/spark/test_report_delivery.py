@@ -4,9 +4,9 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox.checks import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.subscription import Subscription
 from outbox.spark.reports import delivery
-from outbox.store.subscription import Subscription
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)
 MINUTE = timedelta(minutes=1)

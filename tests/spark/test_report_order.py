@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from outbox.checks import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC
 from outbox.spark.reports import order
 
 SCHEMA = "window long, id long, topic string, key string, headers string, body binary, created_at timestamp"

@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from outbox.checks import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC
 from outbox.spark.reports import reconciliation as r
 
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

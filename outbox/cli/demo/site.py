@@ -12,12 +12,13 @@ from typing import Any
 import sqlalchemy
 from sqlalchemy import func, select
 
-from outbox import create_engine, migrate
+from outbox import migrate
 from outbox.cli.demo.destination import Destination, LinesFile, Stream
 from outbox.cli.demo.service import order_service
 from outbox.errors import MissingExtraError
 from outbox.testing.process import Guard, scratch_folder
 from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing
+from outbox.writing.engines import create_engine
 
 Tell = Callable[[str], None]
 

@@ -17,17 +17,17 @@ from pathlib import Path
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as sf
 
-from outbox.checks import HALF_TOPIC
 from outbox.errors import ArchiveError, PositionError
-from outbox.position import EARLIEST
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.position import EARLIEST
 from outbox.spark import archived, offset
 from outbox.spark.files import sha256_of
 from outbox.spark.manifest import Archive, ArchivedFile, Manifest
 from outbox.store.database import Database
-from outbox.store.dialect import Channel
-from outbox.store.extraction import MESSAGES, columns_of
-from outbox.store.purge import Kept, Purge, Purged
-from outbox.store.stamp import Stamp, server_of
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.extraction import MESSAGES, columns_of
+from outbox.store.log.stamp import Stamp, server_of
+from outbox.store.operations.purge import Kept, Purge, Purged
 
 ROWS_PER_RANGE = 100_000
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from outbox.position import EARLIEST, Position, Progress
+from outbox.model.position import EARLIEST, Position, Progress
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from outbox.checks import HALF_TOPIC
-from outbox.position import Position, Progress
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.position import Position, Progress
+from outbox.model.subscription import Subscription
 from outbox.spark.reports.batches import Batch, Batches
 from outbox.spark.reports.names import AGE_LIMITS, OLDER
-from outbox.store.subscription import Subscription
 
 #: What each function needs of its DataFrames; the option `columns` of the source reads nothing else.
 PER_HOUR_COLUMNS = "topic string, created_at timestamp"

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as sf
 
-from outbox.checks import HALF_TOPIC
+from outbox.model.limits import HALF_TOPIC
 
 COLUMNS = "id long, topic string, key string, headers string, body binary, created_at timestamp"
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from outbox.errors import MissingExtraError
+from outbox.runtime.text import counted
 from outbox.spark.reports.names import AGES, STATES
-from outbox.text import counted
 
 Row = Mapping[str, Any]
 #: Of matplotlib, whose type hints know neither times nor styles.

@@ -12,11 +12,11 @@ from datetime import datetime
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as sf
 
-from outbox.checks import HALF_TOPIC
-from outbox.message import TRANSACTION_ID
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.message import TRANSACTION_ID
+from outbox.model.subscription import check_of
 from outbox.spark.reports.names import COMMITTED, OPEN, PARKED, ROLLED_BACK, STATES
-from outbox.store.half import REAL_TOPIC, WAY
-from outbox.store.subscription import check_of
+from outbox.store.transactions.half import REAL_TOPIC, WAY
 
 MESSAGE_COLUMNS = (
     "id long, message_id string, topic string, key string, tags string, headers string, body binary,"

@@ -1,0 +1,1 @@
+"""What an operator orders, for whoever asks for it."""

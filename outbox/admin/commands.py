@@ -1,0 +1,126 @@
+"""Errands: what a person asks for, done under the lease by a worker that handles nothing and is gone again."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from datetime import timedelta
+
+from outbox.errors import LeaseLostError, SubscriptionError
+from outbox.model.subscription import Subscription, compensation_of
+from outbox.store import identity
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.leases import Holder, Lease, Leases, Partition
+from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.parked import grant_wishes
+from outbox.worker.settle import Settlement
+
+#: Long enough for one short transaction on a busy database; renewed before each.
+_LENGTH = timedelta(seconds=30)
+
+
+class WorkerAliveError(SubscriptionError):
+    """The lease is a worker's; `holder` says whose and until when."""
+
+    def __init__(self, subscription: str, holder: Holder) -> None:
+        until = "" if holder.lease_until is None else f" until {holder.lease_until:%H:%M:%S} UTC"
+        super().__init__(f"worker {holder.owner} holds the lease of {subscription}{until}; stop it first")
+        self.holder = holder
+
+
+def carry_out_wishes(database: Database, channel: Channel, subscription: Subscription) -> int:
+    """Carry out the wishes on dead letters, in place of a worker; returns how many.
+
+    Raises:
+        WorkerAliveError: somebody holds the lease, and will see the wishes.
+    """
+    identity.verify(database, channel)
+    incarnation = Log(database).now(channel).incarnation
+    parked = Parked(database, subscription.name)
+    granted = 0
+    with borrowed(database, channel, subscription) as lease:
+        settlement = Settlement(database, channel, lease, incarnation)
+        while done := grant_wishes(parked, channel, settlement):
+            granted += len(done)
+            if not Leases(database).renew(channel, lease, _LENGTH):
+                raise LeaseLostError(f"{subscription.name}: a worker took the lease; it carries out the rest")
+    return granted
+
+
+def alter(database: Database, channel: Channel, changed: Subscription) -> None:
+    """Store another selection, destination, policy or grace while no worker is at it; its compensation follows.
+
+    `on_dead="continue"` also frees what dead letters hold back by now: it goes out in the order of its key, before what
+    comes later, and they stay dead letters. `on_dead="block"` counts from the next dead letter on: those from before
+    hold nothing back, because messages of their keys have passed them already.
+
+    Raises:
+        SubscriptionError: it is a compensation, which has the selection and the destination of its subscription; or
+            it checks back on transactions, and more than its grace or its policy would change.
+        WorkerAliveError: somebody holds the lease.
+        LeaseLostError: a worker took it meanwhile; nothing was stored.
+    """
+    stored = Subscriptions(database).get(channel, changed.name)
+    if changed.direct is not None and replace(stored, grace=changed.grace) != changed:
+        raise SubscriptionError(f"{changed.name} follows {changed.direct}; alter that one")
+    if changed.kind == "extract":
+        raise SubscriptionError(
+            f"{changed.name} is an extract, which has the topics of its archive; for another hold run it with other"
+            f" options: outbox extract {changed.destination} --register {changed.name} --hold 30d"
+        )
+    if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:
+        raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")
+    follower = Subscriptions(database).find(channel, compensation_of(changed.name))
+    incarnation = Log(database).now(channel).incarnation
+    with ExitStack() as leases:
+        lease = leases.enter_context(borrowed(database, channel, changed))
+        if follower is not None:
+            leases.enter_context(borrowed(database, channel, follower))
+        with Settlement(database, channel, lease, incarnation).held():
+            Subscriptions(database).alter(channel, changed)
+            if follower is not None:
+                Subscriptions(database).alter(channel, replace(follower, destination=changed.destination))
+            if changed.on_dead == "continue":
+                Parked(database, changed.name).unblock_dead(channel)
+
+
+def drop(database: Database, channel: Channel, subscription: Subscription) -> None:
+    """Forget a subscription with its progress and parked messages while no worker is at it; and its compensation.
+
+    Raises:
+        WorkerAliveError: somebody holds the lease.
+    """
+    follower = Subscriptions(database).find(channel, compensation_of(subscription.name))
+    with ExitStack() as leases:
+        doomed = [each for each in (follower, subscription) if each is not None]
+        for each in doomed:
+            leases.enter_context(borrowed(database, channel, each))
+        for each in doomed:
+            Subscriptions(database).drop(channel, each.name)
+
+
+@contextmanager
+def borrowed(database: Database, channel: Channel, subscription: Subscription) -> Iterator[Lease]:
+    """The lease of a subscription that nobody is working on.
+
+    Raises:
+        WorkerAliveError: somebody is.
+    """
+    leases = Leases(database)
+    partition = Partition(subscription.name, subscription.generation)
+    lease = leases.acquire(channel, partition, f"errand-{secrets.token_hex(4)}", _LENGTH)
+    if lease is None:
+        holder = leases.look(channel, partition)
+        if holder is None:
+            raise SubscriptionError(f"subscription {subscription.name!r} has no lease row; run: outbox db check")
+        raise WorkerAliveError(subscription.name, holder)
+    try:
+        yield lease
+    finally:
+        with suppress(Exception):
+            leases.release(channel, lease)

@@ -1,0 +1,1 @@
+"""For those who receive: what was handled already."""

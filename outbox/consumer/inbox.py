@@ -1,0 +1,239 @@
+"""The inbox of a consumer: what it has handled, remembered in the transaction that did the work."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, closing
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload, runtime_checkable
+from uuid import UUID
+
+import psycopg
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session
+
+from outbox.model.delays import require_window
+from outbox.model.message import Message
+from outbox.model.verdict import Reject, Retry, Unavailable, Verdict
+from outbox.store.database import Database
+from outbox.store.dialects.statements import aon, arun, on, run
+from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxRows, prune
+from outbox.writing.engines import engine_of, own_engine_of
+from outbox.writing.handles import Handle, of_scope, require_async
+from outbox.writing.scopes import Propagation, Scopes, require_plain_function
+from outbox.writing.transaction import Transactions
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncSession
+
+    from outbox.writing.engines import Bind
+    from outbox.writing.handles import AsyncHandle
+
+MAX_CONSUMER = 255
+
+M = TypeVar("M", bound=Message | UUID | str)
+R = TypeVar("R")
+
+
+class Idempotent(Protocol):
+    """`idempotent` with its options given."""
+
+    @overload
+    def __call__(
+        self, handler: Callable[[AsyncSession, M], Coroutine[Any, Any, R]], /
+    ) -> Callable[[M], Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def __call__(self, handler: Callable[[Session, M], R], /) -> Callable[[M], R | None]: ...
+
+
+@runtime_checkable
+class Home(Protocol):
+    """What an inbox needs of an `Outbox`: the database, and transactions on it."""
+
+    database: Database
+
+    def begin(self, propagation: Propagation = ...) -> AbstractContextManager[Session]:
+        """A session in a transaction."""
+
+    def abegin(self, propagation: Propagation = ...) -> AbstractAsyncContextManager[AsyncSession]:
+        """The same with an AsyncSession."""
+
+
+class Inbox:
+    """Lets each message take effect once per consumer, however often it is delivered.
+
+    The row that remembers a message is part of the consumer's transaction: they are committed together, or neither is.
+
+    Args:
+        bind: what the consumer's transactions are on: an engine, a `sessionmaker`, their async kinds, or an `Outbox`.
+        consumer: who handles, if one name will do for all calls. Two consumers handle the same message once each.
+        schema: the tables' schema, if not the search path's first; that of the `Outbox`, if it is one.
+        retention: for how long a message is remembered, by the clock of the database. It must not be shorter than
+            the time in which a message may come again, dead letters that are replayed included.
+    """
+
+    def __init__(
+        self,
+        bind: Bind | Home,
+        consumer: str | None = None,
+        *,
+        schema: str | None = None,
+        retention: timedelta = timedelta(days=7),
+    ) -> None:
+        require_window("retention", retention)
+        self._consumer = None if consumer is None else _checked(consumer)
+        self._scopes: Home | Scopes
+        if isinstance(bind, Home):
+            if schema not in (None, bind.database.schema):
+                raise ValueError("an Outbox knows its schema; leave schema= out")
+            self._database, self._scopes = bind.database, bind
+            own_engine: Engine | None = None
+        else:
+            self._database = Database(engine_of(bind), schema)
+            self._scopes = Scopes(bind, one_writer=self._database.dialect.one_writer)
+            own_engine = own_engine_of(bind)
+        # Of its own, also with an Outbox: nobody has to be woken because a message was handled.
+        self._transactions = Transactions(self._database)
+        if own_engine is not None:
+            self._transactions.watch(own_engine)
+        self._rows = InboxRows(self._database, retention)
+
+    def once(self, handle: Handle, message: Message | UUID | str, consumer: str | None = None) -> bool:
+        """Whether the message is handled for the first time; it counts as handled when the transaction commits.
+
+        While another transaction handles the same message, this waits for its end, as long as the caller's
+        `lock_timeout` allows: committed means False here, rolled back means True. (Under REPEATABLE READ it may raise
+        the database's serialization error instead, which asks for the transaction to be repeated.)
+
+        Args:
+            handle: what `Outbox.send` takes: a `Session`, `scoped_session`, `Connection` or psycopg `Connection`.
+            message: the message, or its id as a UUID or as text, which is what a broker's header holds.
+            consumer: who handles; if None, the inbox's own.
+
+        Raises:
+            NoTransactionError: the connection commits every statement by itself.
+            SchemaError: the tables are not there.
+        """
+        name, id = self._named(consumer), _id_of(message)
+        link = self._transactions.link_of(handle, "once", flush=False)
+        with self._database.explained():
+            first = run(on(link), self._rows.handle(name, id))
+        self._transactions.sent(link)
+        return first
+
+    async def aonce(self, handle: AsyncHandle, message: Message | UUID | str, consumer: str | None = None) -> bool:
+        """`once` on an `AsyncSession`, an `async_scoped_session`, an `AsyncConnection` or psycopg's async one."""
+        name, id = self._named(consumer), _id_of(message)
+        require_async(handle, "aonce")
+        if not isinstance(handle, psycopg.AsyncConnection):
+            return bool(await of_scope(handle).run_sync(self.once, id, name))
+        self._transactions.require_driver(handle)
+        with self._database.explained():
+            return await arun(aon(handle), self._rows.handle(name, id))
+
+    @overload
+    def idempotent(
+        self, handler: Callable[[AsyncSession, M], Coroutine[Any, Any, R]], /, *, consumer: str | None = None
+    ) -> Callable[[M], Coroutine[Any, Any, R | None]]: ...
+    @overload
+    def idempotent(
+        self, handler: Callable[[Session, M], R], /, *, consumer: str | None = None
+    ) -> Callable[[M], R | None]: ...
+    @overload
+    def idempotent(self, handler: None = None, /, *, consumer: str | None = None) -> Idempotent: ...
+    def idempotent(self, handler: Callable[..., Any] | None = None, /, *, consumer: str | None = None) -> Any:
+        """Make a `handler(session, message)` a function of the message alone, which takes effect once.
+
+        It opens a transaction of its own, in which the handler runs unless the message was handled before (then None
+        is returned), and commits. What the handler raises rolls everything back. So does a verdict other than `Done`:
+        the message was not handled, and its next delivery, be it a retry or the replay of a dead letter, must not be
+        taken for a repetition. What should be kept of a failed try belongs into another transaction.
+
+        The result is what a `Relay` takes as its destination. With `async def` it is a coroutine function.
+        """
+        name = self._named(consumer)
+        if handler is None:
+            return lambda given: self.idempotent(given, consumer=name)
+        require_plain_function(handler, "a handler", "once()")
+        if inspect.iscoroutinefunction(handler):
+
+            @functools.wraps(handler)
+            async def awaited(message: Message | UUID | str) -> Any:
+                try:
+                    async with self._scopes.abegin("requires_new") as session:
+                        if await self.aonce(session, message, name):
+                            return _kept(await handler(session, message))
+                except _Undone as undone:
+                    return undone.verdict
+
+            return awaited
+
+        @functools.wraps(handler)
+        def called(message: Message | UUID | str) -> Any:
+            try:
+                with self._scopes.begin("requires_new") as session:
+                    if self.once(session, message, name):
+                        return _kept(handler(session, message))
+            except _Undone as undone:
+                return undone.verdict
+
+        return called
+
+    def prune(self) -> int:
+        """Forget what is older than its retention; returns how much that was.
+
+        Relays of the same database do it by themselves. Small transactions on a connection of its own; blocks, so in
+        an event loop call it by `asyncio.to_thread`.
+        """
+        pruned = 0
+        with closing(self._database.open()) as channel, self._database.explained():
+            while True:
+                portion = prune(self._database, channel)
+                pruned += portion
+                if portion < PRUNED_AT_ONCE:
+                    return pruned
+
+    def _named(self, consumer: str | None) -> str:
+        if consumer is not None:
+            return _checked(consumer)
+        if self._consumer is None:
+            raise ValueError("who handles the message? pass consumer=, here or to Inbox")
+        return self._consumer
+
+
+class _Undone(Exception):  # noqa: N818 - not an error: it rolls a transaction back
+    """A handler's verdict that means that the message was not handled."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.verdict = verdict
+
+
+def _kept(answer: R) -> R:
+    """What a handler returned, if its transaction may be committed."""
+    if isinstance(answer, Retry | Reject | Unavailable):
+        raise _Undone(answer)
+    return answer
+
+
+def _checked(consumer: str) -> str:
+    if not isinstance(consumer, str):
+        raise TypeError(f"a consumer has a name, which is a str, not {type(consumer).__name__}")
+    storable = consumer.isprintable() and 1 <= len(consumer) <= MAX_CONSUMER
+    if not storable:
+        raise ValueError(f"consumer {consumer!a:.40} must be 1 to {MAX_CONSUMER} printable characters")
+    return consumer
+
+
+def _id_of(message: Message | UUID | str) -> UUID:
+    if isinstance(message, Message):
+        return message.message_id
+    if isinstance(message, UUID):
+        return message
+    if not isinstance(message, str):
+        raise TypeError(f"a Message, its id as a UUID or as text is needed, not {type(message).__name__}")
+    try:
+        return UUID(message)
+    except ValueError as error:
+        raise ValueError(f"{message!a:.60} is not the text of a UUID, which message ids are") from error

@@ -1,0 +1,1 @@
+"""Direct sends: by the writer itself, right after its commit."""

@@ -1,0 +1,231 @@
+"""The courier of direct sends: reads back what was committed, hands it to the sender, and acknowledges it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
+from datetime import timedelta
+
+from outbox.errors import OutboxError, SubscriptionError
+from outbox.model.message import Message
+from outbox.model.subscription import Declaration, Selection, compensation_of
+from outbox.model.verdict import Done, Unavailable, Verdict
+from outbox.relay.relay import Destination, opened
+from outbox.runtime.clock import clock
+from outbox.runtime.failpoints import crash_point
+from outbox.senders.port import Sender, deadline_of, destination_of
+from outbox.senders.shared import SharedSender
+from outbox.store import identity
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.append import Direct, Place
+from outbox.store.log.log import Limits, Log
+from outbox.store.subscriptions.acks import Acks
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.calls import next_size
+
+logger = logging.getLogger("outbox")
+
+#: For so long at least after their commit the compensation leaves a writer's messages alone.
+GRACE_SECONDS = 10.0
+#: For so long at least a writer may begin to send them.
+RIGHT_SECONDS = 4.0
+#: Messages that are read at once.
+MOST_AT_ONCE = 1_000
+#: What writing an ack may take.
+FLUSH_SECONDS = 1.0
+#: What one call should take: its messages are acknowledged together, long before the compensation begins.
+_CALL_SECONDS = 0.5
+#: Messages in a call: so few that they are acknowledged in time also when the destination is suddenly ten times slower.
+_MOST_IN_A_CALL = 128
+_REFRESH_SECONDS = 30.0
+_RETRY_SECONDS = 1.0
+
+
+class Courier:
+    """Works for one subscription, on a connection of its own, in one thread."""
+
+    def __init__(self, database: Database, destination: Destination, name: str) -> None:
+        self._database = database
+        self._destination = destination
+        self._name = name
+        self._log = Log(database, Limits(), Selection(only=name))
+        self._acks = Acks(database, name)
+        self._writer = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._channel: Channel | None = None
+        self._sender: Sender | None = None
+        self._refresh_at = 0.0
+        self._size = 1
+        self._last_told: str | None = None
+        #: For how many seconds after a commit a call may begin: it and its ack are over before the compensation begins.
+        self.right = 0.0
+        #: Whether the destination was away at the last delivery.
+        self.away = False
+        #: Whether the compensation is known to exist, and the database to answer.
+        self.usable = False
+
+    @property
+    def wants_refresh(self) -> bool:
+        """Whether it is time to look at the subscriptions again."""
+        return self.refresh_in <= 0
+
+    @property
+    def refresh_in(self) -> float:
+        """Seconds until then."""
+        return max(0.0, self._refresh_at - clock())
+
+    def refresh(self) -> Direct | None:
+        """Make sure that the compensation exists, and find out what the subscription selects.
+
+        Raises:
+            SubscriptionError: it sends to another destination; or its compensation does not wait for a call to end.
+            OutboxError: anything else that people have to mend.
+        """
+        if self._sender is None:
+            self._sender = opened(self._destination)
+        channel = self._connected()
+        with self._database.explained():
+            identity.establish(self._database, channel)
+        identity.verify(self._database, channel)
+        subscriptions = Subscriptions(self._database)
+        destination = destination_of(self._destination)
+        own = subscriptions.find(channel, self._name)
+        if own is not None and own.destination not in (None, destination):
+            raise SubscriptionError(
+                f"subscription {self._name!r} sends to {own.destination}, this writer to {destination}; give it the"
+                f" same, or run: outbox subscriptions alter {self._name}"
+            )
+        self.right = self._declare(subscriptions, channel, destination, deadline_of(self._sender).total_seconds())
+        self._refresh_at = clock() + _REFRESH_SECONDS
+        self.usable = True
+        self._last_told = None
+        topics = None if own is None or own.topics is None else frozenset(own.topics)
+        return Direct(self._name, topics)
+
+    def _declare(self, subscriptions: Subscriptions, channel: Channel, destination: str, deadline: float) -> float:
+        """Make sure of the compensation; return for how many seconds after a commit its grace lets a call begin.
+
+        Its position comes before the first row that it is to find: only from then on rows are marked.
+        """
+        name = compensation_of(self._name)
+        grace = timedelta(seconds=max(GRACE_SECONDS, deadline + FLUSH_SECONDS + RIGHT_SECONDS))
+        exists = subscriptions.find(channel, name) is not None
+        declared = Declaration(name=name, destination=destination, kind="compensation", grace=None if exists else grace)
+        stored = subscriptions.declare(channel, declared, "latest").grace.total_seconds()
+        right = stored - deadline - FLUSH_SECONDS
+        if right < RIGHT_SECONDS / 4:
+            raise SubscriptionError(
+                f"{name} sends what it finds {stored:g} s after a commit, and one call to {destination} may take"
+                f" {deadline:g} s; give the destination a shorter deadline, or stop the relay and run: outbox"
+                f" subscriptions alter {name} --grace {grace.total_seconds():g}s"
+            )
+        return right
+
+    def deliver(self, bag: dict[Place, float]) -> None:
+        """Send what the bag says stands at these places, each before the moment until which it is ours to send.
+
+        Memory is not asked: only what was committed can be read, and SQLite gives the id of a rolled-back row away
+        again. What is dealt with is taken out of the bag. What is left was rolled back to a savepoint; or the database
+        failed before its turn came.
+        """
+        self.away = False
+        places = sorted(bag)
+        while places and not self.away:
+            page = places[:MOST_AT_ONCE]
+            reading = self._log.at(self._connected(), [id for id, _ in page])
+            if not reading.complete and reading.reached is not None:
+                page = [place for place in page if place[0] <= (reading.reached or 0)]
+            places = places[len(page) :]
+            found = [message for message in reading.messages if _place(message) in bag]
+            if found:
+                self._send(found, bag)
+        if self.away:
+            bag.clear()
+
+    def begin_again(self, error: Exception) -> None:
+        """Let go of the connection after an error, and see whether all is well before anything else."""
+        self.usable = False
+        self._tell(error)
+        # What people have to mend takes its time.
+        self._refresh_at = clock() + (_REFRESH_SECONDS if isinstance(error, OutboxError) else _RETRY_SECONDS)
+        self._disconnect()
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._disconnect()
+        if self._sender is not None:
+            with suppress(Exception):
+                self._sender.close()
+
+    def _send(self, messages: list[Message], bag: dict[Place, float]) -> None:
+        """Hand over what we may send still, in calls that are over before the compensation begins."""
+        while messages and not self.away:
+            part, messages = messages[: self._size], messages[self._size :]
+            self._send_at_once(part, bag)
+
+    def _send_at_once(self, messages: list[Message], bag: dict[Place, float]) -> None:
+        with self._turn() as sender:
+            now = clock()
+            ours = [message for message, until in ((m, bag.pop(_place(m))) for m in messages) if now < until]
+            verdicts = self._asked(sender, ours) if ours else []
+            if ours:
+                took = clock() - now
+                self._size = next_size(self._size, len(ours), took, allowed=_CALL_SECONDS, most=_MOST_IN_A_CALL)
+        done = [m.id or 0 for m, verdict in zip(ours, verdicts, strict=True) if isinstance(verdict, Done)]
+        if done:
+            self._acknowledge(done)
+        crash_point("direct.after_ack")
+
+    def _turn(self) -> AbstractContextManager[Sender]:
+        assert self._sender is not None
+        return self._sender.turn() if isinstance(self._sender, SharedSender) else nullcontext(self._sender)
+
+    def _asked(self, sender: Sender, messages: list[Message]) -> Sequence[Verdict]:
+        """What the destination says. Whatever is not done is the compensation's, with all that is to be counted."""
+        crash_point("direct.before_send")
+        try:
+            verdicts = sender.send(messages)
+        except Exception as error:
+            self._tell(error)
+            verdicts = [Unavailable(_told(error))] * len(messages)
+        crash_point("direct.after_send")
+        self.away = any(isinstance(verdict, Unavailable) for verdict in verdicts)
+        return verdicts
+
+    def _acknowledge(self, ids: list[int]) -> None:
+        try:
+            self._acks.insert(self._connected(), self._writer, ids)
+        except Exception:
+            # What is sent must not be sent again for the sake of a connection. An ack may stand there twice.
+            self._disconnect()
+            self._acks.insert(self._connected(), self._writer, ids)
+
+    def _tell(self, error: Exception) -> None:
+        """Say once why it does not work."""
+        told = _told(error)
+        if told != self._last_told:
+            self._last_told = told
+            logger.warning("direct sends of %s go by the relay meanwhile: %s", self._name, told)
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            self._channel = self._database.open()
+        return self._channel
+
+    def _disconnect(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+
+def _place(message: Message) -> Place:
+    return message.id or 0, message.message_id
+
+
+def _told(error: Exception) -> str:
+    """Our own errors say what to do; a driver's text may hold anything."""
+    return str(error) if isinstance(error, OutboxError) else type(error).__name__

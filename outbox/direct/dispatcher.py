@@ -1,0 +1,164 @@
+"""The rounds of a courier: what was committed, when it is due, and the thread that has it delivered."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from typing import NamedTuple
+
+from outbox.direct.delivery import MOST_AT_ONCE, Courier
+from outbox.runtime.clock import clock
+from outbox.runtime.linger import Pace
+from outbox.store.log.append import Direct, Place
+
+#: For so long no more is promised when the destination is away, or when a round takes longer.
+_PAUSE_SECONDS = 1.0
+_LONGEST_WAIT = 30.0
+
+
+class _Committed(NamedTuple):
+    """What a transaction leaves to be sent, and no more after the moment `until`."""
+
+    places: Sequence[Place]
+    until: float
+
+
+class Rounds:
+    """A queue, and a daemon thread that works it off, for as long as it is not told to end.
+
+    Commit hooks, signal handlers and finalizers only put into the queue, whose `put` may interrupt itself; everything
+    else is the thread's own.
+    """
+
+    def __init__(self, courier: Courier) -> None:
+        self._courier = courier
+        self._news: SimpleQueue[_Committed | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="outbox-direct", daemon=True)
+        self._ending = False
+        self._counting = threading.RLock()
+        #: How many messages wait to be sent.
+        self.waiting = 0
+        #: What may be written to be sent directly; None until the compensation is known to exist.
+        self.known: Direct | None = None
+        # The thread's own
+        self._due: deque[_Committed] = deque()
+        self._pace = Pace()
+        self._away_until = 0.0
+        self._busy_since: float | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread works; it may have ended for want of memory."""
+        return self._thread.is_alive()
+
+    @property
+    def ready(self) -> bool:
+        """Whether what is committed now is likely to be sent at once."""
+        now, busy_since = clock(), self._busy_since
+        return now >= self._away_until and (busy_since is None or now - busy_since < _PAUSE_SECONDS)
+
+    def start(self) -> None:
+        """Begin the rounds."""
+        self._thread.start()
+
+    def committed(self, places: Sequence[Place], *, since: float) -> None:
+        """Send these messages, whose commit began at the moment `since`, while we have the right to."""
+        self._count(len(places))
+        self._news.put(_Committed(places=places, until=since + self._courier.right))
+
+    def end(self) -> None:
+        """End when nothing waits any more."""
+        self._ending = True
+        self._news.put(None)
+
+    def join(self, timeout: float) -> None:
+        """Wait for the end."""
+        self._thread.join(timeout)
+
+    def _count(self, difference: int) -> None:
+        with self._counting:
+            self.waiting += difference
+
+    # What the thread does
+
+    def _run(self) -> None:
+        try:
+            while not (self._ending and self._idle):
+                self._round()
+        finally:
+            self._courier.close()
+
+    @property
+    def _idle(self) -> bool:
+        return self._news.empty() and not self._due
+
+    def _round(self) -> None:
+        self._listen(self._seconds_to_wait())
+        self._busy_since = clock()
+        try:
+            if self._courier.wants_refresh:
+                self.known = self._courier.refresh()
+            batch = self._take()
+            if batch and self._courier.usable:
+                self._deliver(batch)
+        except Exception as error:
+            # Whoever has something to send directly meanwhile leaves it to the relay.
+            self.known = None
+            self._courier.begin_again(error)
+        finally:
+            self._busy_since = None
+
+    def _listen(self, seconds: float) -> None:
+        with suppress(Empty):
+            news = self._news.get(timeout=seconds)
+            while True:
+                if news is not None:
+                    self._due.append(news)
+                news = self._news.get_nowait()
+
+    def _seconds_to_wait(self) -> float:
+        refresh_in = min(self._courier.refresh_in, _LONGEST_WAIT)
+        if not self._courier.usable:
+            # What waits meanwhile is let go in its time.
+            return refresh_in if self._idle else min(refresh_in, _PAUSE_SECONDS)
+        return 0.0 if self._due else refresh_in
+
+    def _take(self) -> list[_Committed]:
+        """What is due now, about as much as goes into one call. What we may not send any more is the compensation's."""
+        now = clock()
+        batch: list[_Committed] = []
+        room = MOST_AT_ONCE if self._courier.usable else 0
+        while self._due and (room > 0 or self._due[0].until <= now):
+            committed = self._due.popleft()
+            self._count(-len(committed.places))
+            if now < committed.until:
+                batch.append(committed)
+                room -= len(committed.places)
+        return batch
+
+    def _deliver(self, batch: list[_Committed]) -> None:
+        bag = {place: committed.until for committed in batch for place in committed.places}
+        try:
+            self._courier.deliver(bag)
+        except Exception:
+            for committed in _left(batch, bag):
+                self._due.append(committed)
+                self._count(len(committed.places))
+            raise
+        # What is left now was rolled back to a savepoint.
+        if self._courier.away:
+            self._away_until = clock() + _PAUSE_SECONDS
+        if not self._due:
+            time.sleep(self._pace.after(len(batch)))
+
+
+def _left(batch: list[_Committed], bag: Collection[Place]) -> Iterator[_Committed]:
+    """What of a batch is left in the bag."""
+    for committed in batch:
+        places = [place for place in committed.places if place in bag]
+        if places:
+            yield committed._replace(places=places)

@@ -1,0 +1,148 @@
+"""Direct send: the writer itself sends what needs no order, right after its commit.
+
+Nothing depends on it. What it leaves behind, because it was killed, or has too much to do, or because the destination
+is away, the compensation of the subscription finds in the log after its grace.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import weakref
+from contextlib import suppress
+
+from outbox.direct.delivery import Courier
+from outbox.direct.dispatcher import Rounds
+from outbox.relay.relay import Destination
+from outbox.runtime.clock import clock
+from outbox.store.database import Database
+from outbox.store.log.append import Direct, Sent
+
+_MOST_WAITING = 10_000
+_LAST_SECONDS = 5.0
+
+
+class DirectSends:
+    """What commit hooks see of direct sends: they never block there and never raise.
+
+    Everything belongs to one process: a fork begins anew in the child, without what the parent has to send.
+    """
+
+    def __init__(self, database: Database, destination: Destination, name: str) -> None:
+        self._database = database
+        self._destination = destination
+        self._name = name
+        self._abandoned = False
+        self._rounds: Rounds | None
+        self._begin_anew()
+        _all.add(self)
+
+    def for_more(self, number: int) -> Direct | None:
+        """What may be sent directly of a transaction that has so many messages to be; None: nothing.
+
+        Nothing before the compensation is known to exist, nor while the destination is away or too much is waiting:
+        then all goes by the relay, whose business such things are.
+        """
+        with suppress(Exception):
+            rounds = None if self._abandoned else self._running()
+            if rounds is not None and rounds.ready and rounds.waiting + number <= _MOST_WAITING:
+                return rounds.known
+        return None
+
+    def committed(self, sent: Sent, since: float) -> None:
+        """Messages were committed that we are to send."""
+        if sent.direct:
+            with suppress(Exception):
+                rounds = self._running()
+                if rounds is not None and rounds.waiting <= _MOST_WAITING:
+                    rounds.committed(sent.direct, since=since)
+
+    def end(self) -> None:
+        """Send what is waiting, and then nothing any more. Takes no lock: it may be called from anywhere."""
+        self._abandoned = True
+        rounds = self._rounds
+        if rounds is not None:
+            rounds.end()
+
+    def close(self, timeout: float = _LAST_SECONDS) -> None:
+        """`end`, and wait for it: for at most `timeout` seconds."""
+        self._abandoned = True
+        self.drain(timeout)
+
+    def drain(self, timeout: float) -> None:
+        """Send what is waiting, for at most `timeout` seconds, and end the thread; a later commit begins anew."""
+        rounds, self._rounds = self._rounds, None
+        if rounds is not None:
+            rounds.end()
+            rounds.join(timeout)
+
+    def _running(self) -> Rounds | None:
+        rounds = self._rounds
+        if rounds is not None and rounds.running:
+            return rounds
+        if self._abandoned:
+            return None
+        with self._lock:
+            if self._rounds is None or not self._rounds.running:
+                _drain_at_exit()
+                rounds = Rounds(Courier(self._database, self._destination, self._name))
+                # May fail for want of memory, or because the interpreter is about to end: then the next one tries.
+                rounds.start()
+                _under_way.add(rounds)
+                self._rounds = rounds
+            return self._rounds
+
+    def _begin_anew(self) -> None:
+        """At first, and in a fork: it copies locks in any state, but no threads."""
+        # Signal handlers commit, too: they may interrupt whoever has the lock.
+        self._lock = threading.RLock()
+        self._rounds = None
+
+
+_all: weakref.WeakSet[DirectSends] = weakref.WeakSet()
+#: Also of those that nobody holds any more: a thread holds its rounds until they are over.
+_under_way: weakref.WeakSet[Rounds] = weakref.WeakSet()
+_left_behind: list[object] = []
+_drains_at_exit = False
+#: When a process that ends waits no longer.
+_drained_until: float | None = None
+
+
+def _drain() -> None:
+    global _drained_until
+    deadline = _drained_until = _drained_until or clock() + _LAST_SECONDS
+    for each in list(_all):
+        with suppress(Exception):
+            each.drain(max(0.0, deadline - clock()))
+    for rounds in list(_under_way):
+        with suppress(Exception):
+            rounds.end()
+            rounds.join(max(0.0, deadline - clock()))
+
+
+def _drain_at_exit() -> None:
+    """While there may be threads still: a sender may need some to connect."""
+    global _drains_at_exit
+    if not _drains_at_exit:
+        _drains_at_exit = True
+        import concurrent.futures.thread  # noqa: F401 - what is registered after it is called before it
+
+        with suppress(AttributeError, RuntimeError):
+            threading._register_atexit(_drain)  # type: ignore[attr-defined]  # there is no public name for this moment
+        # And once more for what the last threads have committed.
+        atexit.register(_drain)
+
+
+def _after_fork_in_child() -> None:
+    global _drained_until
+    _drained_until = None
+    # The parent's connections must not be torn down here.
+    _left_behind.extend(_under_way)
+    _under_way.clear()
+    for each in list(_all):
+        each._begin_anew()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,1 @@
+"""Values: the message, its limits and encoding, positions, verdicts. Nothing here knows a database."""

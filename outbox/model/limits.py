@@ -1,0 +1,202 @@
+"""What a message may be: the limits of its fields, checked before any SQL.
+
+Each check returns the field as it is stored, or raises an `InvalidMessageError` naming field, limit and fix.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import NoReturn
+
+from outbox.errors import InvalidMessageError
+from outbox.model.delays import DELAY_LEVELS, MAX_DELAY, DelayLevel
+from outbox.model.encoding import check_charset
+
+#: Half messages live in the same log under this topic; only a transaction producer writes it.
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+
+MAX_TOPIC = 249
+MAX_KEY_BYTES = 1024
+MAX_TAGS = 255
+MAX_HEADERS = 64
+MAX_HEADER_BYTES = 16 * 1024
+MAX_CONTENT_TYPE = 255
+FIRST_TIME = datetime(1970, 1, 1, tzinfo=UTC)
+LAST_TIME = datetime(9000, 1, 1, tzinfo=UTC)
+
+_TOPIC = re.compile(r"[A-Za-z0-9._%|-]+")
+_TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
+_CONTENT_TYPE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_RESERVED_HEADERS = ("outbox-", "nats-")
+#: A string as JSON; what `json` itself uses, without the encoder that it makes at each call.
+_quoted = json.encoder.encode_basestring
+
+
+def _refuse(field: str, limit: str, fix: str) -> NoReturn:
+    raise InvalidMessageError(field, limit, fix)
+
+
+def _text(field: str, value: object) -> str:
+    if not isinstance(value, str):
+        _refuse(field, f"must be a str, not {type(value).__name__}", "pass text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        _refuse(field, "holds a lone surrogate, which is not text", "decode the original bytes properly")
+    # A subclass of str, such as a StrEnum, becomes plain text: the caches below give equal texts to other callers.
+    return value if type(value) is str else str.__str__(value)
+
+
+def checked_topic(topic: str) -> str:
+    """A topic that a message can have."""
+    return _known_topic(_text("topic", topic))
+
+
+# Cached, like the names of headers: an application sends the same few topics again and again.
+@lru_cache(maxsize=1024)
+def _known_topic(topic: str) -> str:
+    if not _TOPIC.fullmatch(topic) or len(topic) > MAX_TOPIC or topic in (".", ".."):
+        limit = f"must be 1 to {MAX_TOPIC} characters of [A-Za-z0-9._%|-], not . or .., but is {topic!a:.60}"
+        _refuse("topic", limit, "rename it")
+    if topic == HALF_TOPIC:
+        _refuse("topic", f"{HALF_TOPIC} is reserved for half messages", "use a transaction producer")
+    return topic
+
+
+def checked_key(key: str) -> str:
+    """The unit of order."""
+    return _checked_name("key", key, "pass None for a message without order")
+
+
+def checked_dedup_key(dedup_key: str) -> str:
+    """What a repetition is known by."""
+    return _checked_name("dedup_key", dedup_key, "pass None for a message that may be written any number of times")
+
+
+def _checked_name(field: str, value: str, without: str) -> str:
+    if type(value) is str and 0 < len(value) <= MAX_KEY_BYTES and value.isascii() and "\0" not in value:
+        return value
+    text = _text(field, value)
+    if not text:
+        _refuse(field, "must not be empty", without)
+    if "\0" in text:
+        _refuse(field, "must not contain NUL", "strip it")
+    if len(text.encode()) > MAX_KEY_BYTES:
+        _refuse(field, f"must be at most {MAX_KEY_BYTES} bytes of UTF-8", "hash a longer one")
+    return text
+
+
+def checked_tags(tags: str) -> str:
+    """One string for filters."""
+    text = _text("tags", tags)
+    if not text:
+        _refuse("tags", "must not be empty", "pass None for no tags")
+    if len(text) > MAX_TAGS or "|" in text or _CONTROL.search(text):
+        _refuse(
+            "tags", f"must be at most {MAX_TAGS} characters without | and control characters", "shorten or clean it"
+        )
+    return text
+
+
+def checked_headers(headers: Mapping[str, str]) -> str:
+    """All headers, as a JSON object."""
+    if type(headers) is not dict and not isinstance(headers, Mapping):
+        _refuse("headers", f"must be a mapping of str to str, not {type(headers).__name__}", "pass a dict")
+    if len(headers) > MAX_HEADERS:
+        _refuse("headers", f"must be at most {MAX_HEADERS}", "put more into the body")
+    lowered = {_checked_header_name(name) for name in headers}
+    if len(lowered) < len(headers):
+        _refuse("headers", "must not hold one name in two cases", "keep one of them")
+    for name, value in headers.items():
+        # Nearly all values are plain ASCII, and need no closer look.
+        if not (isinstance(value, str) and value.isascii() and value.isprintable() and value.strip() == value):
+            _check_header_value(name, value)
+    stored = stored_headers(headers)
+    # JSON adds quotes and escapes, so headers whose JSON keeps the limit keep it, too.
+    if not (len(stored) <= MAX_HEADER_BYTES and stored.isascii()) and _size(headers) > MAX_HEADER_BYTES:
+        _refuse("headers", f"must be at most {MAX_HEADER_BYTES} bytes together", "put more into the body")
+    return stored
+
+
+def stored_headers(headers: Mapping[str, str]) -> str:
+    """Headers as they are stored: compact JSON."""
+    return f"{{{','.join(f'{_quoted(name)}:{_quoted(value)}' for name, value in headers.items())}}}"
+
+
+def _size(headers: Mapping[str, str]) -> int:
+    return sum(len(name) + (len(value) if value.isascii() else len(value.encode())) for name, value in headers.items())
+
+
+def fits(headers: Mapping[str, str]) -> bool:
+    """Whether so many headers, so large, may be stored."""
+    return len(headers) <= MAX_HEADERS and _size(headers) <= MAX_HEADER_BYTES
+
+
+def _checked_header_name(name: str) -> str:
+    """A header's name in lower case."""
+    if not isinstance(name, str):
+        _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
+    return _known_header_name(name)
+
+
+@lru_cache(maxsize=1024)
+def _known_header_name(name: str) -> str:
+    if not _TOKEN.fullmatch(name):
+        _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
+    lowered = name.lower()
+    if lowered.startswith(_RESERVED_HEADERS):
+        _refuse("headers", f"the name {name!r:.80} begins with a reserved prefix", "use another name")
+    if lowered == "content-type":
+        _refuse("headers", "content-type is a field of its own", "pass content_type=")
+    return lowered
+
+
+def _check_header_value(name: str, value: str) -> None:
+    text = _text(f"headers[{name!r:.80}]", value)
+    if _CONTROL.search(text) or text != text.strip():
+        fix = "strip or encode the value"
+        _refuse(f"headers[{name!r:.80}]", "must not hold control characters or begin or end with white space", fix)
+
+
+def checked_content_type(content_type: str, body: object) -> str:
+    """A content type whose charset, if it names one, is that of the body."""
+    known = isinstance(content_type, str) and len(content_type) <= MAX_CONTENT_TYPE
+    if not known or not _CONTENT_TYPE.fullmatch(content_type):
+        _refuse("content_type", f"must be 1 to {MAX_CONTENT_TYPE} printable ASCII characters", "pass a MIME type")
+    check_charset(body, content_type)
+    return content_type
+
+
+def checked_time(field: str, moment: datetime) -> datetime:
+    """A moment, in UTC."""
+    if not isinstance(moment, datetime) or moment.utcoffset() is None:
+        _refuse(field, "must be a datetime with a time zone", "pass datetime.now(UTC) + …")
+    # Compared without zones: near year 1 or 9999 the conversion itself would overflow.
+    if not FIRST_TIME.replace(tzinfo=None) < moment.replace(tzinfo=None) < LAST_TIME.replace(tzinfo=None):
+        _refuse(field, "must lie between the years 1970 and 9000", "pass None for no limit")
+    return moment.astimezone(UTC)
+
+
+def checked_expiry(expires_at: datetime, deliver_at: datetime | None) -> datetime:
+    """The moment after which a message that is to come at `deliver_at` becomes a dead letter."""
+    moment = checked_time("expires_at", expires_at)
+    if deliver_at is not None and moment <= deliver_at:
+        _refuse("expires_at", "must lie after deliver_at, or nobody will ever get the message", "move one of them")
+    return moment
+
+
+def checked_delay(delay: timedelta | DelayLevel, deliver_at: datetime | None) -> timedelta:
+    """How long a message waits that has no `deliver_at`."""
+    if deliver_at is not None:
+        _refuse("delay", "must not be given together with deliver_at", "pass one of them")
+    if isinstance(delay, str) and delay in DELAY_LEVELS:
+        return DELAY_LEVELS[delay]
+    if not isinstance(delay, timedelta) or not timedelta(0) <= delay <= MAX_DELAY:
+        limit = f"must be a timedelta from 0 to {MAX_DELAY.days} days, or one of {' '.join(DELAY_LEVELS)}"
+        _refuse("delay", limit, "pass timedelta(minutes=30), say")
+    return delay

@@ -1,0 +1,319 @@
+"""Messages: what a business transaction appends to the log, and what a handler is given."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from typing import Any, TypedDict, Unpack, final
+
+from outbox.model.delays import DelayLevel
+from outbox.model.encoding import decode_json, decode_text, encode_body
+from outbox.model.limits import (
+    checked_content_type,
+    checked_dedup_key,
+    checked_delay,
+    checked_expiry,
+    checked_headers,
+    checked_key,
+    checked_tags,
+    checked_time,
+    checked_topic,
+    fits,
+    stored_headers,
+)
+from outbox.model.trace_context import TRACE_HEADERS
+
+#: The header of a message that was sent in a transaction of RocketMQ's model; its name there.
+TRANSACTION_ID = "__transactionId__"
+
+_YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+class MessageFields(TypedDict, total=False):
+    """What a message may have besides topic and body; see `Message`."""
+
+    key: str | None
+    tags: str | None
+    headers: Mapping[str, str] | None
+    content_type: str | None
+    deliver_at: datetime | None
+    delay: timedelta | DelayLevel | None
+    expires_at: datetime | None
+    dedup_key: str | None
+
+
+class ReplacedFields(MessageFields, total=False):
+    """What a copy of a message may have otherwise."""
+
+    topic: str
+    body: object
+
+
+@final
+class Message:
+    """One message. A user composes it; a handler gets it back with its place in the log.
+
+    It has one id from the beginning: sent twice it is the same message twice, which an inbox handles once; `replace`
+    makes another one of it.
+
+    Args:
+        topic: 1 to 249 characters of `[A-Za-z0-9._%|-]`.
+        body: bytes as they are; `str` becomes UTF-8 `text/plain`; dict, list, dataclass and objects with `__json__()`
+            or pydantic's `model_dump`, also one inside the other, become compact JSON, `application/json`; in them
+            UUIDs, Decimals, dates and times are text, and Enums their values. At most 4 MiB.
+        key: the unit of order, over all topics of a subscription; 1 to 1024 bytes of UTF-8. None: no order.
+        tags: one string of at most 255 characters for filters.
+        headers: at most 64, 16 KiB together, names are HTTP tokens.
+        content_type: overrides the one that follows from the body's type.
+        deliver_at: not before this moment (an aware datetime). Or `delay`, counted from the insert by the database:
+            a timedelta, or one of RocketMQ's levels by name ("1s" … "2h").
+        expires_at: after this moment the message becomes a dead letter instead of being delivered.
+        dedup_key: a second message with the same one, within a window, is not written; 1 to 1024 bytes of UTF-8.
+
+    A handler finds also `id` (its place in the log), `message_id`, `created_at` and `attempt` (1 at the first).
+
+    Raises:
+        InvalidMessageError: naming field, limit and fix; nothing has reached the database then.
+    """
+
+    # Not a frozen dataclass: its object.__setattr__ per field would cost a third of the relay's speed.
+    __slots__ = (
+        "_created_at",
+        "_headers",
+        "_message_id",
+        "attempt",
+        "body",
+        "content_type",
+        "dedup_key",
+        "delay",
+        "deliver_at",
+        "direct",
+        "expires_at",
+        "id",
+        "key",
+        "tags",
+        "topic",
+    )
+
+    id: int | None
+    topic: str
+    key: str | None
+    tags: str | None
+    body: bytes
+    content_type: str | None
+    deliver_at: datetime | None
+    expires_at: datetime | None
+    delay: timedelta | None
+    dedup_key: str | None
+    direct: str | None
+    attempt: int
+    _created_at: datetime | int | None
+    _headers: str | None
+    _message_id: uuid.UUID | bytes | str
+
+    def __init__(
+        self,
+        topic: str,
+        body: object,
+        *,
+        key: str | None = None,
+        tags: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        content_type: str | None = None,
+        deliver_at: datetime | None = None,
+        delay: timedelta | DelayLevel | None = None,
+        expires_at: datetime | None = None,
+        dedup_key: str | None = None,
+    ) -> None:
+        self.topic = checked_topic(topic)
+        self.body, default_type = encode_body(body)
+        self.content_type = default_type if content_type is None else checked_content_type(content_type, body)
+        self.key = None if key is None else checked_key(key)
+        self.tags = None if tags is None else checked_tags(tags)
+        self._headers = checked_headers(headers) if headers else None
+        self.deliver_at = None if deliver_at is None else checked_time("deliver_at", deliver_at)
+        self.expires_at = None if expires_at is None else checked_expiry(expires_at, self.deliver_at)
+        self.delay = None if delay is None else checked_delay(delay, deliver_at)
+        self.dedup_key = None if dedup_key is None else checked_dedup_key(dedup_key)
+        self._message_id = uuid7()
+        self.id = None
+        self._created_at = None
+        self.direct = None
+        self.attempt = 1
+
+    @property
+    def message_id(self) -> uuid.UUID:
+        """Which message it is, wherever it comes; made a UUID when asked for, which costs more than reading its row."""
+        if not isinstance(self._message_id, uuid.UUID):
+            self._message_id = stored_uuid(self._message_id)
+        return self._message_id
+
+    @message_id.setter
+    def message_id(self, message_id: uuid.UUID) -> None:
+        self._message_id = message_id
+
+    @property
+    def created_at(self) -> datetime | None:
+        """When the database took it in; made a datetime when asked for, because most handlers never ask."""
+        if isinstance(self._created_at, int):
+            self._created_at = from_microseconds(self._created_at)
+        return self._created_at
+
+    @created_at.setter
+    def created_at(self, moment: datetime | None) -> None:
+        self._created_at = moment
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """The headers; decoded when asked for, because most handlers never ask."""
+        return json.loads(self._headers) if self._headers is not None else {}
+
+    @property
+    def headers_json(self) -> str | None:
+        """The headers as they are stored: a JSON object of strings, or None."""
+        return self._headers
+
+    def headers_json_with(self, trace: Mapping[str, str]) -> str | None:
+        """`headers_json` with the headers of a trace besides; see `traced`."""
+        if not trace:
+            return self._headers
+        merged = traced(self.headers, trace)
+        return stored_headers(merged) if merged else None
+
+    @property
+    def transaction_id(self) -> str | None:
+        """The transaction of RocketMQ's model that it was sent in, if any."""
+        return self.headers.get(TRANSACTION_ID)
+
+    def replace(self, **fields: Unpack[ReplacedFields]) -> Message:
+        """Make a message with an id of its own, that has these fields, and all others as they were given for this one.
+
+        A new body brings the content type that follows from its type, unless one is given, too. Of `delay` and
+        `deliver_at` the new one replaces either. The `dedup_key` stays as well: where it is to be written besides this
+        one, it needs another.
+
+        Raises:
+            InvalidMessageError: as from `Message`.
+        """
+        kept: dict[str, Any] = {
+            "topic": self.topic, "body": self.body, "key": self.key, "tags": self.tags, "headers": self.headers,
+            "content_type": self.content_type, "deliver_at": self.deliver_at, "delay": self.delay,
+            "expires_at": self.expires_at, "dedup_key": self.dedup_key,
+        }  # fmt: skip
+        if "body" in fields:
+            del kept["content_type"]
+        if fields.get("delay") is not None or fields.get("deliver_at") is not None:
+            del kept["delay"], kept["deliver_at"]
+        return Message(**kept | dict(fields))
+
+    #: What `copy.replace` calls, which Python has from 3.13 on.
+    __replace__ = replace
+
+    def text(self) -> str:
+        """The body as text, by the charset of its content type, else by UTF-8.
+
+        Raises:
+            InvalidMessageError: it is not; the error names the message and its content type.
+        """
+        return decode_text(self.body, self.content_type, self.message_id)
+
+    def json(self) -> Any:
+        """The value that the body is as JSON, whatever its content type.
+
+        Raises:
+            InvalidMessageError: it is not; the error names the message and its content type.
+        """
+        return decode_json(self.body, self.content_type, self.message_id)
+
+    def __repr__(self) -> str:
+        return f"<Message {self.message_id} id={self.id} topic={self.topic!r} key={self.key!r} {len(self.body)} bytes>"
+
+
+def traced(headers: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, str]:
+    """Return headers with those of a trace besides, as far as they fit into the limits.
+
+    A trace that the user gave stays as it is: then nothing is added, because a `tracestate` belongs to its
+    `traceparent`.
+    """
+    merged = dict(headers)
+    if any(name.lower() in TRACE_HEADERS for name in merged):
+        return merged
+    for name in TRACE_HEADERS:
+        if name not in trace or not fits({**merged, name: trace[name]}):
+            break
+        merged[name] = trace[name]
+    return merged
+
+
+def stored_message(
+    id: int,
+    message_id: uuid.UUID | bytes | str,
+    topic: str,
+    key: str | None,
+    tags: str | None,
+    headers: str | None,
+    body: bytes,
+    content_type: str | None,
+    created_at: datetime | int,
+    deliver_at: datetime | None,
+    expires_at: datetime | None,
+    direct: str | None = None,
+    attempt: int = 1,
+) -> Message:
+    """A message as the log holds it, in the order of its columns; nothing is checked again."""
+    message = Message.__new__(Message)
+    message.id = id
+    message._message_id = message_id
+    message.topic = topic
+    message.key = key
+    message.tags = tags
+    message._headers = headers
+    message.body = body
+    message.content_type = content_type
+    message._created_at = created_at
+    message.deliver_at = deliver_at
+    message.expires_at = expires_at
+    message.delay = None
+    message.dedup_key = None
+    message.direct = direct
+    message.attempt = attempt
+    return message
+
+
+def stored_uuid(stored: uuid.UUID | bytes | str) -> uuid.UUID:
+    """A UUID from the form that a driver returned it in."""
+    if isinstance(stored, bytes):
+        return uuid.UUID(bytes=stored)
+    return uuid.UUID(stored) if isinstance(stored, str) else stored
+
+
+def from_microseconds(number: int) -> datetime:
+    """A moment from PostgreSQL's own form of it: microseconds since 2000."""
+    return _YEAR_2000 + timedelta(microseconds=number)
+
+
+def uuid7() -> uuid.UUID:
+    """A version 7 UUID (RFC 9562): 48 bits of milliseconds, then random bits; sorts by time of creation."""
+    milliseconds = time.time_ns() // 1_000_000
+    randomness = int.from_bytes(os.urandom(10))
+    value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | randomness
+    value = value & ~(0xF000 << 64) & ~(0xC000 << 48) | 7 << 76 | 2 << 62
+    return uuid.UUID(int=value)
+
+
+def slot_of(key: str | None, slots: int) -> int:
+    """The share of the key space that `key` hashes to: the first 8 bytes of its BLAKE2b; random without a key."""
+    return random.randrange(slots) if key is None else _slot_of_key(key, slots)
+
+
+# Cached, because the messages of one transaction often have the same key.
+@lru_cache(maxsize=1024)
+def _slot_of_key(key: str, slots: int) -> int:
+    return int.from_bytes(hashlib.blake2b(key.encode()).digest()[:8]) % slots

@@ -1,0 +1,114 @@
+"""Verdicts: what came of a message, and how long a failed one waits for its next attempt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Final, final
+
+from tenacity import RetryCallState
+from tenacity.wait import wait_base, wait_random_exponential
+
+from outbox.model.delays import MAX_DELAY
+
+
+def told(said: object) -> str:
+    """What other people's code says, as text that every database takes; an exception's with the name of its kind."""
+    try:
+        text = f"{type(said).__name__}: {said}" if isinstance(said, BaseException) else str(said)
+    except Exception:
+        text = type(said).__name__
+    return text.replace("\0", "\\x00").encode(errors="backslashreplace").decode()
+
+
+class _Failed:
+    """A verdict that says why; what it says may be anything, an exception as well as a text."""
+
+    __slots__ = ()
+
+    error: str
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "error", told(self.error))
+
+
+@final
+class Done:
+    """Stored at the destination. `Done()` is the same object each time: every message of a batch gets one."""
+
+    __slots__ = ()
+
+    def __new__(cls) -> Done:
+        """Return `DONE`."""
+        return DONE
+
+    def __repr__(self) -> str:
+        return "Done()"
+
+
+@dataclass(frozen=True, slots=True)
+class Retry(_Failed):
+    """This message failed. `after` overrides the back-off, for at most `MAX_DELAY`; `counts`: an attempt."""
+
+    error: str
+    after: timedelta | None = None
+    counts: bool = True
+
+    def __post_init__(self) -> None:
+        _Failed.__post_init__(self)
+        if self.after is not None:
+            if not isinstance(self.after, timedelta):
+                raise TypeError(f"after must be a timedelta, not {type(self.after).__name__}")
+            object.__setattr__(self, "after", min(max(self.after, timedelta(0)), MAX_DELAY))
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(_Failed):
+    """This message can never succeed: dead at once."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable(_Failed):
+    """The destination is sick, or was not asked. Nothing is counted against the message.
+
+    `everything`: no message at all is accepted, of whatever topic, as when the server is away; it is told so, and one
+    message is enough to find out when that is over.
+    """
+
+    error: str
+    everything: bool = field(default=False, compare=False)
+
+
+Verdict = Done | Retry | Reject | Unavailable
+
+#: The only `Done`. It is compared by identity, so that looking at a batch that went well costs next to nothing.
+DONE: Final[Done] = object.__new__(Done)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """How often a message is tried, and what it waits in between.
+
+    `attempts`: failures after which a message is dead. `wait`: one of tenacity's wait strategies, in seconds;
+    the default grows from 1 s to 10 min with full jitter.
+    """
+
+    attempts: int = 10
+    wait: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=1, min=1, max=600))
+
+    def exhausted(self, attempts: int) -> bool:
+        """Whether a message that failed `attempts` times is dead."""
+        return attempts >= self.attempts
+
+    def delay(self, attempts: int) -> timedelta:
+        """What a message waits after its `attempts`-th failure."""
+        return timedelta(seconds=seconds_to_wait(self.wait, attempts))
+
+
+def seconds_to_wait(wait: wait_base, attempt: int) -> float:
+    """Ask a tenacity strategy outside of a tenacity loop."""
+    state = RetryCallState(None, None, (), {})  # type: ignore[arg-type]  # strategies read the attempt only
+    state.attempt_number = attempt
+    return wait(state)

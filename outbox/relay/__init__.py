@@ -1,0 +1,1 @@
+"""The relay, and any number of them side by side."""

@@ -1,0 +1,107 @@
+"""A companion: a second worker that runs beside the first, from when its subscription exists."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextvars import copy_context
+
+from tenacity.wait import wait_exponential
+
+from outbox.errors import HungHandlerError
+from outbox.model.verdict import seconds_to_wait
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.worker import Worker
+
+logger = logging.getLogger("outbox")
+
+_LOOK_SECONDS = 1.0
+#: Seconds before something is begun again that ended by itself.
+_BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
+#: After so long a failure says nothing about the one before.
+_WELL_SECONDS = 60.0
+
+
+class Companion:
+    """Begins when `look` finds its subscription, in a thread; ends with `stop`. Whatever else ends it is logged, and
+    the next `look` begins again.
+    """
+
+    def __init__(self, database: Database, name: str, worker: Worker, hangs: Callable[[], None]) -> None:
+        """`hangs`: called when calls of the handler never come back; `error` says so then."""
+        self._database = database
+        self._name = name
+        self._worker = worker
+        self._hangs = hangs
+        self._thread: threading.Thread | None = None
+        self._look_at = 0.0
+        self._failures = 0
+        # Plain flags, no locks: a signal handler may come in the middle of anything.
+        self._may_begin = False
+        self._gives_up = True
+        self._works = False
+        self._exists = False
+        self.error: HungHandlerError | None = None
+
+    def prepare(self, *, in_background: bool, gives_up: bool = True) -> None:
+        """Before the first worker begins. `in_background`: whether a `look` may begin; `gives_up`: see `Worker.run`."""
+        self._may_begin = in_background
+        self._gives_up = gives_up
+        self._look_at = 0.0
+        # A fork's copy of a thread does nothing.
+        self._works = self._exists = False
+        self.error = None
+
+    def look(self, channel: Channel) -> None:
+        """Begin, if the subscription is there by now; asks once a second at most, and nothing while the worker runs."""
+        if self._works or time.monotonic() < self._look_at:
+            return
+        self._exists = Subscriptions(self._database).find(channel, self._name) is not None
+        self._look_at = time.monotonic() + _LOOK_SECONDS
+        if self._exists and self._may_begin:
+            self._works = True
+            # In a copy of the context, so that its log lines name the same database.
+            self._thread = threading.Thread(
+                target=copy_context().run, args=(self._run,), name="outbox-compensation", daemon=True
+            )
+            self._thread.start()
+
+    def perform(self, work: Callable[[Worker], None]) -> None:
+        """Have the worker do something in this thread, if a `look` has found its subscription."""
+        if self._exists:
+            self._works = True
+            try:
+                work(self._worker)
+            finally:
+                self._works = False
+
+    def stop(self) -> None:
+        """Finish what is under way, and do not begin again. May be called from anywhere."""
+        self._may_begin = self._exists = False
+        if self._works:
+            self._worker.stop()
+
+    def join(self) -> None:
+        """Wait for the end of what is under way."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        try:
+            if self._may_begin:
+                self._worker.run(gives_up=self._gives_up)
+        except HungHandlerError as error:
+            self.error = error
+            self._may_begin = False
+            self._hangs()
+        except Exception:
+            self._failures = self._failures + 1 if time.monotonic() - began < _WELL_SECONDS else 1
+            self._look_at = time.monotonic() + seconds_to_wait(_BEGIN_AGAIN, self._failures)
+            logger.exception("%s stopped, beginning again", self._name)
+        finally:
+            self._works = False

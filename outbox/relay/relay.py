@@ -1,0 +1,315 @@
+"""The relay: the worker whose handler is a sender."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from datetime import timedelta
+from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
+from types import FrameType
+from typing import Any, Protocol, cast
+
+from outbox.errors import SubscriptionError
+from outbox.model.message import Message
+from outbox.model.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, subscription_of
+from outbox.model.verdict import RetryPolicy, Verdict
+from outbox.relay.companion import Companion
+from outbox.relay.supervision import Supervision
+from outbox.runtime.failpoints import crash_point
+from outbox.runtime.turns import Turns
+from outbox.senders.function import FunctionSender
+from outbox.senders.port import Sender, deadline_of, destination_of, open_sender
+from outbox.store.database import Database
+from outbox.store.label import place_of
+from outbox.worker.calls import HungCalls
+from outbox.worker.handle import HandlerPolicy
+from outbox.worker.worker import Settings, Worker
+from outbox.writing.notifier import Hints
+
+logger = logging.getLogger("outbox")
+
+#: Where messages go: a sender, a function of one message, or a URL.
+Destination = Sender | Callable[[Message], Verdict | None] | str
+
+
+class Source(Protocol):
+    """What a relay needs of an `Outbox`."""
+
+    database: Database
+    hints: Hints
+    #: By subscription, the calls that did not come back.
+    hung_calls: dict[str, HungCalls]
+
+
+class Relay:
+    """Sends the messages of an outbox to one destination.
+
+    Where writers send by themselves on behalf of its subscription, it also sends what they have left behind: as soon
+    as there is a subscription `<name>:compensation`, a second worker runs beside the first.
+
+    Args:
+        outbox: whose log is read.
+        sender: a `Sender`, a function of one message, or the URL of a destination.
+        name: the subscription; one name has one selection and one destination.
+        topics: only these; None: all.
+        start: where a new subscription begins: "earliest", "latest" or a moment.
+        on_dead: whether a dead letter holds back the rest of its key ("block") or not ("continue"). None: as stored.
+        retry: how often a message is tried, and what it waits in between.
+        deadline: of one call of the sender. None: its own, which a `Sender` may say, else 5 s.
+        settings: pace and limits of the worker.
+
+    Raises:
+        SubscriptionError: the name is that of a compensation, or no message can have one of the topics.
+    """
+
+    def __init__(
+        self,
+        outbox: Source,
+        sender: Destination,
+        *,
+        name: str = "relay",
+        topics: Iterable[str] | None = None,
+        start: Start = "earliest",
+        on_dead: OnDead | None = None,
+        retry: RetryPolicy | None = None,
+        deadline: timedelta | None = None,
+        settings: Settings | None = None,
+    ) -> None:
+        if not hasattr(outbox, "database"):
+            raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
+        self._outbox = outbox
+        require_own_name(name)
+        self._sender = opened(sender)
+        declared = Declaration(
+            name=name,
+            destination=destination_of(sender),
+            topics=chosen_topics(topics),
+            on_dead=on_dead,
+        )
+        left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
+        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline or deadline_of(self._sender))
+        # A sender that others use as well is called in turns with them: a turn comes before the deadline of a call.
+        turn = getattr(self._sender, "turn", None) or Turns().turn
+        self._handler: Sender = getattr(self._sender, "alone", self._sender)
+        shared: dict[str, Any] = {"policy": policy, "settings": settings, "turn": turn}
+        hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
+        # Writers create the compensation, at a position before their first row.
+        second = Worker(outbox.database, left_behind, self._send, start=None, hung=hung[1], **shared)
+        self._companion = Companion(outbox.database, left_behind.name, second, hangs=self._stop_first)
+        self._worker = Worker(
+            outbox.database, declared, self._send, start=start, look=self._companion.look, hung=hung[0], **shared
+        )
+        self._stop_asked = False
+        self._thread: threading.Thread | None = None
+        self._supervision: Supervision | None = None
+        self._process, self._at_work = os.getpid(), threading.Lock()
+
+    @property
+    def place(self) -> str:
+        """Which database its messages come from: host, name and schema, for people to read."""
+        return place_of(self._outbox.database.engine.url, self._outbox.database.schema)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked that has not been followed yet."""
+        return self._stop_asked or self._worker.stopping
+
+    def run(self, *, signals: bool = True) -> None:
+        """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once.
+
+        Raises:
+            SubscriptionError: this relay runs already, or works otherwise; so do `until_empty` and `once`.
+            HungHandlerError: calls of the sender never come back; the process should be started again.
+        """
+        with self._alone():
+            try:
+                with stopping_on_signals(self.stop) if signals else nullcontext():
+                    self._run()
+            finally:
+                self._sender.close()
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """At work: twice at once it would take its own lease away from itself, again and again."""
+        if self._process != os.getpid():
+            # What works in the parent does not in a fork.
+            self._process, self._at_work = os.getpid(), threading.Lock()
+        if not self._at_work.acquire(blocking=False):
+            raise SubscriptionError(
+                "this relay is at work already; stop it and join it first, or make another Relay, which waits for it"
+            )
+        try:
+            yield
+        finally:
+            self._at_work.release()
+
+    def _stop_first(self) -> None:
+        """Calls of the second worker never come back: the process has to begin again."""
+        self._worker.stop()
+
+    def _run(self, *, gives_up: bool = True) -> None:
+        listener = self._outbox.hints.listen(self._worker.wake.set)
+        self._companion.prepare(in_background=True, gives_up=gives_up)
+        try:
+            self._worker.run(gives_up=gives_up)
+            if self._companion.error is not None and not self._stop_asked:
+                raise self._companion.error
+        finally:
+            del listener
+            self._companion.stop()
+            if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
+                self._companion.join()
+            self._stop_asked = False
+
+    def until_empty(self) -> None:
+        """Send everything that was committed before now, and what is parked and due; then return.
+
+        What its writers may still send by themselves is waited for.
+        """
+        self._work_both(Worker.until_empty)
+
+    def once(self) -> None:
+        """Send one batch, if there is one; and one of what writers have left behind."""
+        self._work_both(Worker.once)
+
+    def _work_both(self, work: Callable[[Worker], None]) -> None:
+        with self._alone():
+            self._companion.prepare(in_background=False)
+            try:
+                work(self._worker)
+                if not self._stop_asked:
+                    self._companion.perform(work)
+            finally:
+                self._stop_asked = False
+
+    def close(self) -> None:
+        """Close the sender, after `until_empty` or `once`; `run` does it by itself."""
+        self._sender.close()
+
+    def stop(self) -> None:
+        """Ask `run` to finish what is under way and return."""
+        self._stop_asked = True
+        supervision = self._supervision
+        if supervision is not None:
+            supervision.stop()
+        self._worker.stop()
+        self._companion.stop()
+
+    def start(self) -> None:
+        """Run in a thread of this process, if it does not yet.
+
+        What keeps it from working is logged, and tried again after a pause, until `stop`.
+
+        Raises:
+            SubscriptionError: it works otherwise, or was asked to stop and has not ended yet.
+        """
+        alive = self._thread is not None and self._thread.is_alive()
+        if alive and not self.stopping:
+            return
+        if alive or (self._at_work.locked() and self._process == os.getpid()):
+            raise SubscriptionError("this relay is at work still; stop it and join it before it is started again")
+        # Asked after the end of the one before: there was nothing to stop.
+        self._stop_asked = False
+        self._worker.go_on()
+        self._supervision = supervision = Supervision(self.serve)
+        thread = threading.Thread(target=self._run_in_background, args=(supervision,), name="outbox-relay", daemon=True)
+        thread.start()
+        self._thread = thread
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the thread of `start` to end."""
+        if self._thread is not None:
+            self._thread.join(timeout)
+
+    def serve(self) -> None:
+        """Send until stopped, in a process that goes on when calls of the sender hang; the sender stays open.
+
+        What such calls have is set aside until they come back, and is never sent beside them.
+        """
+        with self._alone():
+            self._run(gives_up=False)
+
+    def _run_in_background(self, supervision: Supervision) -> None:
+        try:
+            supervision.run()
+        finally:
+            self._sender.close()
+
+    def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        crash_point("relay.before_send")
+        verdicts = self._handler.send(messages)
+        crash_point("relay.after_send")
+        return verdicts
+
+
+def require_own_name(name: str) -> None:
+    """Refuse to run a compensation by itself.
+
+    Raises:
+        SubscriptionError: it runs beside its subscription, with the same sender.
+    """
+    own = subscription_of(name)
+    if own is not None:
+        raise SubscriptionError(
+            f"{name} is what the direct writers of {own!r} leave behind; run the relay of that name"
+        )
+
+
+def opened(sender: Destination) -> Sender:
+    """The sender that a destination stands for.
+
+    Raises:
+        TypeError: it is none.
+        SenderError: the URL is malformed, or nobody offers its scheme.
+    """
+    if isinstance(sender, str):
+        return open_sender(sender)
+    if isinstance(sender, type):
+        raise TypeError(f"a destination is an object, not a class: pass {sender.__name__}()")
+    verbs = [getattr(sender, verb, None) for verb in ("send", "close")]
+    if all(map(callable, verbs)) and not isinstance(sender, Generator | Coroutine):
+        _require_blocking(sender, verbs[0])
+        return cast("Sender", sender)
+    if not callable(sender):
+        raise TypeError(
+            "a destination is a URL, a sender, which has send(messages) and close(), or a function of one message,"
+            f" not {type(sender).__name__}"
+        )
+    _require_blocking(sender, sender)
+    _require_blocking(sender, type(sender).__call__)
+    return FunctionSender(sender)
+
+
+def _require_blocking(sender: Destination, verb: Any) -> None:
+    if iscoroutinefunction(verb) or isgeneratorfunction(verb) or isasyncgenfunction(verb):
+        raise TypeError(
+            f"{destination_of(sender)} would only begin when it is called; write it without async and without yield"
+        )
+
+
+@contextmanager
+def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Drain at the first SIGTERM or SIGINT, end at once at the second."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def asked(number: int, _frame: FrameType | None) -> None:
+        for each, former in before.items():
+            signal.signal(each, former)
+        logger.info("%s: finishing what is under way", signal.Signals(number).name)
+        stop()
+
+    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
+    for each in before:
+        signal.signal(each, asked)
+    try:
+        yield
+    finally:
+        for each, former in before.items():
+            signal.signal(each, former)

@@ -1,0 +1,73 @@
+"""Supervision: serving without end. What goes wrong is logged and tried again after a growing pause, until a stop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from tenacity.wait import wait_base, wait_exponential, wait_random
+
+from outbox.model.verdict import seconds_to_wait
+from outbox.runtime.wakeup import Wake
+from outbox.store.failure import in_one_line
+
+logger = logging.getLogger("outbox")
+
+#: Between two tries of what fails at once; with some chance in it, so that many do not come all together.
+AGAIN = wait_exponential(multiplier=0.5, max=10) + wait_random(0, 1)
+#: What worked for so long has recovered: its next failure is a first one again.
+_RECOVERED_SECONDS = 60.0
+#: The same trouble is not logged again before so long.
+_SAY_AGAIN_SECONDS = 60.0
+
+
+class Supervision:
+    """Calls `serve` until it returns, or until `stop`; whatever it raises is logged, and it is called again."""
+
+    def __init__(self, serve: Callable[[], None], pause: wait_base = AGAIN, *, name: str = "the relay") -> None:
+        """`pause`: one of tenacity's wait strategies, in seconds, between two calls. `name`: who serves."""
+        self._serve = serve
+        self._name = name
+        self._pause = pause
+        # A plain flag and a socket, no lock: a signal handler may come in the middle of anything.
+        self._stopping = False
+        self._halt = Wake()
+        self._said: tuple[str, float] = ("", 0.0)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked."""
+        return self._stopping
+
+    def run(self) -> None:
+        """Serve until a stop."""
+        failures = 0
+        while not self._stopping:
+            began = time.monotonic()
+            try:
+                self._serve()
+                return
+            except Exception as error:
+                failures = 1 if time.monotonic() - began > _RECOVERED_SECONDS else failures + 1
+                self._tell(error)
+            self._rest(seconds_to_wait(self._pause, failures))
+
+    def stop(self) -> None:
+        """Serve no more once `serve` has returned; ends a pause at once. May be called from anywhere."""
+        self._stopping = True
+        self._halt.set()
+
+    def _rest(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            self._halt.wait(left)
+
+    def _tell(self, error: Exception) -> None:
+        """Log what went wrong: at once when it is news, else once in a while."""
+        text, foreseen = in_one_line(error)
+        said, at = self._said
+        if text == said and time.monotonic() - at < _SAY_AGAIN_SECONDS:
+            return
+        self._said = (text, time.monotonic())
+        logger.error("%s; %s will try again", text, self._name, exc_info=None if foreseen else error)

@@ -1,0 +1,98 @@
+"""Which message of a call may be sent next: one of each key, and not too many in all."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from outbox.model.message import Message
+from outbox.model.verdict import Done, Unavailable, Verdict
+
+#: For what stands behind a message of its key that is not `Done`.
+EARLIER = Unavailable("an earlier message of its key was not stored")
+
+
+class Chains:
+    """The messages of one call by their index: those of a key are a chain, one without a key is free.
+
+    `take` offers a message once all before it in its chain are `Done`; it is then under way until `settle`. The first
+    other verdict settles the rest of its chain as `Unavailable`. At most `most` messages are under way, and no more
+    are offered from `most_bytes` of bodies on. Pure: it knows neither clock nor destination.
+    """
+
+    __slots__ = (
+        "_bytes",
+        "_messages",
+        "_most",
+        "_most_bytes",
+        "_not_asked",
+        "_ready",
+        "_successor",
+        "_under_way",
+        "_verdicts",
+        "left",
+    )
+
+    def __init__(self, messages: Sequence[Message], *, most: int, most_bytes: int) -> None:
+        self.left = len(messages)
+        self._messages = messages
+        self._most = most
+        self._most_bytes = most_bytes
+        self._verdicts: list[Verdict | None] = [None] * len(messages)
+        self._under_way: set[int] = set()
+        self._bytes = 0
+        self._ready: deque[int] = deque()
+        self._not_asked: Verdict = Unavailable("not handed over")
+        self._successor: dict[int, int] = {}
+        newest: dict[str, int] = {}
+        for index, message in enumerate(messages):
+            key = message.key
+            if key is None or key not in newest:
+                self._ready.append(index)
+            else:
+                self._successor[newest[key]] = index
+            if key is not None:
+                newest[key] = index
+
+    def take(self) -> int | None:
+        """A message to send now; None when there is none, or when too much is under way."""
+        if not self._ready or len(self._under_way) >= self._most or self._bytes >= self._most_bytes:
+            return None
+        index = self._ready.popleft()
+        self._under_way.add(index)
+        self._bytes += len(self._messages[index].body)
+        return index
+
+    def settle(self, index: int, verdict: Verdict) -> None:
+        """What came of a message that is under way. A second answer changes nothing."""
+        if index not in self._under_way:
+            return
+        self._under_way.remove(index)
+        self._bytes -= len(self._messages[index].body)
+        self._verdicts[index] = verdict
+        self.left -= 1
+        successor = self._successor.get(index)
+        if successor is not None and isinstance(verdict, Done):
+            self._ready.append(successor)
+            return
+        while successor is not None:
+            self._verdicts[successor] = EARLIER
+            self.left -= 1
+            successor = self._successor.get(successor)
+
+    def give_up(self, error: str) -> None:
+        """The destination is away: what is under way, or was not offered yet, is `Unavailable`."""
+        verdict = Unavailable(error, everything=True)
+        for index in self.under_way():
+            self.settle(index, verdict)
+        self._not_asked = verdict
+        self._ready.clear()
+        self.left = 0
+
+    def under_way(self) -> list[int]:
+        """The messages that wait for an answer."""
+        return sorted(self._under_way)
+
+    def verdicts(self) -> list[Verdict]:
+        """One verdict per message; `Unavailable` for what was not handed over."""
+        return [verdict or self._not_asked for verdict in self._verdicts]

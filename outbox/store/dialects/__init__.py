@@ -1,0 +1,1 @@
+"""What each database has to say; nothing else compares their names."""

@@ -1,0 +1,379 @@
+"""PostgreSQL: positions are snapshots of transactions, and a hint is a NOTIFY."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from typing import Any, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.abc import Buffer
+from psycopg.types.numeric import Int8BinaryLoader
+from psycopg.types.string import ByteaBinaryLoader, StrDumperUnknown
+from sqlalchemy import Engine
+
+from outbox.errors import DatabaseError
+from outbox.model.message import Message, from_microseconds, stored_message
+from outbox.store.dialects.dialect import COLUMNS, Dialect, Hint, Location, WriteAheadLog, connects_by_url
+from outbox.store.dialects.postgresql.append import append
+from outbox.store.dialects.statements import NONE, Parameters, Row, pyformat
+
+#: Ours, whatever the role's defaults are. Set once on a connection of our own, not per transaction: that would double
+#: the time of the idle poll, and each transaction here is one statement or a few. A plan that was made while a table
+#: was nearly empty is kept for as long as the connection: it must not be a scan of all rows. (Where nothing else can be
+#: done the price of such a scan looks enormous, and would have it compiled.)
+_SETTINGS = """
+    SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE;
+    SET synchronous_commit = on;
+    SET statement_timeout = '60s';
+    SET lock_timeout = '10s';
+    SET idle_in_transaction_session_timeout = '60s';
+    SET client_encoding = 'UTF8';
+    SET enable_seqscan = off;
+    SET jit = off
+"""
+
+
+#: Seconds, a count, and milliseconds.
+#: What a writer's notification says: for how long it pauses.
+_MILLISECONDS = re.compile(r"[0-9]{1,6}")
+_PATIENCE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
+
+
+class PostgresChannel:
+    """A psycopg connection in autocommit, made as the engine makes its own."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        # Not of the engine's own pool, where it would take somebody's place: a detached connection leaves one to be
+        # filled behind, by which the application would go round more connections than it needs.
+        self._owner = engine.pool.recreate().connect()
+        driver = self._owner.driver_connection
+        self._owner.detach()
+        if not isinstance(driver, psycopg.Connection):
+            self._owner.close()
+            raise DatabaseError(f"workers need the psycopg driver, not {type(driver).__module__}")
+        self._driver = driver
+        self._name = sql.Identifier(name)
+        self._notify = sql.SQL("NOTIFY {}").format(self._name).as_bytes(driver)
+        self._announces = False
+        driver.rollback()
+        # An engine with an isolation_level has set it on the driver, which would say it in every BEGIN.
+        driver.isolation_level = driver.read_only = driver.deferrable = None
+        driver.autocommit = True
+        letters = _letters_of(driver)
+        driver.execute(_SETTINGS)
+        # A handler keeps psycopg from hoarding the notifications that come along with other answers.
+        self._hint: Hint | None = None
+        driver.add_notify_handler(self._notice)
+        _watch_over(driver.fileno())
+        self._cursor = driver.cursor(binary=True)
+        # As they are on the wire: made a datetime and a UUID only where somebody looks at them.
+        self._cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
+        self._cursor.adapters.register_loader("uuid", ByteaBinaryLoader)
+        if letters is not None:
+            self._cursor.adapters.register_dumper(str, _escaping(letters))
+        self.fileno: int | None = driver.fileno()
+
+    def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
+        """What a statement returns, read in the binary protocol."""
+        return self._cursor.execute(pyformat(statement).encode(), parameters).fetchall()
+
+    def run(self, statement: str, parameters: Parameters = NONE) -> int:
+        """How many rows a statement touched."""
+        return self._cursor.execute(pyformat(statement).encode(), parameters).rowcount
+
+    @contextmanager
+    def transaction(self, *, patience: float | None = None) -> Iterator[None]:
+        """BEGIN … COMMIT on this connection."""
+        with self._driver.transaction():
+            if patience is not None:
+                self._driver.execute(f"SET LOCAL lock_timeout = {int(patience * 1000)}")
+            yield
+
+    def listen(self) -> None:
+        """LISTEN; a pooler that forgets it costs a poll interval, never a message."""
+        self._driver.execute(sql.SQL("LISTEN {}").format(self._name))
+
+    def hinted(self) -> Hint | None:
+        """Drain the notifications, also those that came along with another answer; None: there were none."""
+        self._driver.pgconn.consume_input()
+        while notify := self._driver.pgconn.notifies():
+            self._note(notify.extra.decode(errors="replace"))
+        hint, self._hint = self._hint, None
+        return hint
+
+    def _notice(self, notify: psycopg.Notify) -> None:
+        self._note(notify.payload)
+
+    def _note(self, milliseconds: str) -> None:
+        # Anybody may notify, and say anything.
+        pause = int(milliseconds) / 1000 if _MILLISECONDS.fullmatch(milliseconds) else 0.0
+        self._hint = Hint(max(pause, self._hint.pause if self._hint else 0.0))
+
+    def notify(self, pause: float = 0.0) -> None:
+        """NOTIFY on this connection, which writes nothing else.
+
+        Inside a business transaction it would take a global lock at commit.
+        """
+        if not self._announces:
+            # Not durable, because a hint need not be: its commit would wait for the disk as any other.
+            self._driver.execute("SET synchronous_commit = off")
+            self._announces = True
+        # By libpq itself: it costs the application's interpreter a tenth of what a cursor does.
+        answer = self._driver.pgconn.exec_(self._notify + (b", '%d'" % round(1000 * pause) if pause else b""))
+        if answer.status != psycopg.pq.ExecStatus.COMMAND_OK:
+            raise psycopg.OperationalError(answer.get_error_message())
+
+    def close(self) -> None:
+        """Close the socket. No pool is asked: it would roll back first, and report a lost connection loudly."""
+        with suppress(Exception):
+            self._driver.close()
+            self._owner.invalidate()
+
+
+def _letters_of(driver: psycopg.Connection[Any]) -> str | None:
+    """The codec of a database that cannot store every text; None where there is nothing to do."""
+    encoding = driver.info.parameter_status("server_encoding")
+    if encoding in (None, "UTF8", "SQL_ASCII"):
+        return None
+    driver.execute(sql.SQL("SET client_encoding = {}").format(encoding))
+    try:
+        return driver.info.encoding
+    except psycopg.NotSupportedError:
+        return None
+    finally:
+        # By libpq itself: psycopg speaks no encoding that Python does not know.
+        driver.pgconn.exec_(b"SET client_encoding = 'UTF8'")
+
+
+def _escaping(codec: str) -> type[StrDumperUnknown]:
+    """Texts whose other letters are escaped: what a destination says in its error may hold any."""
+
+    class Escaping(StrDumperUnknown):
+        def dump(self, obj: str) -> Buffer | None:
+            return super().dump(obj.encode(codec, "backslashreplace").decode(codec))
+
+    return Escaping
+
+
+def _watch_over(descriptor: int) -> None:
+    """Have the system notice a peer that vanished, in seconds instead of hours; where it can."""
+    with socket.socket(fileno=os.dup(descriptor)) as peer:
+        if peer.family not in (socket.AF_INET, socket.AF_INET6):
+            return
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _PATIENCE.items():
+            if hasattr(socket, option):
+                peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+
+
+def _messages(rows: Sequence[Row]) -> list[Message]:
+    return [stored_message(*(row if row[9] is None is row[10] else _with_times(row))) for row in rows]
+
+
+def _with_times(row: Row) -> Row:
+    return (*row[:9], _moment(row[9]), _moment(row[10]), *row[11:])
+
+
+def _moment(value: Any) -> datetime | None:
+    return from_microseconds(value) if isinstance(value, int) else cast("datetime | None", value)
+
+
+def _transient(error: Exception) -> bool:
+    # Internal errors are those of a connection that is spent: a time-out between two statements, after a suspend, say.
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
+
+
+#: Ids drawn but not flushed are given out again after a crash. A restart shows in the postmaster's start, a promotion
+#: in the timeline, the crash of a single backend only in the statistics' reset time. All free and unprivileged.
+_INCARNATION = """concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()),
+    extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()),
+    CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END)"""
+
+#: A standby's snapshot has an empty list of open transactions; a transaction with an id would claim its own rows.
+_FORBIDDEN = """CASE WHEN pg_is_in_recovery() THEN 'standby'
+    WHEN pg_current_xact_id_if_assigned() IS NOT NULL THEN 'written' END"""
+
+_CAPTURE = f"SELECT pg_current_snapshot()::text, {_INCARNATION}, {_FORBIDDEN}, {{now}}"
+
+_HEAD = f"""s AS MATERIALIZED (SELECT pg_current_snapshot()::text AS snapshot, {_INCARNATION} AS incarnation,
+    {_FORBIDDEN} AS forbidden)"""
+
+#: The first row of a whole read carries the capture in the columns of a message; it has no message_id.
+_HEAD_ROW = """SELECT {count} AS id, NULL::uuid, snapshot, incarnation, forbidden, NULL, NULL::bytea, NULL, {{now}},
+    NULL::timestamptz, NULL::timestamptz, NULL FROM s"""
+
+#: Large bodies stay behind, and are fetched when their turn comes: this is what bounds a read in bytes.
+_BODY = "CASE WHEN octet_length(body) <= :inline THEN body END"
+_LOG_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
+#: What is to be left out at once comes without its body: what the subscription's writers send, and half messages.
+_LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
+_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
+
+#: What committed late: a probe of (xact_id, id) per transaction that was open at the base. Written as a range, because
+#: of an equality the planner knows that the order is that of the primary key, and may walk that one.
+_LATE = f"""SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
+        SELECT {_RAW_COLUMNS} FROM {{message}} WHERE xact_id >= o.x AND xact_id <= o.x
+        ORDER BY xact_id, id LIMIT :limit) AS l
+        LIMIT :limit"""
+
+#: What is fresh: one range of (xact_id, id). The ORDER BY keeps never-analysed tables and generic plans on the index.
+_FRESH = f"""SELECT {_RAW_COLUMNS} FROM {{message}} WHERE xact_id >= CAST(:head AS bigint)
+        ORDER BY xact_id, id LIMIT :limit"""
+
+_READ_ON = f"""
+    WITH {_HEAD}
+    {_HEAD_ROW.format(count="NULL::bigint")}
+    UNION ALL ({_LATE})
+    UNION ALL ({_FRESH})
+"""
+
+#: Nothing was open at the base: a third less work for the server, which counts when a single message is awaited.
+_READ_ON_FRESH = f"""
+    WITH {_HEAD}
+    {_HEAD_ROW.format(count="NULL::bigint")}
+    UNION ALL ({_FRESH})
+"""
+
+_CHOSEN = """(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS text[])))
+    AND (CAST(:tags AS text[]) IS NULL OR tags = ANY(CAST(:tags AS text[])))
+    AND direct IS DISTINCT FROM CAST(:skips AS text) AND topic <> CAST(:hidden AS text)
+    AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text))"""
+
+#: The limit applies before the selection, so that the work is bounded however rare a topic is.
+_READ_ON_CHOSEN = f"""
+    WITH {_HEAD}, raw AS MATERIALIZED (({_LATE}) UNION ALL ({_FRESH}))
+    {_HEAD_ROW.format(count="(SELECT count(*) FROM raw)")}
+    UNION ALL SELECT * FROM raw WHERE {_CHOSEN}
+"""
+
+#: A page walks the primary key; `+ 0` keeps the planner off the other index, which would sort the whole window.
+_PAGE_FRESH = f"""SELECT {_LOG_COLUMNS} FROM {{message}}
+        WHERE id > CAST(:after AS bigint) AND id >= CAST(:first AS bigint) AND id <= CAST(:upto AS bigint)
+          AND xact_id + 0 >= CAST(:head AS bigint) AND xact_id + 0 < CAST(:target AS bigint)
+          AND xact_id + 0 <> ALL (CAST(:open AS bigint[])) AND {_CHOSEN}
+        ORDER BY id LIMIT :limit"""
+
+_PAGE_LATE = f"""SELECT l.* FROM unnest(CAST(:late AS bigint[])) AS o(x) CROSS JOIN LATERAL (
+        SELECT {_LOG_COLUMNS} FROM {{message}}
+        WHERE xact_id >= o.x AND xact_id <= o.x AND id > CAST(:after AS bigint) AND id <= CAST(:upto AS bigint)
+          AND {_CHOSEN}
+        ORDER BY xact_id, id LIMIT :limit) AS l"""
+
+_CLOCK_ROW = """SELECT NULL::bigint AS id, NULL::uuid, NULL, NULL, NULL, NULL, NULL::bytea, NULL, {now},
+    NULL::timestamptz, NULL::timestamptz, NULL"""
+
+_PAGE = f"{_CLOCK_ROW} UNION ALL ({_PAGE_FRESH})"
+
+_PAGE_WITH_LATE = f"""
+    {_CLOCK_ROW} UNION ALL (
+        SELECT * FROM (({_PAGE_LATE}) UNION ALL ({_PAGE_FRESH})) AS p ORDER BY id LIMIT :limit)
+"""
+
+#: `id + 0` keeps the planner from walking the primary key from its beginning.
+_EXTENT = """
+    SELECT f.first, f.last, l.first, l.last
+    FROM (SELECT min(id + 0) AS first, max(id + 0) AS last FROM {message}
+          WHERE xact_id >= CAST(:head AS bigint) AND xact_id < CAST(:target AS bigint)
+            AND xact_id <> ALL (CAST(:open AS bigint[]))) AS f,
+         (SELECT min(x.first) AS first, max(x.last) AS last
+          FROM unnest(CAST(:late AS bigint[])) AS o(n) CROSS JOIN LATERAL (
+              SELECT min(id + 0) AS first, max(id + 0) AS last FROM {message} WHERE xact_id = o.n) AS x) AS l
+"""
+
+
+def is_aborted(driver: Any) -> bool:
+    """Whether COMMIT would be answered with ROLLBACK: libpq knows, without a round trip."""
+    return _status(driver) == psycopg.pq.TransactionStatus.INERROR
+
+
+def commits_every_statement(driver: Any) -> bool:
+    """Judged by the server's state, not by the flag: `transaction()` in autocommit is a transaction."""
+    return bool(driver.autocommit) and _status(driver) == psycopg.pq.TransactionStatus.IDLE
+
+
+def _status(driver: Any) -> int:
+    # psycopg makes its `info` anew at every look; psycopg2 has nothing else.
+    status: int = (driver.pgconn if hasattr(driver, "pgconn") else driver.info).transaction_status
+    return status
+
+
+def _location(found: Any) -> Location | None:
+    """By what libpq is asked for, or was; a database without a name is that of the user."""
+    if not isinstance(found, Engine):
+        return Location(found.info.dbname, frozenset([(found.info.host, str(found.info.port))]))
+    asked: dict[str, Any] = {
+        option.keyword.decode(): option.val.decode()
+        for option in psycopg.pq.Conninfo.get_defaults()
+        if option.val is not None
+    }
+    asked |= found.dialect.create_connect_args(found.url)[1]
+    if not connects_by_url(found) or "service" in asked or not asked.get("dbname"):
+        return None
+    hosts, ports = (str(asked.get(name, "")).split(",") for name in ("host", "port"))
+    if len(ports) == 1:
+        ports *= len(hosts)
+    return Location(asked["dbname"], frozenset(zip(hosts, ports, strict=False)))
+
+
+POSTGRESQL = Dialect(
+    name="postgresql",
+    now="statement_timestamp()",
+    later="({now} + CAST({seconds} AS double precision) * interval '1 second')",
+    seconds="CAST(extract(epoch FROM ({until}) - ({since})) AS double precision)",
+    among_numbers="{value} = ANY(CAST({list} AS bigint[]))",
+    among_texts="{value} = ANY(CAST({list} AS text[]))",
+    bind_list=list,
+    bind_moment=lambda moment: moment,
+    moment=_moment,
+    messages=_messages,
+    notifies=True,
+    connect=PostgresChannel,
+    transient=_transient,
+    missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName),
+    already_there=lambda error: isinstance(error, psycopg.errors.DuplicateTable | psycopg.errors.DuplicateColumn),
+    incarnation=_INCARNATION,
+    capture=_CAPTURE,
+    read_on=_READ_ON,
+    read_on_fresh=_READ_ON_FRESH,
+    read_on_chosen=_READ_ON_CHOSEN,
+    page=_PAGE,
+    page_late=_PAGE_WITH_LATE,
+    extent=_EXTENT,
+    append=append,
+    header="(CAST({headers} AS json) ->> '{name}')",
+    from_milliseconds="(timestamptz 'epoch' + CAST({value} AS bigint) * interval '1 millisecond')",
+    bind_uuid=lambda uuid: uuid,
+    chains_writes=True,
+    # In a savepoint the row is of another transaction id, its own.
+    outermost="xmin = CAST(pg_current_xact_id() AS xid)",
+    pairs="unnest(CAST(:names AS text[]), CAST(:ids AS uuid[])) AS pairs(name, id)",
+    bind_pairs=lambda pairs: {"names": [name for name, _ in pairs], "ids": [id for _, id in pairs]},
+    # Always in the same order, so that two writers of two keys cannot wait for each other.
+    lock_keys="SELECT pg_advisory_xact_lock(hashtextextended(key, :seed))"
+    " FROM (SELECT key FROM unnest(CAST(:keys AS text[])) AS k(key) ORDER BY key) AS ordered",
+    one_writer=False,
+    waits_for_itself=lambda _engine: False,
+    commits_every_statement=commits_every_statement,
+    is_aborted=is_aborted,
+    drivers=frozenset(("psycopg", "psycopg_async", "psycopg2")),
+    location=_location,
+    prepare_engine=None,
+    check_now="SET CONSTRAINTS ALL IMMEDIATE",
+    share_lock="FOR SHARE",
+    skip_locked="FOR UPDATE SKIP LOCKED",
+    identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"
+    " (SELECT oid::bigint FROM pg_database WHERE datname = current_database()) AS database_oid",
+    installation="CAST(gen_random_uuid() AS text)",
+    wal=WriteAheadLog(
+        end="SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), pg_current_wal_insert_lsn()::text",
+        flushed="SELECT pg_current_wal_flush_lsn() >= CAST(:lsn AS pg_lsn)",
+        # Every role may; the message is for logical decoding, where nobody asks for this prefix.
+        flush="SELECT pg_logical_emit_message(true, 'outbox', '')::text",
+    ),
+)

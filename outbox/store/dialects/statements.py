@@ -1,0 +1,121 @@
+"""Statements apart from the connection that runs them: written once, run on whatever the application has.
+
+What is to be done is a generator that asks for one statement after the other and is sent what each returns. Whoever
+drives it knows the connection: one of SQLAlchemy's or psycopg's own, blocking or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeVar
+
+import psycopg
+from psycopg.rows import tuple_row
+from sqlalchemy import Connection, TextClause, text
+
+R = TypeVar("R")
+
+Row = tuple[Any, ...]
+Parameters = Mapping[str, Any]
+NONE: Parameters = {}
+
+_PARAMETER = re.compile(r"(?<!:):([a-z][a-z0-9_]*)")
+
+
+class Statement(NamedTuple):
+    """SQL with `:name` parameters. A list of parameters runs it once for each; `returns`: rows are wanted."""
+
+    sql: str
+    parameters: Parameters | list[Parameters] = NONE
+    returns: bool = False
+
+
+#: Asks for statements, is sent their rows, and returns something in the end.
+Steps = Generator[Statement, Sequence[Row], R]
+Execute = Callable[[Statement], Sequence[Row]]
+
+
+def run(execute: Execute, steps: Steps[R]) -> R:
+    """Take the steps on a connection that blocks."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(execute(statement))
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+
+
+async def arun(execute: Callable[[Statement], Awaitable[Sequence[Row]]], steps: Steps[R]) -> R:
+    """Take the steps on a connection that is awaited."""
+    try:
+        statement = next(steps)
+        while True:
+            statement = steps.send(await execute(statement))
+    except StopIteration as stop:
+        result: R = stop.value
+        return result
+
+
+def on(connection: Connection | psycopg.Connection[Any]) -> Execute:
+    """How statements are executed on this connection."""
+    return _on_core(connection) if isinstance(connection, Connection) else _on_psycopg(connection)
+
+
+def aon(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
+    """How statements are executed on this connection; SQLAlchemy's are run on their blocking inner ones."""
+
+    async def execute(statement: Statement) -> Sequence[Row]:
+        # Not the connection's own kind of cursor, which may want other parameters and give other rows.
+        cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
+        await cursor.execute(pyformat(statement.sql).encode(), _one(statement))
+        return await cursor.fetchall() if statement.returns else ()
+
+    return execute
+
+
+def _on_core(connection: Connection) -> Execute:
+    past_the_compiler = connection.dialect.paramstyle == "pyformat"
+
+    def execute(statement: Statement) -> Sequence[Row]:
+        if not past_the_compiler:
+            result = connection.execute(_text(statement.sql), statement.parameters)
+            return result.all() if statement.returns else ()
+        # The compiler would cost as much as everything else that `send` does.
+        result = connection.exec_driver_sql(pyformat(statement.sql), _one(statement))
+        if not statement.returns:
+            return ()
+        # As the driver gives them: to make them SQLAlchemy's costs a tenth of the whole statement.
+        assert result.cursor is not None
+        rows: Sequence[Row] = result.cursor.fetchall()
+        result.close()
+        return rows
+
+    return execute
+
+
+def _on_psycopg(connection: psycopg.Connection[Any]) -> Execute:
+    def execute(statement: Statement) -> Sequence[Row]:
+        cursor = psycopg.Cursor(connection, row_factory=tuple_row)
+        cursor.execute(pyformat(statement.sql).encode(), _one(statement))
+        return cursor.fetchall() if statement.returns else ()
+
+    return execute
+
+
+def _one(statement: Statement) -> dict[str, Any]:
+    assert isinstance(statement.parameters, dict), "a list of parameters is for databases without round trips"
+    return statement.parameters
+
+
+@lru_cache(maxsize=128)
+def _text(sql: str) -> TextClause:
+    return text(sql)
+
+
+@lru_cache(maxsize=512)
+def pyformat(statement: str) -> str:
+    """`:name` parameters in the style of psycopg."""
+    return _PARAMETER.sub(r"%(\1)s", statement.replace("%", "%%"))

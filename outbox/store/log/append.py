@@ -1,0 +1,118 @@
+"""Writing: what `send` does inside the caller's transaction."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple
+from uuid import UUID
+
+from outbox.model.message import Message, slot_of
+from outbox.model.subscription import compensation_of
+from outbox.model.trace_context import trace_headers
+from outbox.store.database import Database
+from outbox.store.dialects.statements import Statement, Steps
+from outbox.store.idempotency.dedup import Dedup
+
+#: A message's place in the log, and its id.
+Place = tuple[int, UUID]
+
+#: How much goes into one statement.
+_MOST_ROWS = 5_000
+_MOST_BYTES = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Direct:
+    """What the writer sends by itself, for a subscription that selects these topics; None: all."""
+
+    subscription: str
+    topics: frozenset[str] | None = None
+
+    def takes(self, message: Message) -> bool:
+        """Whether it is one that needs no order, no waiting and no dead letter."""
+        plain = message.key is None and message.deliver_at is None and message.delay is None
+        return plain and message.expires_at is None and (self.topics is None or message.topic in self.topics)
+
+
+@dataclass(slots=True)
+class Sent:
+    """What was sent in a transaction: the places of what its writer is to send, and whether there is more.
+
+    `last`: what is still to be done in it, right before its commit; what one of them raises ends the transaction.
+    """
+
+    direct: list[Place] = field(default_factory=list)
+    more: bool = False
+    last: list[Callable[[], None]] = field(default_factory=list)
+
+
+class Written(NamedTuple):
+    """What a write brought: an id for each message, in their order; of these the ones that were no repetitions; and the
+    places of those that their writer is to send.
+    """
+
+    message_ids: list[UUID]
+    messages: Sequence[Message]
+    direct: list[Place]
+
+
+class Writing:
+    """Appends to the log of one outbox."""
+
+    def __init__(self, database: Database, dedup_window: timedelta) -> None:
+        self._database = database
+        self._dedup = Dedup(database, dedup_window)
+
+    def append(
+        self, messages: Sequence[Message], *, lock_keys: bool = False, direct: Direct | None = None
+    ) -> Steps[Written]:
+        """Insert messages; ids follow their order. A repetition of a dedup key is left out, and has the first's id.
+
+        `lock_keys`: make other writers of the same keys wait. `direct`: what the writer will send by itself.
+        """
+        if lock_keys and self._database.dialect.lock_keys is not None:
+            keys = [message.key for message in messages if message.key is not None]
+            # Equal keys of two schemas are two keys.
+            seed = zlib.crc32((self._database.schema or "").encode())
+            yield Statement(self._database.dialect.lock_keys, {"keys": keys, "seed": seed}, returns=True)
+        first: dict[int, UUID] = {}
+        if any(message.dedup_key is not None for message in messages):
+            first = yield from self._dedup.claim(messages)
+        ids = [first.get(place, message.message_id) for place, message in enumerate(messages)]
+        new = [message for place, message in enumerate(messages) if place not in first] if first else messages
+        written = Written(ids, new, [])
+        for part in _parts(new):
+            yield from self._insert(part, direct, written)
+        return written
+
+    def _insert(self, messages: Sequence[Message], direct: Direct | None, written: Written) -> Steps[None]:
+        slots, trace = self._database.slots, trace_headers()
+        taken = [direct is not None and direct.takes(message) for message in messages]
+        name = None if direct is None else direct.subscription
+        compensation = None if name is None or not any(taken) else compensation_of(name)
+        rows = [
+            (
+                m.message_id, m.topic, m.key, slot_of(m.key, slots), m.tags, m.headers_json_with(trace), m.body,
+                m.content_type, m.deliver_at, m.delay, m.expires_at, name if ours else None,
+            )
+            for m, ours in zip(messages, taken, strict=True)
+        ]  # fmt: skip
+        places = yield from self._database.dialect.append(self._database.names, rows, compensation=compensation)
+        if places:
+            placed = zip(places, messages, strict=True)
+            written.direct.extend((id, m.message_id) for (id, marked), m in placed if marked)
+
+
+def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
+    """As many messages in one statement as is good for the server."""
+    first = size = 0
+    for at, message in enumerate(messages):
+        if at > first and (at - first == _MOST_ROWS or size + len(message.body) > _MOST_BYTES):
+            yield messages[first:at]
+            first, size = at, 0
+        size += len(message.body)
+    if first < len(messages):
+        yield messages[first:]

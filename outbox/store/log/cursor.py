@@ -1,0 +1,179 @@
+"""A cursor: reads the log on from a partition's progress, ahead of what is settled by the batches in flight."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from outbox.errors import PositionError
+from outbox.model.message import Message
+from outbox.model.position import Position, Progress, Window
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.grace import Grace
+from outbox.store.log.log import Capture, Extent, Log, Reading
+
+_SMALLEST_SPAN = 1_000
+_WIDEST_SPAN = 64_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Messages in the order of the log, and the progress of a partition that has settled them all.
+
+    `seen` counts the rows that were read, also those that fell to the selection; 0: the log held nothing new.
+    """
+
+    reading: Reading
+    window: Window
+    end: Progress
+    seen: int
+
+    @property
+    def messages(self) -> list[Message]:
+        """What the subscription selects; made when first asked for."""
+        return self.reading.messages
+
+    @property
+    def now(self) -> datetime:
+        """The database's clock, as far as it has gone on since the read: batches may wait for a long time."""
+        return self.reading.now + timedelta(seconds=time.monotonic() - self.reading.read_at)
+
+    @property
+    def incarnation(self) -> str | None:
+        """Of the server, when the read captured a position."""
+        return None if self.reading.capture is None else self.reading.capture.incarnation
+
+    def upto(self, id: int) -> Progress:
+        """The progress of a partition that has settled only the messages up to `id`."""
+        if not self.messages or self.messages[-1].id == id:
+            return self.end
+        return Progress(self.window.base, self.window.target, id)
+
+
+class Cursor:
+    """Reads on, whole windows when they are small, page by page when they are not.
+
+    With a grace a window ends at a position that was captured before, and is paged.
+    """
+
+    def __init__(self, log: Log, progress: Progress, grace: Grace | None = None) -> None:
+        self._log = log
+        self._progress = progress
+        self._grace = grace
+        #: Ripe, and there is nothing between the base and it.
+        self._nothing_before: Position | None = None
+        self._extent: Extent | None = None
+        self._span = _SMALLEST_SPAN
+
+    def read(self, channel: Channel) -> Batch:
+        """The next batch. The cursor moves behind it if it held anything; the base of an idle one stays as stored."""
+        if self._grace is not None:
+            batch = self._ripe(channel, self._grace)
+        else:
+            batch = (self._whole(channel) if self._progress.target is None else None) or self._page(channel)
+        if batch.seen:
+            self._progress = batch.end
+        return batch
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until a read may bring something; for ever when only time does not change that."""
+        return math.inf if self._grace is None else self._grace.due_in
+
+    def young(self, channel: Channel) -> Iterator[Batch]:
+        """With a grace: what was committed before the first read and is not ripe yet; the cursor stays where it is."""
+        target = None if self._grace is None else self._grace.young
+        if target is None:
+            return
+        ahead = Cursor(self._log, Progress(self._progress.base, target, -1))
+        while ahead._progress.target is not None:
+            yield ahead.read(channel)
+
+    def move_to(self, progress: Progress) -> None:
+        """Go on from what has just been stored."""
+        self._progress = progress
+        self._extent = None
+        self._nothing_before = None
+
+    def _whole(self, channel: Channel) -> Batch | None:
+        """Everything since the base, or None when that is too much for one batch and a window was opened instead."""
+        base = self._progress.base
+        reading = self._log.read_on(channel, base)
+        capture = reading.capture
+        assert capture is not None
+        self._require_ahead(capture)
+        end = Progress(capture.position)
+        if not reading.complete:
+            self._extent = None
+            end = Progress(base, capture.position, -1 if reading.reached is None else reading.reached)
+            if reading.reached is None:
+                self._progress = end
+                return None
+        return Batch(reading=reading, window=Window(base, capture.position), end=end, seen=reading.seen)
+
+    def _ripe(self, channel: Channel, grace: Grace) -> Batch:
+        """The next page of what has been committed for as long as the grace says."""
+        capture = grace.look(self._log, channel)
+        if capture is not None:
+            self._require_ahead(capture)
+        if self._progress.target is None and not self._opens(channel, grace.ripen()):
+            return self._idle(capture)
+        batch = self._page(channel)
+        return batch if capture is None else replace(batch, reading=replace(batch.reading, capture=capture))
+
+    def _opens(self, channel: Channel, target: Position | None) -> bool:
+        """Open the window that ends at `target`, if it holds any row."""
+        base = self._progress.base
+        if target is None or target in (base, self._nothing_before):
+            return False
+        extent = self._log.extent(channel, Window(base, target))
+        if not extent.last:
+            self._nothing_before = target
+            return False
+        self._progress, self._nothing_before = Progress(base, target, -1), None
+        self._extent, self._span = extent, _SMALLEST_SPAN
+        return True
+
+    def _idle(self, capture: Capture | None) -> Batch:
+        base = self._progress.base
+        reading = self._log.nothing(capture)
+        end = Progress(self._nothing_before or base)
+        return Batch(reading=reading, window=Window(base, end.base), end=end, seen=0)
+
+    def _require_ahead(self, capture: Capture) -> None:
+        base = self._progress.base
+        if capture.position.head < base.head:
+            raise PositionError(
+                f"the server is at {capture.position}, behind the stored position {base}: it was restored or replaced"
+            )
+
+    def _page(self, channel: Channel) -> Batch:
+        """The next page of the open window; empty where a span of ids held nothing for us."""
+        base, target, after = self._progress.base, self._progress.target, self._progress.after
+        assert target is not None and after is not None
+        window = Window(base, target)
+        if self._extent is None:
+            self._extent = self._log.extent(channel, window)
+            self._span = _SMALLEST_SPAN
+        after = self._skip_to_rows(self._extent, after)
+        upto = min(after + self._span, self._extent.last)
+        reading = self._log.page(channel, window, self._extent, after, upto)
+        if reading.complete:
+            # A thin span: look further next time. What bounds a page of rare messages is the span.
+            self._span = min(2 * self._span, _WIDEST_SPAN)
+        elif reading.reached is not None:
+            # A dense one: with stale statistics a page sorts its whole span, so it has to be narrow again.
+            self._span = min(self._span, max(_SMALLEST_SPAN, 2 * (reading.reached - after)))
+        reached = upto if reading.complete or reading.reached is None else reading.reached
+        end = Progress(target) if reached >= self._extent.last else Progress(base, target, reached)
+        return Batch(reading=reading, window=window, end=end, seen=max(1, reading.seen))
+
+    @staticmethod
+    def _skip_to_rows(extent: Extent, after: int) -> int:
+        """Past the ids before the window's first row, and between its late and its fresh part."""
+        if extent.late is None or after >= extent.late[1]:
+            return max(after, extent.fresh[0] - 1) if extent.fresh else max(after, extent.last)
+        return max(after, extent.first - 1)

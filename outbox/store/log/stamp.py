@@ -1,0 +1,128 @@
+"""Stamps: positions that may leave the database, because no crash of the server can make them wrong."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from outbox.errors import DatabaseError
+from outbox.model.position import Position
+
+if TYPE_CHECKING:
+    # What captures a position needs psycopg; who only carries one, as Spark's tasks do, may have none.
+    from outbox.store.database import Database
+    from outbox.store.dialects.dialect import Channel, WriteAheadLog
+
+#: How long the disk is waited for, in seconds; and after how long it is asked to write.
+_PATIENCE, _BY_ITSELF = 30.0, 0.25
+#: How often a position is captured again, when the server was restarted meanwhile.
+_TRIES = 5
+_PURGED = "SELECT purged FROM {meta}"
+_SERVER = "SELECT i.system_identifier, i.database_oid, m.installation FROM ({identity}) AS i, {meta} AS m"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Server:
+    """The server, database and log that a position is of; another one has the same numbers for other rows.
+
+    `system` and `timeline` are PostgreSQL's system identifier and timeline, `database` is the oid of the database.
+    SQLite has none of them. `installation` was drawn when the tables of the outbox were made.
+    """
+
+    dialect: str
+    system: str | None = None
+    database: int | None = None
+    timeline: str | None = None
+    installation: str | None = None
+
+    def unlike(self, before: Server) -> str:
+        """Say what differs from the server that something was read from: `timeline 00000001 then, 00000002 now`."""
+        named = {
+            "kind of database": (before.dialect, self.dialect),
+            "system identifier": (before.system, self.system),
+            "oid of the database": (before.database, self.database),
+            "timeline": (before.timeline, self.timeline),
+            "installation of the outbox": (before.installation, self.installation),
+        }
+        return ", ".join(f"{name} {then} then, {now} now" for name, (then, now) in named.items() if then != now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """A position, and the server that it belongs to."""
+
+    position: Position
+    server: Server
+
+
+def stamp(database: Database, channel: Channel, *, pause: Callable[[float], object] = time.sleep) -> Stamp:
+    """Capture the position of now on the primary, and return it once a crash cannot undo it.
+
+    Ids that were drawn and not written to disk are drawn again after a crash; a position that had seen them would take
+    the new rows for old ones.
+
+    Raises:
+        StandbyError: the server is a standby.
+        DatabaseError: the server did not write its log to disk within 30 s, or it was restarted again and again.
+    """
+    from outbox.store.log.log import Log
+
+    log = Log(database)
+    for _ in range(_TRIES):
+        captured = log.now(channel)
+        timeline, _ = written(database, channel, pause=pause)
+        # A pooler may hide that the server has crashed in between, with what it had not written.
+        if log.now(channel).incarnation == captured.incarnation:
+            return Stamp(position=captured.position, server=_server(database, channel, timeline))
+    raise DatabaseError(
+        f"the server was restarted, or its statistics were reset, {_TRIES} times while its position was captured; if a"
+        " pooler stands before several servers, connect to the primary itself"
+    )
+
+
+def server_of(database: Database, channel: Channel) -> Server:
+    """Return which server this is; a primary."""
+    wal = database.dialect.wal
+    return _server(database, channel, channel.rows(wal.end)[0][0] if wal else None)
+
+
+def written(
+    database: Database, channel: Channel, *, pause: Callable[[float], object] = time.sleep
+) -> tuple[str | None, str | None]:
+    """Wait until all that has happened so far is on disk; return the timeline and how far the server's log was then.
+
+    On a database without such a log nothing is waited for, and both are None.
+    """
+    wal = database.dialect.wal
+    if wal is None:
+        return None, None
+    timeline, lsn = channel.rows(wal.end)[0]
+    _wait(channel, wal, lsn, pause)
+    return timeline, lsn
+
+
+def purged(database: Database, channel: Channel) -> Position | None:
+    """Return the position of what purge has ever deleted; None when nothing is gone."""
+    text = channel.rows(database.sql(_PURGED))[0][0]
+    return None if text is None else Position.parse(text)
+
+
+def _server(database: Database, channel: Channel, timeline: str | None) -> Server:
+    dialect = database.dialect
+    system, oid, installation = channel.rows(database.sql(_SERVER, identity=dialect.identity))[0]
+    return Server(dialect=dialect.name, system=system, database=oid, timeline=timeline, installation=installation)
+
+
+def _wait(channel: Channel, wal: WriteAheadLog, lsn: str, pause: Callable[[float], object]) -> None:
+    waited, nap, asked = 0.0, 0.001, False
+    while not channel.rows(wal.flushed, {"lsn": lsn})[0][0]:
+        if waited > _PATIENCE:
+            raise DatabaseError(f"the server did not write its log up to {lsn} to disk within {_PATIENCE:.0f} s")
+        if waited > _BY_ITSELF and not asked:
+            # What an open transaction has written stays in memory until somebody commits, for hours if need be.
+            channel.rows(wal.flush)
+            asked = True
+        pause(nap)
+        waited, nap = waited + nap, min(2 * nap, 0.05)

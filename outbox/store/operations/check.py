@@ -1,0 +1,401 @@
+"""Inspecting a database: what of its outbox is not as this version needs it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sqlalchemy import (
+    ClauseElement,
+    Column,
+    Connection,
+    DefaultClause,
+    Index,
+    Inspector,
+    MetaData,
+    Table,
+    inspect,
+    text,
+)
+from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
+
+from outbox.errors import DatabaseError
+from outbox.model.message import slot_of
+from outbox.schema import VERSION, Tables, record_metadata
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.identity import Identity
+from outbox.store.log.log import Log
+
+_MISSING = "is missing"
+#: What to do where a later version has made the tables.
+NEWER = "install a newer outbox-log"
+_MOST_SLOTS = 32_767
+_SAMPLED = 1_000
+_OLDEST_POSTGRESQL = (13,)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be: where, what, and what to do."""
+
+    where: str
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}; {self.fix}"
+
+
+_META = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
+#: The newest messages with a key, among a bounded number of rows by primary key.
+_KEYED = """
+    SELECT key, slot FROM (SELECT key, slot FROM {message} ORDER BY id DESC LIMIT :limit) AS r WHERE key IS NOT NULL
+"""
+_INVALID = """
+    SELECT c.relname FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
+    JOIN pg_class AS t ON t.oid = i.indrelid JOIN pg_namespace AS n ON n.oid = t.relnamespace
+    WHERE NOT i.indisvalid AND t.relname LIKE 'outbox\\_%' AND n.nspname = coalesce(:schema, current_schema())
+"""
+_COLLATIONS = """
+    SELECT table_name, column_name, collation_name FROM information_schema.columns
+    WHERE table_name LIKE 'outbox\\_%' AND table_schema = coalesce(:schema, current_schema())
+"""
+_NOT_LOGGED = """
+    SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+    WHERE c.relpersistence <> 'p' AND c.relkind = 'r' AND c.relname LIKE 'outbox\\_%'
+      AND n.nspname = coalesce(:schema, current_schema())
+"""
+#: Columns with ids of the log, none of which may be drawn again.
+_IDS = (("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("meta", "purged_id"))
+#: Columns with positions, which are ids where the log has no other number; a head is the one after the last.
+_POSITIONS = (("progress", "base"), ("progress", "target"), ("meta", "purged"))
+_BELOW_HEAD = "CAST(substr({column}, instr({column}, ':') + 1) AS integer) - 1"
+#: NULLs where there is no sequence. The name is quoted as a statement needs it.
+_SEQUENCE = """
+    SELECT s.name, has_sequence_privilege(s.name, 'SELECT'), quote_ident(current_user)
+    FROM (SELECT pg_get_serial_sequence('{message}', 'id') AS name) AS s
+"""
+_DRAWN = "SELECT last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM {sequence}"
+_DRAWN_SQLITE = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'outbox_message'"
+_HAS_SEQUENCES = "SELECT count(*) FROM sqlite_master WHERE name = 'sqlite_sequence'"
+
+#: How a new connection of the application's commits, by whose word, for whom and where.
+_ASYNCHRONOUS = """
+    SELECT source, quote_ident(session_user), quote_ident(current_database()) FROM pg_settings
+    WHERE name = 'synchronous_commit' AND setting = 'off'
+"""
+#: What mends it, by source. On the command line it stands for servers that are thrown away, as those of tests.
+_SYNCHRONOUS = {
+    "user": "ALTER ROLE {role} SET synchronous_commit = on",
+    "database user": "ALTER ROLE {role} IN DATABASE {database} SET synchronous_commit = on",
+    "database": "ALTER DATABASE {database} SET synchronous_commit = on",
+    "global": "ALTER ROLE ALL SET synchronous_commit = on",
+    "configuration file": "ALTER SYSTEM SET synchronous_commit = on, then SELECT pg_reload_conf()",
+    "client": "leave synchronous_commit out of the options that it connects with: URL, connect_args, PGOPTIONS",
+    "session": "leave out the SET synchronous_commit that the application executes when it has connected",
+}
+
+
+def stored_identity(database: Database, channel: Channel) -> Identity | None:
+    """What the database says of its outbox; None when its one row is missing."""
+    with database.explained():
+        rows = channel.rows(database.sql(_META))
+    return Identity(*rows[0]) if rows else None
+
+
+def findings(database: Database, channel: Channel, slots: int | None = None, *, behind: bool = False) -> list[Finding]:
+    """Everything that is not as this version needs it; an empty list is what one wants to see.
+
+    `slots`: how many the application works with, if that is to be compared, too. `behind`: whether an upgrade makes
+    what is missing, because it has not run yet.
+    """
+    with database.engine.connect() as connection:
+        present = tables_there(connection, database.tables)
+        if not present:
+            return [
+                Finding("tables", "are not there", f"run: {database.upgrade_command}"),
+                *_of_server(database, channel),
+            ]
+        found = of_tables(connection, database)
+        if behind:
+            # By hand it would stand in the way of the revision that makes it.
+            upgrade = f"run: {database.upgrade_command}"
+            found = [replace(each, fix=upgrade) if each.problem == _MISSING else each for each in found]
+        found += _of_ids(connection, inspect(connection), database, present) if "outbox_message" in present else []
+    found += _of_server(database, channel)
+    if "outbox_meta" in present:
+        found += _of_meta(database, channel, slots, log_is_there="outbox_message" in present)
+    return found
+
+
+def record_findings(database: Database, channel: Channel) -> list[Finding]:
+    """Return everything about the table of a business database that is not as this version needs it."""
+    metadata = record_metadata(database.schema)
+    (table,) = metadata.tables.values()
+    with database.engine.connect() as connection:
+        inspector = inspect(connection)
+        if not inspector.has_table(table.name, schema=database.schema):
+            found = [Finding(table.name, "is not there", f"run: {database.upgrade_command}")]
+        else:
+            found = list(_of_table(inspector, table, database.dialect.name))
+        found += _of_postgresql(connection, database, metadata) if database.dialect.name == "postgresql" else []
+    return [*found, *_of_server(database, channel)]
+
+
+def tables_there(connection: Connection, tables: Tables) -> set[str]:
+    """The names of those of the tables that are there."""
+    needed = {table.name for table in tables.metadata.tables.values()}
+    return needed.intersection(inspect(connection).get_table_names(schema=tables.metadata.schema))
+
+
+def of_tables(connection: Connection, database: Database) -> list[Finding]:
+    """What of the tables themselves, their columns and indexes is not as this version needs it."""
+    inspector = inspect(connection)
+    present, dialect = tables_there(connection, database.tables), database.dialect.name
+    needed = {table.name: table for table in database.tables.metadata.tables.values()}
+    found = [Finding(name, _MISSING, _table_made(needed[name], dialect)) for name in sorted(set(needed) - present)]
+    for name in sorted(present):
+        found += _of_table(inspector, needed[name], dialect)
+    found += _of_postgresql(connection, database, database.tables.metadata) if dialect == "postgresql" else []
+    found += _of_sqlite(connection) if dialect == "sqlite" and "outbox_message" in present else []
+    return found
+
+
+def _of_table(inspector: Inspector, table: Table, dialect: str) -> Iterator[Finding]:
+    reflected: dict[str, Any] = {each["name"]: each for each in inspector.get_columns(table.name, schema=table.schema)}
+    for column in table.columns:
+        where = f"{table.name}.{column.name}"
+        if column.name in reflected:
+            yield from _of_column(where, column, reflected[column.name], dialect)
+        else:
+            yield Finding(where, _MISSING, f"ALTER TABLE {table} ADD COLUMN {_made_by(CreateColumn(column), dialect)}")
+    for name in sorted(set(reflected) - set(table.columns.keys())):
+        column = reflected[name]
+        if not column["nullable"] and column["default"] is None and not column.get("identity"):
+            yield Finding(f"{table.name}.{name}", "is not ours and must not be null", "drop it, or give it a default")
+    primary = inspector.get_pk_constraint(table.name, schema=table.schema)["constrained_columns"]
+    wanted = [column.name for column in table.primary_key.columns]
+    if primary != wanted:
+        problem = f"has the primary key ({_listed(primary)}), not ({_listed(wanted)})"
+        yield Finding(table.name, problem, "give it that primary key")
+    yield from _of_indexes(inspector, table, dialect)
+
+
+def _of_column(where: str, column: Column[Any], found: dict[str, Any], dialect: str) -> Iterator[Finding]:
+    wanted_type = _family(column.type.compile(_dialect(dialect)))
+    found_type = _family(found["type"].compile(_dialect(dialect)))
+    if found_type != wanted_type:
+        yield Finding(where, f"is {found_type}, not {wanted_type}", "give it that type")
+    if bool(found["nullable"]) != bool(column.nullable) and not column.primary_key:
+        yield Finding(where, "may be null" if found["nullable"] else "must not be null", "change that")
+    if column.identity is not None and dialect == "postgresql":
+        yield from _of_identity(where, column, found.get("identity"))
+    elif isinstance(column.server_default, DefaultClause):
+        wanted = _plain(str(column.server_default.arg))
+        if _plain(found["default"] or "") != wanted:
+            yield Finding(where, f"has the default {found['default'] or 'none'}", f"set it to {wanted}")
+
+
+def _of_identity(where: str, column: Column[Any], found: dict[str, Any] | None) -> Iterator[Finding]:
+    alter = f"ALTER TABLE {column.table} ALTER {column.name}"
+    if not found:
+        yield Finding(where, "is no identity column", "make it one, GENERATED BY DEFAULT with CACHE 1")
+        return
+    cache, step = found["cache"], found["increment"]
+    if cache != 1:
+        problem = f"draws ids with a cache of {cache}, so that their order is not that of writing"
+        yield Finding(where, problem, f"{alter} SET CACHE 1")
+    if step < 1:
+        yield Finding(where, f"draws ids in steps of {step}, but they must rise", f"{alter} SET INCREMENT BY 1")
+
+
+def _of_indexes(inspector: Inspector, table: Table, dialect: str) -> Iterator[Finding]:
+    reflected: dict[Any, Any] = {each["name"]: each for each in inspector.get_indexes(table.name, schema=table.schema)}
+    for index in sorted(table.indexes, key=lambda each: str(each.name)):
+        where, make = f"index {index.name}", _made_by(CreateIndex(index), dialect)
+        found = reflected.get(index.name)
+        if found is None:
+            yield Finding(where, _MISSING, make)
+            continue
+        there, wanted = found["column_names"], [column.name for column in index.columns]
+        if there != wanted:
+            yield Finding(where, f"is on ({_listed(there)}), not on ({_listed(wanted)})", f"drop it; {make}")
+        selects = _predicate(found.get("dialect_options", {}), dialect)
+        needed = _predicate(_options(index, dialect), dialect)
+        if selects != needed:
+            yield Finding(where, f"selects {selects or 'all rows'}, not {needed or 'all rows'}", f"drop it; {make}")
+
+
+def _of_postgresql(connection: Connection, database: Database, metadata: MetaData) -> Iterator[Finding]:
+    version = connection.dialect.server_version_info or ()
+    if version < _OLDEST_POSTGRESQL:
+        yield Finding("server", f"is PostgreSQL {version[0]}", "use PostgreSQL 13 or newer")
+    yield from _of_commits(connection)
+    where = {"schema": database.schema}
+    ours = {table.name: table for table in metadata.tables.values()}
+    for (name,) in connection.execute(text(_NOT_LOGGED.replace(":schema", "CAST(:schema AS text)")), where):
+        if name in ours:
+            fix = f"ALTER TABLE {ours[name]} SET LOGGED"
+            yield Finding(name, "is not logged, so a crash of the server empties it", fix)
+    for (name,) in connection.execute(text(_INVALID.replace(":schema", "CAST(:schema AS text)")), where):
+        yield Finding(f"index {name}", "is not valid", f"REINDEX INDEX {name}")
+    statement = text(_COLLATIONS.replace(":schema", "CAST(:schema AS text)"))
+    collations = {(table, column): name for table, column, name in connection.execute(statement, where)}
+    for table in metadata.tables.values():
+        for column in table.columns:
+            wanted = getattr(column.type.dialect_impl(connection.dialect), "collation", None)
+            found = collations.get((table.name, column.name), wanted)
+            if wanted is not None and found != wanted:
+                problem = f"is ordered by the collation {found or 'of the database'}"
+                yield Finding(f"{table.name}.{column.name}", problem, f'give it COLLATE "{wanted}"')
+
+
+def _of_commits(connection: Connection) -> Iterator[Finding]:
+    for source, role, database in connection.execute(text(_ASYNCHRONOUS)):
+        if source in _SYNCHRONOUS:
+            problem = f"is off (source: {source}), so a crash may take a transaction back whose messages are delivered"
+            yield Finding("synchronous_commit", problem, _SYNCHRONOUS[source].format(role=role, database=database))
+
+
+def _of_sqlite(connection: Connection) -> Iterator[Finding]:
+    made = connection.execute(text("SELECT sql FROM sqlite_master WHERE name = 'outbox_message'")).scalar_one()
+    if "AUTOINCREMENT" not in made.upper():
+        yield Finding("outbox_message.id", "is without AUTOINCREMENT, so ids would be given out twice", "make it anew")
+
+
+def _of_ids(connection: Connection, inspector: Inspector, database: Database, present: set[str]) -> Iterator[Finding]:
+    """Ids that would be drawn a second time: what is known by such an id would be taken for another message."""
+    # Before the sequence is looked at, because both rise meanwhile.
+    known = _highest_ids(connection, inspector, database, present)
+    if "outbox_message.id" not in known:
+        return
+    where = max(known, key=lambda each: known[each])
+    if database.dialect.name == "sqlite":
+        yield from _of_sqlite_sequence(connection, where, known[where])
+        return
+    sequence, may_read, role = connection.execute(text(database.sql(_SEQUENCE))).one()
+    if sequence is not None and not may_read:
+        problem = "draws ids from a sequence that this role may not read, so nobody knows whether they rise"
+        yield Finding("outbox_message.id", problem, f"GRANT SELECT ON SEQUENCE {sequence} TO {role}")
+    elif sequence is not None:
+        drawn = connection.execute(text(_DRAWN.format(sequence=sequence))).scalar_one()
+        mend = f"ALTER TABLE {database.names['message']} ALTER id RESTART WITH {known[where] + 1}"
+        yield from _given_again(drawn, where, known[where], mend)
+
+
+def _of_sqlite_sequence(connection: Connection, where: str, highest: int) -> Iterator[Finding]:
+    if connection.execute(text(_HAS_SEQUENCES)).scalar_one():
+        drawn = connection.execute(text(_DRAWN_SQLITE)).scalar_one()
+        mend = (
+            f"INSERT INTO sqlite_sequence (name, seq) VALUES ('outbox_message', {highest})"
+            if drawn is None
+            else f"UPDATE sqlite_sequence SET seq = {highest} WHERE name = 'outbox_message'"
+        )
+        yield from _given_again(drawn or 0, where, highest, mend)
+
+
+def _given_again(drawn: int, where: str, highest: int, mend: str) -> Iterator[Finding]:
+    if drawn < highest:
+        problem = f"has drawn ids up to {drawn}, but {where} has {highest}: ids would be given out again"
+        yield Finding("outbox_message.id", problem, mend)
+
+
+def _highest_ids(connection: Connection, inspector: Inspector, database: Database, present: set[str]) -> dict[str, int]:
+    """By column: the highest id of the log that it has."""
+    places = [(name, column, column) for name, column in _IDS]
+    if "xact_id" not in database.tables.message.columns:
+        places += [(name, column, _BELOW_HEAD.format(column=column)) for name, column in _POSITIONS]
+    known: dict[str, int] = {}
+    for name, column, value in places:
+        table = f"outbox_{name}"
+        if table in present and column in _columns(inspector, table, database):
+            statement = f"SELECT max({value}) FROM {database.names[name]}"
+            known[f"{table}.{column}"] = connection.execute(text(statement)).scalar_one() or 0
+    return known
+
+
+def _columns(inspector: Inspector, table: str, database: Database) -> set[str]:
+    return {each["name"] for each in inspector.get_columns(table, schema=database.schema)}
+
+
+def _of_server(database: Database, channel: Channel) -> Iterator[Finding]:
+    try:
+        Log(database).now(channel)
+    except DatabaseError as error:
+        problem, _, fix = str(error).partition("; ")
+        yield Finding("server", problem, fix)
+    except Exception as error:
+        # Without the log there is no position on SQLite; that the table is missing has been said already.
+        if not database.dialect.missing_table(error):
+            raise
+
+
+def _of_meta(database: Database, channel: Channel, slots: int | None, *, log_is_there: bool) -> Iterator[Finding]:
+    stored = stored_identity(database, channel)
+    if stored is None:
+        yield Finding("outbox_meta", "is empty", f"run: {database.upgrade_command}, or start a worker")
+        return
+    if stored.version != VERSION:
+        fix = f"run: {database.upgrade_command}" if stored.version < VERSION else NEWER
+        yield Finding("outbox_meta", f"says version {stored.version}, this is {VERSION}", fix)
+    if not 1 <= stored.slots <= _MOST_SLOTS:
+        yield Finding("outbox_meta", f"says {stored.slots} slots", f"between 1 and {_MOST_SLOTS} make sense")
+    elif slots is not None and slots != stored.slots:
+        yield Finding("outbox_meta", f"says {stored.slots} slots, not {slots}", f"say Outbox(…, slots={stored.slots})")
+    elif log_is_there:
+        keyed = channel.rows(database.sql(_KEYED), {"limit": _SAMPLED})
+        wrong = sum(slot_of(key, stored.slots) != slot for key, slot in keyed)
+        if wrong:
+            problem = f"{wrong} of the newest {len(keyed)} messages with a key are not in the slot of their key"
+            yield Finding("outbox_message.slot", problem, f"an application writes without slots={stored.slots}")
+    if (stored.system_identifier, stored.database_oid) != channel.rows(database.dialect.identity)[0]:
+        problem = "its log was written on another server, or under another database oid: this is a copy"
+        yield Finding("database", problem, "run, with all workers stopped: outbox restore")
+
+
+def _dialect(name: str) -> Any:
+    from sqlalchemy.dialects import postgresql, sqlite
+
+    return {"postgresql": postgresql, "sqlite": sqlite}[name].dialect()
+
+
+def _family(type: str) -> str:
+    """A type without collation and with the name that its own database shows."""
+    plain = re.sub(r" COLLATE .*", "", type).upper()
+    return {"TIMESTAMP": "DATETIME", "UUID": "CHAR(32)", "INT": "INTEGER"}.get(plain, plain)
+
+
+def _options(index: Index, dialect: str) -> dict[str, Any]:
+    return {f"{dialect}_where": index.dialect_options[dialect].get("where")}
+
+
+def _predicate(options: dict[str, Any], dialect: str) -> str:
+    condition = options.get(f"{dialect}_where")
+    return "" if condition is None else _plain(str(condition))
+
+
+def _made_by(element: ClauseElement, dialect: str) -> str:
+    """The statement that makes an index or a table, or the part of one that makes a column."""
+    return re.sub(r"\s+", " ", str(element.compile(dialect=_dialect(dialect))).strip())
+
+
+def _table_made(table: Table, dialect: str) -> str:
+    """The statements that make a table with its indexes."""
+    indexes = sorted(table.indexes, key=lambda each: str(each.name))
+    statements: list[ClauseElement] = [CreateTable(table), *map(CreateIndex, indexes)]
+    return "; ".join(_made_by(each, dialect) for each in statements)
+
+
+def _plain(expression: str) -> str:
+    """An SQL expression without what a database adds when it stores one: casts, parentheses, its word for IN."""
+    plain = re.sub(r"::[a-z]+( [a-z]+)*(\[\])?", "", expression)
+    plain = re.sub(r"= ANY \(ARRAY\[(.*?)\]\)", r"IN \1", plain)
+    plain = re.sub(r"[()]", " ", plain)
+    return re.sub(r"\s+", " ", re.sub(r"\s*,\s*", ", ", plain)).strip()
+
+
+def _listed(names: list[Any]) -> str:
+    return ", ".join(map(str, names))

@@ -1,0 +1,215 @@
+"""How the transactions of each producer group stand, by real topic: what waits, what was decided, and how quickly.
+
+Counts are of messages, as RocketMQ's are. What waits is counted from where the check-back of its group stands, and what
+was decided from the half messages that the log still holds. Costs the same at any size of the log.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.subscription import check_of
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.statements import Row
+from outbox.store.operations.parked_status import MOST_COUNTED, STATES, Count
+from outbox.store.operations.status import UNDECIDED, Standing
+from outbox.store.transactions.half import REAL_TOPIC
+
+#: An estimate looks at so many places of the log, so many rows each.
+_PLACES = 32
+_ROWS_A_PLACE = 512
+
+#: What a check-back has set aside, by (subscription, state, id): without a verdict, and given up or not. What is
+#: blocked shares the fate of the row before it in its transaction.
+_PARKED = f"""
+    SELECT {{real_topic}}, {{given_up}}, count(*), min(created_at)
+    FROM (SELECT key, headers, created_at FROM {{parked}} WHERE subscription = :subscription AND state = :state
+          ORDER BY subscription, state, id LIMIT :limit) AS r
+    WHERE {UNDECIDED} GROUP BY {{real_topic}}, {{given_up}}
+"""
+#: By the partial index of those that hold others back, in its order, so that also a table that was never analysed is
+#: asked by it.
+_BEHIND_DEAD = """
+    CASE WHEN :state = 'dead' OR :state = 'blocked' AND (
+        SELECT d.state FROM {parked} AS d
+        WHERE d.subscription = :subscription AND d.key = r.key AND d.blocks AND d.state <> 'blocked'
+        ORDER BY d.place LIMIT 1
+    ) = 'dead' THEN 1 ELSE 0 END
+"""
+#: The newest half messages, by their partial index (of a log that was never analysed all of them), and their verdicts.
+#: By the outer limit each is looked up once.
+_NEWEST = f"""
+    SELECT tags, {{real_topic}}, op, count(*), min(created_at), max(decided_at), sum({{latency}}), max({{latency}})
+    FROM (SELECT tags, headers, created_at,
+                 (SELECT o.op FROM {{op}} AS o WHERE o.transaction_id = r.key) AS op,
+                 (SELECT o.decided_at FROM {{op}} AS o WHERE o.transaction_id = r.key) AS decided_at
+          FROM (SELECT key, tags, headers, created_at FROM {{message}} WHERE topic = '{HALF_TOPIC}'
+                ORDER BY key DESC LIMIT :limit) AS r
+          LIMIT :limit) AS d
+    GROUP BY tags, {{real_topic}}, op
+"""
+_ENDS = "SELECT min(id), max(id) FROM {message}"
+#: One place of the log, by primary key; what is no half message tells how dense the ids are.
+_SAMPLE = f"""
+    SELECT CASE WHEN topic = '{HALF_TOPIC}' THEN tags END,
+           CASE WHEN topic = '{HALF_TOPIC}' THEN {{real_topic}} END,
+           CASE WHEN topic = '{HALF_TOPIC}' THEN (SELECT o.op FROM {{op}} AS o WHERE o.transaction_id = r.key) END,
+           count(*), max(id)
+    FROM (SELECT id, topic, key, tags, headers FROM {{message}} WHERE id >= :first AND id < :end
+          ORDER BY id LIMIT :limit) AS r
+    GROUP BY 1, 2, 3
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Latency:
+    """How long commits took from the storing of a half message on, in seconds; of the newest messages only."""
+
+    count: int
+    sum: float
+    max: float
+
+
+NONE = Count(0)
+
+
+@dataclass(slots=True, kw_only=True)
+class HalfStanding:
+    """How the half messages of a group with one real topic stand.
+
+    `pending`: without a verdict and not given up, `oldest` of them in seconds; `given_up`: they wait for a person.
+    `committed` and `rolled_back`: as far as the log reaches back; `decided`: seconds since the newest verdict on them.
+    """
+
+    group: str
+    topic: str
+    pending: Count = NONE
+    oldest: float | None = None
+    given_up: Count = NONE
+    committed: Count = NONE
+    rolled_back: Count = NONE
+    decided: float | None = None
+    latency: Latency | None = None
+
+
+def half_standings(
+    database: Database, channel: Channel, now: datetime, standings: Sequence[Standing]
+) -> list[HalfStanding]:
+    """Return how half messages stand, by group and real topic; nothing where there have never been any."""
+    tally = _Tally(database, channel, now)
+    checks = [each for each in standings if each.subscription.kind == "check"]
+    for each in checks:
+        tally.add_unread(each)
+        tally.add_parked(each)
+    tally.add_decided({_group_of(each): each for each in checks})
+    return [tally.found[place] for place in sorted(tally.found)]
+
+
+@dataclass(slots=True)
+class _Tally:
+    """Adds up what several looks have found."""
+
+    database: Database
+    channel: Channel
+    now: datetime
+    found: dict[tuple[str, str], HalfStanding] = field(default_factory=dict)
+
+    def add_unread(self, check: Standing) -> None:
+        """Add what a check-back has not come to, as far as it was looked at."""
+        for topic, (number, oldest) in check.unread.items():
+            place = self._at(_group_of(check), topic)
+            place.pending = _sum(place.pending, Count(number, check.backlog.about))
+            self._note_oldest(place, oldest)
+
+    def add_parked(self, check: Standing) -> None:
+        """Add what a check-back has set aside."""
+        given_up = self.database.sql(_BEHIND_DEAD)
+        statement = self.database.sql(_PARKED, real_topic=self._real_topic, given_up=given_up)
+        common = {"subscription": check.subscription.name, "limit": MOST_COUNTED}
+        for state in STATES:
+            about = check.parked[state].about
+            for topic, is_given_up, number, oldest in self.channel.rows(statement, {**common, "state": state}):
+                place = self._at(_group_of(check), topic)
+                if is_given_up:
+                    place.given_up = _sum(place.given_up, Count(number, about))
+                else:
+                    place.pending = _sum(place.pending, Count(number, about))
+                    self._note_oldest(place, self._moment(oldest))
+
+    def add_decided(self, checks: Mapping[str, Standing]) -> None:
+        """Add verdicts; and what waits where its check-back cannot tell, because it is far behind, or was dropped."""
+        latency = self.database.dialect.seconds.format(since="created_at", until="decided_at")
+        statement = self.database.sql(_NEWEST, real_topic=self._real_topic, latency=latency)
+        rows = self.channel.rows(statement, {"limit": MOST_COUNTED + 1})
+        cut = sum(row[3] for row in rows) > MOST_COUNTED
+        sampled = self._sampled() if cut else {}
+        for group, topic, op, number, oldest, decided_at, total, longest in rows:
+            place = self._at(group, topic)
+            count = Count(max(number, round(sampled.get((group, topic, op), 0))), cut)
+            if op is None:
+                if group not in checks or checks[group].backlog.about:
+                    self._add_waiting(place, count, self._moment(oldest))
+                continue
+            if op == "commit":
+                place.committed = count
+                place.latency = Latency(count=number, sum=max(0.0, total), max=max(0.0, longest))
+            else:
+                place.rolled_back = count
+            since = max(0.0, (self.now - self._moment(decided_at)).total_seconds())
+            place.decided = since if place.decided is None else min(place.decided, since)
+
+    def _add_waiting(self, place: HalfStanding, count: Count, oldest: datetime) -> None:
+        """Count what has no verdict: all of it but for what was given up, and at least what was found before."""
+        rest = count.number - place.given_up.number
+        place.pending = Count(max(rest, place.pending.number), count.about)
+        self._note_oldest(place, oldest)
+
+    def _sampled(self) -> dict[tuple[str, str, str | None], float]:
+        """Estimate, from samples of the log, how many half messages there are by group, topic and verdict."""
+        first, last = self.channel.rows(self.database.sql(_ENDS))[0]
+        end = (last or 0) + 1
+        width = max(1, -(-(end - (first or 0)) // _PLACES))
+        sums: dict[tuple[str, str, str | None], float] = defaultdict(float)
+        for start in range(first or 0, end, width):
+            for place, number in self._sampled_at(start, min(start + width, end)):
+                sums[place] += number
+        return sums
+
+    def _sampled_at(self, first: int, end: int) -> Iterator[tuple[tuple[str, str, str | None], float]]:
+        statement = self.database.sql(_SAMPLE, real_topic=self._real_topic)
+        rows: list[Row] = self.channel.rows(statement, {"first": first, "end": end, "limit": _ROWS_A_PLACE})
+        number = sum(row[3] for row in rows)
+        scale = 1.0 if number < _ROWS_A_PLACE else (end - first) / (max(row[4] for row in rows) - first + 1)
+        for group, topic, op, count, _ in rows:
+            if group is not None:
+                yield (group, topic, op), count * scale
+
+    @property
+    def _real_topic(self) -> str:
+        return self.database.dialect.header.format(headers="headers", name=REAL_TOPIC)
+
+    def _at(self, group: str, topic: str) -> HalfStanding:
+        return self.found.setdefault((group, topic), HalfStanding(group=group, topic=topic))
+
+    def _note_oldest(self, place: HalfStanding, created_at: datetime) -> None:
+        place.oldest = max(place.oldest or 0.0, (self.now - created_at).total_seconds())
+
+    def _moment(self, value: Any) -> datetime:
+        moment = self.database.dialect.moment(value)
+        assert moment is not None
+        return moment
+
+
+def _group_of(check: Standing) -> str:
+    """The producer group that a subscription checks back on."""
+    return check.subscription.name.removeprefix(check_of(""))
+
+
+def _sum(one: Count, other: Count) -> Count:
+    return Count(one.number + other.number, one.about or other.about)

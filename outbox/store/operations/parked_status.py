@@ -1,0 +1,155 @@
+"""How the parked messages of a subscription stand: how many, since when, and why. Costs the same at any number."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+
+#: Counted up to here; what is more is estimated.
+MOST_COUNTED = 10_000
+STATES = ("delayed", "waiting", "retry", "blocked", "dead")
+
+#: States whose messages go out by themselves, as soon as something else allows it.
+_UNSENT = ("waiting", "retry", "blocked")
+#: Errors of one state that are told apart; and characters of each.
+_MOST_TROUBLES = 5
+_MOST_ERROR = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Count:
+    """How many there are: counted, or `about` so many."""
+
+    number: int
+    about: bool = False
+
+    def __str__(self) -> str:
+        return f"~{self.number}" if self.about else str(self.number)
+
+    @classmethod
+    def upto(cls, number: int) -> Count:
+        """Return the count of rows that were looked at, one more than `MOST_COUNTED` at most."""
+        return cls(min(number, MOST_COUNTED), about=number > MOST_COUNTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """Parked messages that did not succeed: how many are in this `state` with this `error`, and since when."""
+
+    state: str
+    messages: Count
+    since: datetime
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AsideStatus:
+    """How the parked messages of a subscription stand.
+
+    `counts`: by state. `unsent_since`: from when on the oldest could have been sent that is not: its creation, or the
+    moment at which it fell due; dead letters do not count, nor what is not due yet. `troubles`: what waits for the
+    destination, by error; what failed and is tried again; dead letters.
+    """
+
+    counts: dict[str, Count]
+    unsent_since: datetime | None
+    troubles: tuple[Trouble, ...]
+
+
+#: The ORDER BY keeps it on (subscription, state, id).
+_LOOK = """
+    SELECT count(*), min(due), min(parked_at), min(id)
+    FROM (SELECT CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END AS due, parked_at, id
+          FROM {parked} WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS n
+"""
+#: Delayed messages that the worker has not taken up, by the partial index on due_at.
+_OVERDUE = """
+    SELECT min(CASE WHEN state = 'delayed' THEN due_at END)
+    FROM (SELECT state, due_at FROM {parked}
+          WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at <= {now}
+          ORDER BY due_at LIMIT :limit) AS d
+"""
+_BY_ERROR = """
+    SELECT error, count(*), min(parked_at)
+    FROM (SELECT substr(error, 1, :characters) AS error, parked_at FROM {parked}
+          WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS w
+    GROUP BY error ORDER BY min(parked_at), error LIMIT :troubles
+"""
+#: By primary key.
+_ERROR = "SELECT substr(error, 1, :characters) FROM {parked} WHERE subscription = :subscription AND id = :id"
+
+
+def aside_status(database: Database, channel: Channel, subscription: str) -> AsideStatus:
+    """Look at what a subscription has set aside."""
+    return _Looks(database, channel, subscription).status()
+
+
+def parked_counts(database: Database, channel: Channel, subscription: str) -> dict[str, Count]:
+    """Count what a subscription has set aside, by state."""
+    looks = _Looks(database, channel, subscription)
+    return {state: Count.upto(looks.look(state).number) for state in STATES}
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What one bounded look at the rows of a state found."""
+
+    number: int
+    due: datetime | None
+    parked: datetime | None
+    first_id: int | None
+
+
+class _Looks:
+    """Bounded looks at the parked messages of one subscription."""
+
+    def __init__(self, database: Database, channel: Channel, subscription: str) -> None:
+        self._database = database
+        self._channel = channel
+        self._common = {"subscription": subscription, "limit": MOST_COUNTED + 1}
+
+    def status(self) -> AsideStatus:
+        """All of it."""
+        looks = {state: self.look(state) for state in STATES}
+        unsent = [looks[state].due for state in _UNSENT]
+        if looks["delayed"].number:
+            unsent.append(self._moment(self._rows(_OVERDUE)[0][0]))
+        troubles = self._by_error("waiting") if looks["waiting"].number else ()
+        others = (self._of_first(state, looks[state]) for state in ("retry", "dead"))
+        return AsideStatus(
+            counts={state: Count.upto(look.number) for state, look in looks.items()},
+            unsent_since=min((each for each in unsent if each is not None), default=None),
+            troubles=(*troubles, *(each for each in others if each is not None)),
+        )
+
+    def look(self, state: str) -> _Look:
+        """How many are in a state, and their extremes."""
+        number, due, parked, first = self._rows(_LOOK, state=state)[0]
+        return _Look(int(number), self._moment(due), self._moment(parked), first)
+
+    def _by_error(self, state: str) -> tuple[Trouble, ...]:
+        rows = self._rows(_BY_ERROR, state=state, characters=_MOST_ERROR, troubles=_MOST_TROUBLES)
+        return tuple(
+            Trouble(state=state, messages=Count.upto(int(number)), since=since, error=error)
+            for error, number, since in ((error, number, self._moment(parked)) for error, number, parked in rows)
+            if since is not None
+        )
+
+    def _of_first(self, state: str, look: _Look) -> Trouble | None:
+        """All of a state under the error of the first: of failures each may have its own."""
+        if look.first_id is None or look.parked is None:
+            return None
+        rows = self._rows(_ERROR, id=look.first_id, characters=_MOST_ERROR)
+        return Trouble(
+            state=state, messages=Count.upto(look.number), since=look.parked, error=rows[0][0] if rows else None
+        )
+
+    def _rows(self, statement: str, **parameters: Any) -> Any:
+        return self._channel.rows(self._database.sql(statement), {**self._common, **parameters})
+
+    def _moment(self, stored: Any) -> datetime | None:
+        return self._database.dialect.moment(stored)

@@ -1,0 +1,55 @@
+"""What the test kit asks of a log, apart from workers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+from uuid import UUID
+
+import psycopg
+from psycopg.rows import tuple_row
+from sqlalchemy import select
+
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+
+_SEEN_INSIDE = "SELECT message_id FROM {message} WHERE message_id = ANY(%(ids)s)"
+_NUMBERS = "SELECT id, {number} FROM {message}"
+_COUNTS = "SELECT count(*) FROM {table}"
+_EMPTY = "DELETE FROM {message}"
+_DIRECT = "UPDATE {message} SET direct = :subscription WHERE topic = :topic"
+
+
+def committed(database: Database, ids: Collection[UUID]) -> set[UUID]:
+    """Those of the messages that everybody sees."""
+    column = database.tables.message.c.message_id
+    with database.engine.connect() as connection:
+        return set(connection.scalars(select(column).where(column.in_(ids))))
+
+
+def seen_inside(database: Database, driver: psycopg.Connection[Any], ids: Collection[UUID]) -> set[UUID]:
+    """Those that a psycopg connection sees inside its running transaction."""
+    statement = database.sql(_SEEN_INSIDE).encode()
+    with driver.cursor(row_factory=tuple_row) as cursor:
+        return {row[0] for row in cursor.execute(statement, {"ids": list(ids)})}
+
+
+def numbers(database: Database, channel: Channel) -> dict[int, int]:
+    """Every id of the log, with the number that tells whether it is settled."""
+    number = "xact_id" if "xact_id" in database.tables.message.c else "id"
+    return {row[0]: row[1] for row in channel.rows(database.sql(_NUMBERS, number=number))}
+
+
+def count(database: Database, channel: Channel, table: str) -> int:
+    """How many rows a table has; by its name without the prefix."""
+    return int(channel.rows(_COUNTS.format(table=database.names[table]))[0][0])
+
+
+def empty(database: Database, channel: Channel) -> None:
+    """Delete the whole log, as a purge may at last."""
+    channel.run(database.sql(_EMPTY))
+
+
+def direct(database: Database, channel: Channel, *, topic: str, subscription: str) -> None:
+    """Make the messages of a topic such that their writer sends them, for this subscription."""
+    channel.run(database.sql(_DIRECT), {"topic": topic, "subscription": subscription})

@@ -1,0 +1,242 @@
+"""Purging: rows that every subscription is past, and that are older than the retention, leave the log.
+
+A reader outside of the database counts as long as its hold lasts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from outbox.errors import SubscriptionError
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.position import EARLIEST, Position
+from outbox.store import identity
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.subscriptions.leases import Partition
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.readers import Readers
+from outbox.store.subscriptions.subscriptions import Subscriptions
+
+BATCH = 2_000
+
+#: Where a batch ends: at its n-th row by primary key.
+_SPAN = "SELECT id FROM {message} WHERE id > :after ORDER BY id LIMIT 1 OFFSET :rows"
+_ENDS = "SELECT min(id), max(id) FROM {message}"
+_FROM = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
+_NEWEST = "SELECT {number} FROM {message} WHERE id <= :last ORDER BY id DESC LIMIT 1"
+#: Every base sees the row, and it is old enough; of half messages those whose transaction has a verdict.
+_GONE = """
+    id > :after AND id <= :upto AND {number} + 0 < :head AND NOT {open}
+    AND created_at < :before
+    AND (topic <> :half OR EXISTS (SELECT 1 FROM {op} WHERE transaction_id = key))
+"""
+#: A verdict goes after the half messages that it is on, so that nobody can ask about them.
+_OPS_SPAN = "SELECT transaction_id FROM {op} WHERE transaction_id > :after ORDER BY transaction_id LIMIT 1 OFFSET :rows"
+_DELETE_OPS = f"""
+    DELETE FROM {{op}} WHERE transaction_id > :after AND (:upto = '' OR transaction_id <= :upto)
+      AND decided_at < :before
+      AND NOT EXISTS (SELECT 1 FROM {{message}} WHERE topic = '{HALF_TOPIC}' AND key = transaction_id)
+"""
+_DELETE = "DELETE FROM {message} WHERE {gone} RETURNING {number}"
+_COUNT = "SELECT count(*) FROM {message} WHERE {gone}"
+#: Takes the row's lock for the transaction: what was purged is written by one at a time.
+_LOCK = "UPDATE {meta} SET purged_id = purged_id RETURNING purged, purged_id"
+_RECORD = "UPDATE {meta} SET purged = :purged, purged_id = :id"
+_CUTOFF = "SELECT {before}"
+_PURGED_ID = "SELECT purged_id FROM {meta}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Purged:
+    """What a purge did: how many rows from before a moment went, and which subscriptions hold others of them back."""
+
+    rows: int
+    before: datetime
+    held_by: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Old:
+    """What is old enough to go: messages that were written before a moment; none of them has an id above `last_id`."""
+
+    before: datetime
+    last_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is known to be kept elsewhere, in an archive say: of what is old enough, all that a position sees."""
+
+    old: Old
+    position: Position
+
+
+def purged_id(database: Database, channel: Channel) -> int:
+    """Return the highest id that a purge has ever come to; 0: there was none."""
+    return int(channel.rows(database.sql(_PURGED_ID))[0][0])
+
+
+class Purge:
+    """Deletes in small batches, each a short transaction of its own that also records how far it went."""
+
+    def __init__(self, database: Database, *, batch: int = BATCH) -> None:
+        self._database = database
+        self._batch = batch
+        number = "xact_id" if "xact_id" in database.tables.message.columns else "id"
+        gone = database.sql(_GONE, number=number, open=database.among(f"{number} + 0", numbers="open"))
+        self._delete = database.sql(_DELETE, gone=gone, number=number)
+        self._count = database.sql(_COUNT, gone=gone)
+        self._newest = database.sql(_NEWEST, number=number)
+
+    def run(self, channel: Channel, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
+        """Delete what may go; with `kept`, nothing else than that.
+
+        Raises:
+            SubscriptionError: there is no subscription, so nobody can tell what is still needed.
+        """
+        return self._go(channel, older_than, kept, rehearsal=False)
+
+    def rehearse(self, channel: Channel, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
+        """Count what would go, and delete nothing."""
+        return self._go(channel, older_than, kept, rehearsal=True)
+
+    def old(self, channel: Channel, older_than: timedelta) -> Old:
+        """Find out what is old enough to go.
+
+        Raises:
+            SubscriptionError: there is no subscription.
+        """
+        identity.verify(self._database, channel)
+        self._passed_by_all(channel)
+        before = self._moment_before(channel, older_than)
+        return Old(before=before, last_id=self._old_ids(channel, before)[1])
+
+    def passed(self, channel: Channel, kept: Kept) -> Kept:
+        """Narrow what is kept elsewhere to what every subscription is past, and so may go now.
+
+        Raises:
+            SubscriptionError: there is no subscription.
+        """
+        return replace(kept, position=self._passed_by_all(channel, kept))
+
+    def _go(self, channel: Channel, older_than: timedelta, kept: Kept | None, *, rehearsal: bool) -> Purged:
+        identity.verify(self._database, channel)
+        before = self._moment_before(channel, older_than) if kept is None else kept.old.before
+        self._passed_by_all(channel)
+        first, last = self._old_ids(channel, before)
+        last = last if kept is None else min(last, kept.old.last_id)
+        rows = 0
+        for after, upto in self._spans(channel, first, last):
+            bounds = {"after": after, "upto": upto, "before": self._database.dialect.bind_moment(before)}
+            count = self._counted if rehearsal else self._deleted
+            rows += count(channel, bounds, kept)
+        if not rehearsal:
+            self._delete_ops(channel, before)
+        return Purged(rows=rows, before=before, held_by=self._holding(channel, last))
+
+    def _counted(self, channel: Channel, bounds: dict[str, Any], kept: Kept | None) -> int:
+        passed = self._passed_by_all(channel, kept)
+        return int(channel.rows(self._count, {**bounds, **self._of(passed)})[0][0])
+
+    def _deleted(self, channel: Channel, bounds: dict[str, Any], kept: Kept | None) -> int:
+        """One batch. Positions are read with it: a subscription that came meanwhile counts."""
+        with channel.transaction():
+            stored, purged_id = channel.rows(self._database.sql(_LOCK))[0]
+            passed = self._passed_by_all(channel, kept)
+            gone = [number for (number,) in channel.rows(self._delete, {**bounds, **self._of(passed)})]
+            if gone:
+                purged = _deleted_of(passed, max(gone))
+                purged = purged if stored is None else purged.union(Position.parse(stored))
+                record = {"purged": str(purged), "id": max(purged_id, bounds["upto"])}
+                channel.run(self._database.sql(_RECORD), record)
+        return len(gone)
+
+    def _delete_ops(self, channel: Channel, before: datetime) -> None:
+        """Delete old verdicts whose half messages are gone, a batch at a time."""
+        after: str | None = ""
+        while after is not None:
+            found = channel.rows(self._database.sql(_OPS_SPAN), {"after": after, "rows": self._batch})
+            upto = found[0][0] if found else None
+            bounds = {"after": after, "upto": upto or "", "before": self._database.dialect.bind_moment(before)}
+            channel.run(self._database.sql(_DELETE_OPS), bounds)
+            after = upto
+
+    def _of(self, passed: Position) -> dict[str, Any]:
+        return {"head": passed.head, "open": self._database.bind(passed.open), "half": HALF_TOPIC}
+
+    def _passed_by_all(self, channel: Channel, kept: Kept | None = None) -> Position:
+        """What every subscription's stored base sees; a window that is half done is not passed."""
+        bases = [base for _, base in self._bases(channel)]
+        if not bases:
+            raise SubscriptionError(
+                "there is no subscription, so nobody has read these messages yet; nothing is purged before a first one"
+            )
+        return _seen_by_all(bases if kept is None else [*bases, kept.position])
+
+    def _bases(self, channel: Channel) -> list[tuple[str, Position]]:
+        progress, readers = ProgressLog(self._database), Readers(self._database)
+        found = []
+        for each in Subscriptions(self._database).all(channel):
+            hold = readers.hold(channel, each)
+            if hold is not None and hold.released:
+                continue
+            for number in range(each.partitions):
+                settled = progress.newest(channel, Partition(each.name, each.generation, number))
+                found.append((each.name, EARLIEST if settled is None else settled.progress.base))
+        return found
+
+    def _spans(self, channel: Channel, first: int, last: int) -> Iterator[tuple[int, int]]:
+        """Spans of ids that hold a batch each."""
+        after = first - 1
+        statement = self._database.sql(_SPAN)
+        while after < last:
+            found = channel.rows(statement, {"after": after, "rows": self._batch - 1})
+            upto = min(found[0][0], last) if found else last
+            yield after, upto
+            after = upto
+
+    def _old_ids(self, channel: Channel, before: datetime) -> tuple[int, int]:
+        """First id, and the last one that is old enough: ids rise with time, nearly, so halving finds it."""
+        lowest, highest = channel.rows(self._database.sql(_ENDS))[0]
+        if lowest is None:
+            return 1, 0
+        low, high = lowest, highest + 1
+        statement = self._database.sql(_FROM)
+        while low < high:
+            middle = (low + high) // 2
+            found = channel.rows(statement, {"id": middle})
+            created_at = self._database.dialect.moment(found[0][1]) if found else None
+            if created_at is not None and created_at < before:
+                low = found[0][0] + 1
+            else:
+                high = middle
+        return lowest, low - 1
+
+    def _holding(self, channel: Channel, last: int) -> tuple[str, ...]:
+        """The subscriptions that have not passed the newest of the rows that are old enough, if it is there still."""
+        numbers = channel.rows(self._newest, {"last": last})
+        return tuple(sorted({name for name, base in self._bases(channel) for (n,) in numbers if not base.sees(n)}))
+
+    def _moment_before(self, channel: Channel, age: timedelta) -> datetime:
+        statement = self._database.sql(_CUTOFF, before=self._database.later(":seconds"))
+        moment = self._database.dialect.moment(channel.rows(statement, {"seconds": -age.total_seconds()})[0][0])
+        assert moment is not None
+        return moment
+
+
+def _seen_by_all(bases: Sequence[Position]) -> Position:
+    """The position that sees what each of these sees."""
+    return Position.of(min(base.head for base in bases), (n for base in bases for n in base.open))
+
+
+def _deleted_of(passed: Position, highest: int) -> Position:
+    """Return the position that sees what was deleted: of what all had passed nothing above the highest deleted number.
+
+    A reader without a subscription compares it with its window. One that sees all that was passed would tell a reader
+    of the newest rows that rows were lost which are all there.
+    """
+    return Position.of(highest + 1, passed.open)

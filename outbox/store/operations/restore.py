@@ -1,0 +1,70 @@
+"""A log that was copied to another server: brought in line with the ids that this one draws."""
+
+from __future__ import annotations
+
+from outbox.errors import SubscriptionError
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+
+_LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now}"
+_LOCK = "LOCK TABLE {message}, {progress}, {lease} IN SHARE ROW EXCLUSIVE MODE"
+#: What some subscription had not seen is committed anew, by this transaction; all else lies before everything.
+#: A row from after the copy has an id of this server, which says nothing to positions of the other one: its time does.
+_RESTAMP = """
+    UPDATE {message} AS m SET xact_id = CASE WHEN EXISTS (
+        SELECT 1 FROM (
+            SELECT DISTINCT ON (subscription, partition) base, target, after_id, settled_at FROM {progress}
+            ORDER BY subscription, partition, generation DESC, epoch DESC, n DESC) AS p
+        WHERE m.created_at > p.settled_at
+           OR NOT pg_visible_in_snapshot(m.xact_id::text::xid8, p.base::pg_snapshot)
+              AND NOT (p.target IS NOT NULL AND m.id <= p.after_id
+                       AND pg_visible_in_snapshot(m.xact_id::text::xid8, p.target::pg_snapshot)))
+        THEN pg_current_xact_id()::text::bigint ELSE 0 END
+"""
+_BEGIN_ANEW = """
+    INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, settled_at)
+    SELECT subscription, generation, partition, epoch + 1, 0, '1:1:', {now} FROM {lease}
+"""
+_FENCE = "UPDATE {lease} SET epoch = epoch + 1, owner = NULL, lease_until = NULL"
+_ADOPT = """
+    UPDATE {meta} SET (system_identifier, database_oid) = (
+        SELECT i.system_identifier, i.database_oid FROM ({identity}) AS i)
+"""
+
+
+def restore(database: Database, channel: Channel) -> int:
+    """Give the rows of a copied log ids of this server; returns how many will be read again by somebody.
+
+    Subscriptions that stood far apart may see messages a second time, none misses one. The one permitted update of
+    the log; all workers must be stopped.
+
+    Raises:
+        SubscriptionError: a worker is alive.
+    """
+    with channel.transaction():
+        _require_no_worker(database, channel)
+        channel.run("SET LOCAL statement_timeout = 0")
+        channel.run(database.sql(_LOCK))
+        channel.run(database.sql(_RESTAMP))
+        channel.run(database.sql(_BEGIN_ANEW))
+        channel.run(database.sql(_FENCE))
+        channel.run(database.sql(_ADOPT, identity=database.dialect.identity))
+        return int(channel.rows(database.sql("SELECT count(*) FROM {message} WHERE xact_id > 0"))[0][0])
+
+
+def accept(database: Database, channel: Channel) -> None:
+    """Take the positions as they are, on a server that goes on with the same ids (`pg_upgrade` keeps them).
+
+    Raises:
+        SubscriptionError: a worker is alive.
+    """
+    with channel.transaction():
+        _require_no_worker(database, channel)
+        channel.run(database.sql(_ADOPT, identity=database.dialect.identity))
+
+
+def _require_no_worker(database: Database, channel: Channel) -> None:
+    live = channel.rows(database.sql(_LIVE))
+    if live:
+        names = ", ".join(sorted(row[0] for row in live))
+        raise SubscriptionError(f"a worker of {names} is alive; stop all workers first")

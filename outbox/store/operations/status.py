@@ -1,0 +1,259 @@
+"""How every subscription stands: what waits, since when, who works on it. Costs the same at any size of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.position import EARLIEST, Progress
+from outbox.model.subscription import Subscription
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.statements import Row
+from outbox.store.operations.parked_status import MOST_COUNTED, Count, Trouble, aside_status
+from outbox.store.subscriptions.leases import Holder, Leases, Partition
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.readers import Hold, Readers
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.store.transactions.half import REAL_TOPIC
+
+#: An estimate looks at so many places of the log, so many rows each.
+_PLACES = 32
+_ROWS_A_PLACE = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """How one subscription stands.
+
+    `backlog`: messages of the log that are not settled yet; of a subscription that checks back those without a verdict.
+    `lag`: for how many seconds the oldest message could have been sent that is not, of the backlog and of what is set
+    aside; 0 without any, and at most that if `lag_about`. What is delayed counts from when it is due, and dead letters
+    do not count; of a subscription that checks back only the backlog does. `parked`: messages set aside, by state.
+    `troubles`: those that did not succeed, with since when and why. `idle`: seconds since its last settle. `unread`: of
+    one that checks back, the messages of the backlog that were looked at, by real topic: how many, and when the oldest
+    was written. `hold`: of a reader outside of the database, since when and until when retention waits for it.
+    """
+
+    subscription: Subscription
+    backlog: Count
+    lag: float
+    lag_about: bool
+    holder: Holder | None
+    idle: float | None
+    parked: dict[str, Count]
+    troubles: tuple[Trouble, ...] = ()
+    unread: dict[str, tuple[int, datetime]] = field(default_factory=dict)
+    hold: Hold | None = None
+
+    @property
+    def is_run(self) -> bool:
+        """Whether a worker holds its lease."""
+        return self.holder is not None and self.holder.live
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one bounded look at unsettled rows found: rows in all, those that are selected, their extremes."""
+
+    rows: int
+    selected: int
+    oldest: datetime | None
+    youngest_row: datetime | None
+    first_id: int | None
+
+
+#: `{number}` is the column by which a position tells what is settled. The ORDER BY keeps never-analysed tables on the
+#: index (number, id); the limit comes before the selection, so that a rare topic costs no more than a common one.
+_FRESH = "SELECT {columns} FROM {message} WHERE {number} >= :head ORDER BY {number}, id LIMIT :limit"
+#: What committed late: a probe of the same index per number that is open at the position.
+_LATE = """
+    SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
+        SELECT {columns} FROM {message} WHERE {number} >= o.x AND {number} <= o.x
+        ORDER BY {number}, id LIMIT :limit) AS l
+    LIMIT :limit
+"""
+#: What is left of a window that is half done, by primary key from the id that it came to.
+_REST = "SELECT {columns}, {number} AS number FROM {message} WHERE id > :after ORDER BY id LIMIT :limit"
+#: What a bounded look at rows finds: how many, which of them are meant, and their extremes. `{since}` is from when on
+#: a row could have been sent.
+_LOOK = """
+    SELECT count(*), count(CASE WHEN {meant} THEN 1 END), min(CASE WHEN {meant} THEN {since} END),
+           max(created_at), min(id)
+    FROM ({rows}) AS r
+"""
+_BY_TOPIC = "SELECT {real_topic}, count(*), min(created_at) FROM ({rows}) AS r WHERE {meant} GROUP BY {real_topic}"
+#: A scalar sub-select, because any other form may be answered by reading all verdicts.
+UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL"
+#: A delayed message can be sent from when it is due.
+_DUE = "CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END"
+_LEFT = "(number < :target AND NOT {in_target} AND (number >= :head OR {in_base}))"
+#: The ends of the log, each one probe of the primary key.
+_LAST_ID = "SELECT max(id) FROM {message}"
+_SAMPLE = """
+    SELECT count(*), count(CASE WHEN {selected} AND {unsettled} THEN 1 END), max(id)
+    FROM (SELECT {columns}, {number} AS number FROM {message} WHERE id >= :first AND id < :end
+          ORDER BY id LIMIT :limit) AS r
+"""
+_UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND number < :target AND NOT {in_target})"
+_NOW = "SELECT {now}"
+
+
+def standings(database: Database, channel: Channel) -> tuple[datetime, list[Standing]]:
+    """How all subscriptions stand, by name, and the database's clock."""
+    now = database.dialect.moment(channel.rows(database.sql(_NOW))[0][0])
+    assert now is not None
+    return now, [_standing(database, channel, each, now) for each in Subscriptions(database).all(channel)]
+
+
+def _standing(database: Database, channel: Channel, subscription: Subscription, now: datetime) -> Standing:
+    partition = Partition(subscription.name, subscription.generation)
+    settled = ProgressLog(database).newest(channel, partition)
+    unsettled = _Unsettled(database, channel, subscription, Progress(EARLIEST) if settled is None else settled.progress)
+    aside = aside_status(database, channel, subscription.name)
+    oldest, about = unsettled.oldest()
+    # A transaction that is parked may be decided by now: how the pending ones stand is told by group.
+    parked_since = None if subscription.kind == "check" else aside.unsent_since
+    if parked_since is not None and (oldest is None or parked_since <= oldest):
+        oldest, about = parked_since, False
+    return Standing(
+        subscription=subscription,
+        backlog=unsettled.count(),
+        lag=0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
+        lag_about=about,
+        holder=Leases(database).look(channel, partition),
+        idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
+        parked=aside.counts,
+        troubles=aside.troubles,
+        unread=unsettled.by_topic() if subscription.kind == "check" else {},
+        hold=Readers(database).hold(channel, subscription),
+    )
+
+
+class _Unsettled:
+    """The rows of the log that a progress has not settled."""
+
+    def __init__(self, database: Database, channel: Channel, subscription: Subscription, progress: Progress) -> None:
+        self._database = database
+        self._channel = channel
+        self._progress = progress
+        # PostgreSQL has a column for it; elsewhere a row's own id tells what is settled.
+        self._number = "xact_id" if "xact_id" in database.tables.message.columns else "id"
+        topics, only = subscription.selection.topics, subscription.selection.only
+        of_topics = "topic <> :topics" if topics is None else database.among("topic", texts="topics")
+        of_writers = "coalesce(direct, '') <> :direct" if only is None else "direct = :direct"
+        tags = subscription.selection.tags
+        of_tags = "TRUE" if tags is None else database.among("tags", texts="tags")
+        is_check = subscription.kind == "check"
+        #: What it needs of a row: no more, because rows are copied for a look.
+        more = ", tags, key, headers" if tags is not None or is_check else ""
+        self._columns = f"id, topic, direct, created_at, deliver_at{more}"
+        self._since = "created_at" if is_check else _DUE
+        still_open = database.sql(UNDECIDED) if is_check else "TRUE"
+        self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open}"
+        self._common = {
+            "topics": HALF_TOPIC if topics is None else database.bind(topics),
+            "tags": database.bind(tags or ()),
+            "direct": subscription.selection.skips if only is None else only,
+            "limit": MOST_COUNTED + 1,
+        }
+        self._parts = [self._part(*look) for look in self._looks()]
+
+    def count(self) -> Count:
+        """How many are selected."""
+        counted = sum(part.selected for part in self._parts)
+        if self._all_seen and counted <= MOST_COUNTED:
+            return Count(counted)
+        return Count(max(counted, self._estimate()), about=True)
+
+    def oldest(self) -> tuple[datetime | None, bool]:
+        """From when on the oldest could have been sent; if none was looked at, a moment before which there is none."""
+        known = [part.oldest for part in self._parts if part.oldest is not None]
+        if known or self._all_seen:
+            return min(known, default=None), False
+        return max((part.youngest_row for part in self._parts if part.youngest_row is not None), default=None), True
+
+    @property
+    def _all_seen(self) -> bool:
+        return all(part.rows <= MOST_COUNTED for part in self._parts)
+
+    def by_topic(self) -> dict[str, tuple[int, datetime]]:
+        """Return the half messages that were looked at, by real topic: how many, and when the oldest was written."""
+        found: dict[str, tuple[int, datetime]] = {}
+        real_topic = self._database.dialect.header.format(headers="headers", name=REAL_TOPIC)
+        for rows, meant, parameters in self._looks():
+            for topic, number, oldest in self._rows(
+                _BY_TOPIC, parameters, rows=rows, meant=meant, real_topic=real_topic
+            ):
+                created = self._database.dialect.moment(oldest)
+                assert created is not None
+                known, since = found.get(topic, (0, created))
+                found[topic] = (known + number, min(since, created))
+        return found
+
+    def _looks(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
+        """Bounded looks: beyond the newer end of the progress, and at what is left of its window."""
+        end = self._progress.target or self._progress.base
+        yield _FRESH, "{selected}", {"head": end.head}
+        if end.open:
+            yield _LATE, "{selected}", {"open": list(end.open)}
+        if self._progress.target is not None:
+            yield _REST, "{selected} AND {left}", self._bounds
+
+    @property
+    def _bounds(self) -> dict[str, Any]:
+        """The progress as parameters; without a window, one that holds nothing."""
+        base, target, after = self._progress.base, self._progress.target or EARLIEST, self._progress.after
+        bind = self._database.bind
+        return {
+            "head": base.head,
+            "opened": bind(base.open),
+            "target": target.head,
+            "still": bind(target.open),
+            "after": -1 if after is None else after,
+        }
+
+    def _part(self, rows: str, meant: str, parameters: dict[str, Any]) -> _Part:
+        number, selected, oldest, youngest, first = self._rows(_LOOK, parameters, rows=rows, meant=meant)[0]
+        moment = self._database.dialect.moment
+        return _Part(number, selected, moment(oldest), moment(youngest), first)
+
+    def _estimate(self) -> int:
+        """From samples: how dense the ids are at many places, and how many of them are ours and not settled."""
+        after = self._progress.after
+        known = [part.first_id for part in self._parts if part.first_id is not None]
+        first = min(known if after is None else [*known, after + 1])
+        end = int(self._channel.rows(self._database.sql(_LAST_ID))[0][0] or 0) + 1
+        width = max(1, -(-(end - first) // _PLACES))
+        return round(sum(self._sampled(start, min(start + width, end)) for start in range(first, end, width)))
+
+    def _sampled(self, first: int, end: int) -> float:
+        span = {"first": first, "end": end, "limit": _ROWS_A_PLACE}
+        rows, ours, last = self._rows(_SAMPLE, {**self._bounds, **span})[0]
+        return float(ours if rows < _ROWS_A_PLACE else ours * (end - first) / (last - first + 1))
+
+    def _rows(
+        self, statement: str, parameters: dict[str, Any], *, rows: str = "", meant: str = "", **parts: str
+    ) -> Sequence[Row]:
+        """Run a statement; `rows` and `meant` are parts of it that have parts of their own."""
+        among = self._database.among
+        seen = {"in_base": among("number", numbers="opened"), "in_target": among("number", numbers="still")}
+        inner = {
+            "number": self._number,
+            "columns": self._columns,
+            "selected": self._selected,
+            "since": self._since,
+            "left": _LEFT.format(**seen),
+            "unsettled": _UNSETTLED.format(**seen),
+        }
+        text = self._database.sql(
+            statement,
+            rows=self._database.sql(rows, **inner),
+            meant=self._database.sql(meant, **inner),
+            **inner,
+            **parts,
+        )
+        return self._channel.rows(text, {**self._common, **parameters})

@@ -1,0 +1,1 @@
+"""What is kept of each subscription: leases, progress, parked messages, acks, readers."""

@@ -1,0 +1,134 @@
+"""Dead letters as people see them, and the wishes that they write on them. Only the lease holder carries wishes out."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from outbox.model.message import Message, stored_uuid
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import COLUMNS, Channel
+from outbox.store.dialects.statements import Row
+
+Verb = Literal["replay", "discard"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """Which dead letters are meant: these ids, or all; of this topic and key, where given."""
+
+    ids: tuple[int, ...] | None = None
+    topic: str | None = None
+    key: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetter:
+    """A parked message without its body, and what somebody wished for it."""
+
+    subscription: str
+    id: int
+    message_id: uuid.UUID
+    topic: str
+    key: str | None
+    state: str
+    attempts: int
+    error: str | None
+    created_at: datetime | None
+    parked_at: datetime | None
+    due_at: datetime | None
+    wish: str | None
+    wish_by: str | None
+    wish_reason: str | None
+    wish_at: datetime | None
+
+
+_FIELDS = """subscription, id, message_id, topic, key, state, attempts, error, created_at, parked_at, due_at, wish,
+    wish_by, wish_reason, wish_at"""
+#: By (subscription, state, id); at most `limit` rows, in the order of the log.
+_LIST = f"""
+    SELECT {_FIELDS} FROM {{parked}}
+    WHERE subscription = :subscription AND state = 'dead' AND id > :after AND {{chosen}}
+    ORDER BY id LIMIT :limit
+"""
+_COUNT = "SELECT count(*) FROM {parked} WHERE subscription = :subscription AND state = 'dead' AND {chosen}"
+#: By primary key, whatever the state: a person who looks for a message knows only its id.
+_ONE = f"SELECT {_FIELDS} FROM {{parked}} WHERE subscription = :subscription AND id = :id"
+_MESSAGE = f"""
+    SELECT {COLUMNS.format(body="body", direct="NULL AS direct")}, attempts + 1
+    FROM {{parked}} WHERE subscription = :subscription AND id = :id
+"""
+#: The last wish counts. Nothing else of the row is touched: it belongs to the lease holder.
+_WISH = """
+    UPDATE {parked} SET wish = :wish, wish_by = :by, wish_reason = :reason, wish_at = {now}
+    WHERE subscription = :subscription AND state = 'dead' AND {chosen}
+"""
+
+
+class DeadLetters:
+    """The dead letters of one subscription."""
+
+    def __init__(self, database: Database, subscription: str) -> None:
+        self._database = database
+        self._common = {"subscription": subscription}
+
+    def list(self, channel: Channel, chosen: Chosen, limit: int, after: int = -1) -> list[DeadLetter]:
+        """Dead letters with ids above `after`, in the order of the log."""
+        condition, parameters = self._condition(chosen)
+        statement = self._database.sql(_LIST, chosen=condition)
+        rows = channel.rows(statement, {**self._common, **parameters, "after": after, "limit": limit})
+        return [self._of(row) for row in rows]
+
+    def count(self, channel: Channel, chosen: Chosen) -> int:
+        """How many there are."""
+        condition, parameters = self._condition(chosen)
+        statement = self._database.sql(_COUNT, chosen=condition)
+        return int(channel.rows(statement, {**self._common, **parameters})[0][0])
+
+    def find(self, channel: Channel, id: int) -> tuple[DeadLetter, Message] | None:
+        """A parked message in whatever state, with all that it carries."""
+        parameters = {**self._common, "id": id}
+        rows = channel.rows(self._database.sql(_ONE), parameters)
+        messages = self._database.dialect.messages(channel.rows(self._database.sql(_MESSAGE), parameters))
+        return (self._of(rows[0]), messages[0]) if rows and messages else None
+
+    def wish(self, channel: Channel, chosen: Chosen, verb: Verb, by: str, reason: str | None) -> int:
+        """Write a wish on dead letters; returns on how many."""
+        condition, parameters = self._condition(chosen)
+        statement = self._database.sql(_WISH, chosen=condition)
+        return channel.run(statement, {**self._common, **parameters, "wish": verb, "by": by, "reason": reason})
+
+    def _condition(self, chosen: Chosen) -> tuple[str, dict[str, Any]]:
+        parts: list[str] = []
+        parameters: dict[str, Any] = {}
+        if chosen.ids is not None:
+            parts.append(self._database.among("id", numbers="ids"))
+            parameters["ids"] = self._database.bind(chosen.ids)
+        for name, value in (("topic", chosen.topic), ("key", chosen.key)):
+            if value is not None:
+                parts.append(f"{name} = :{name}")
+                parameters[name] = value
+        return " AND ".join(parts) or "TRUE", parameters
+
+    def _of(self, row: Row) -> DeadLetter:
+        moment = self._database.dialect.moment
+        subscription, id, message_id, topic, key, state, attempts, error, created, parked, due, *wish = row
+        return DeadLetter(
+            subscription=subscription,
+            id=id,
+            message_id=stored_uuid(message_id),
+            topic=topic,
+            key=key,
+            state=state,
+            attempts=attempts,
+            error=error,
+            created_at=moment(created),
+            parked_at=moment(parked),
+            due_at=moment(due),
+            wish=wish[0],
+            wish_by=wish[1],
+            wish_reason=wish[2],
+            wish_at=moment(wish[3]),
+        )

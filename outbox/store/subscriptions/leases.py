@@ -1,0 +1,172 @@
+"""Leases: the right of one worker at a time to a partition, fenced by an epoch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+
+_ACQUIRE = """
+    UPDATE {lease} SET owner = :owner, epoch = epoch + 1, renewals = 0, lease_until = {until}, length_ms = :length
+    WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+      AND (lease_until IS NULL OR owner = :owner OR ({claimed}))
+    RETURNING epoch
+"""
+_EXPIRED = "lease_until <= {now}"
+_AS_SEEN = "epoch = :seen_epoch AND renewals = :seen_renewals"
+_RENEW = """
+    UPDATE {lease} SET lease_until = {until}, renewals = renewals + 1
+    WHERE subscription = :subscription AND generation = :generation AND partition = :partition AND epoch = :epoch
+"""
+_RELEASE = """
+    UPDATE {lease} SET lease_until = NULL, owner = NULL
+    WHERE subscription = :subscription AND generation = :generation AND partition = :partition AND epoch = :epoch
+"""
+_LOOK = """
+    SELECT owner, epoch, renewals, lease_until, CASE WHEN lease_until > {now} THEN 1 ELSE 0 END, length_ms, notice,
+           noticed_at
+    FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+"""
+#: What is said again keeps its first moment.
+_NOTICE = """
+    UPDATE {lease} SET noticed_at = CASE WHEN notice = :notice THEN noticed_at ELSE {since} END, notice = :notice
+    WHERE subscription = :subscription
+"""
+#: Holds the row against a new epoch until the transaction ends, without a new version of it.
+_HOLD = """
+    SELECT 1 FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+      AND epoch = :epoch AND {incarnation} = :incarnation {lock}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """What a lease is for."""
+
+    subscription: str
+    generation: int = 1
+    partition: int = 0
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The key of its rows."""
+        return {"subscription": self.subscription, "generation": self.generation, "partition": self.partition}
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to a partition, under an epoch that nobody else will ever have."""
+
+    partition: Partition
+    epoch: int
+    owner: str
+
+    @property
+    def parameters(self) -> dict[str, object]:
+        """The key of its row, and the epoch that a write has to match."""
+        return {**self.partition.parameters, "epoch": self.epoch}
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who holds a lease, as others see it.
+
+    `length`: for how long the holder takes it each time; None where that was not written. `notice`: why a worker that
+    wants to work does not, as it said itself at `noticed_at`; removed by the next one that does.
+    """
+
+    owner: str | None
+    epoch: int
+    renewals: int
+    lease_until: datetime | None
+    live: bool
+    length: timedelta | None = None
+    notice: str | None = None
+    noticed_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """Which lease may be taken, besides one that was given back or is the taker's own.
+
+    `expired`: only one that has expired by the clock of the database. `seen`: only one that is as it was seen.
+    """
+
+    expired: bool = True
+    seen: Holder | None = None
+
+
+class Leases:
+    """The lease rows of one outbox."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._until = database.later(":seconds")
+        self._renew = database.sql(_RENEW, until=self._until)
+        self._release = database.sql(_RELEASE)
+        self._look = database.sql(_LOOK)
+        self._notice = database.sql(_NOTICE, since=database.later(":seconds"))
+        self._hold = database.sql(_HOLD, incarnation=database.dialect.incarnation, lock=database.dialect.share_lock)
+
+    def acquire(
+        self, channel: Channel, partition: Partition, owner: str, length: timedelta, claim: Claim | None = Claim()
+    ) -> Lease | None:
+        """Take a lease that was given back, is the owner's own, or may be claimed, under the next epoch.
+
+        An owner that lost its connection takes its own lease back at once: the epoch fences what it was at before.
+        `claim`: which others may be taken; None: no other.
+        """
+        parameters: dict[str, object] = {
+            **partition.parameters,
+            "owner": owner,
+            "seconds": length.total_seconds(),
+            "length": length // timedelta(milliseconds=1),
+        }
+        conditions = ["TRUE"] if claim is not None else ["FALSE"]
+        if claim is not None and claim.expired:
+            conditions.append(self._database.sql(_EXPIRED))
+        if claim is not None and claim.seen is not None:
+            conditions.append(_AS_SEEN)
+            parameters |= {"seen_epoch": claim.seen.epoch, "seen_renewals": claim.seen.renewals}
+        statement = self._database.sql(_ACQUIRE, until=self._until, claimed=" AND ".join(conditions))
+        rows = channel.rows(statement, parameters)
+        return Lease(partition, rows[0][0], owner) if rows else None
+
+    def renew(self, channel: Channel, lease: Lease, length: timedelta) -> bool:
+        """Extend the lease; False when it has gone to another epoch."""
+        return channel.run(self._renew, {**lease.parameters, "seconds": length.total_seconds()}) == 1
+
+    def release(self, channel: Channel, lease: Lease) -> None:
+        """Give the lease back, if it is still ours."""
+        channel.run(self._release, lease.parameters)
+
+    def look(self, channel: Channel, partition: Partition) -> Holder | None:
+        """Who holds the partition; None when there is no such partition."""
+        rows = channel.rows(self._look, partition.parameters)
+        if not rows:
+            return None
+        owner, epoch, renewals, until, live, length, notice, noticed = rows[0]
+        moment = self._database.dialect.moment
+        return Holder(
+            owner,
+            epoch,
+            renewals,
+            moment(until),
+            bool(live),
+            None if length is None else timedelta(milliseconds=length),
+            notice,
+            moment(noticed),
+        )
+
+    def note(self, channel: Channel, subscription: str, notice: str | None, *, since: float = 0.0) -> None:
+        """Say on the leases of a subscription why a worker does not work, or None: one does. Nothing else changes.
+
+        `since`: for how many seconds that has been so.
+        """
+        channel.run(self._notice, {"subscription": subscription, "notice": notice, "seconds": -since})
+
+    def hold(self, channel: Channel, lease: Lease, incarnation: str) -> bool:
+        """Inside a transaction: keep the lease until its end; False when it is lost, or the server is another."""
+        return bool(channel.rows(self._hold, {**lease.parameters, "incarnation": incarnation}))

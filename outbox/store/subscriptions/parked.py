@@ -1,0 +1,394 @@
+"""Parked messages: copies set aside, so that the position moves on. Only the lease holder changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+from outbox.errors import DatabaseError
+from outbox.model.message import Message
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import COLUMNS, Channel
+from outbox.store.dialects.statements import Row
+
+State = Literal["delayed", "waiting", "retry", "blocked", "dead"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Aside:
+    """Where messages go that were not done. One value serves all messages with the same fate.
+
+    `blocks`: later messages of their keys wait for them. `delay`: until they are due; None: when their turn comes, or,
+    for `delayed`, at their own `deliver_at`.
+    """
+
+    state: State
+    blocks: bool
+    attempts: int = 0
+    error: str | None = None
+    delay: timedelta | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a person asked of a dead letter."""
+
+    id: int
+    key: str | None
+    verb: Literal["replay", "discard"]
+    by: str | None
+    reason: str | None
+
+
+_ENVELOPE = "message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at, expires_at"
+
+#: Places between two neighbours of the log, for messages that fall due there.
+_BETWEEN = 1 << 20
+
+#: When more than so many are due, those that have been due for longest are looked at alone.
+CROWD = 2_000
+
+#: Copied inside the database: bodies never travel.
+_PARK = f"""
+    INSERT INTO {{parked}} (subscription, id, {_ENVELOPE}, state, blocks, place, attempts, due_at, error, parked_at)
+    SELECT CAST(:subscription AS text), id, {_ENVELOPE}, CAST(:state AS text), {{blocks}} AND key IS NOT NULL,
+           id * {_BETWEEN}, :attempts, {{due}}, :error, {{now}}
+    FROM {{message}} WHERE {{chosen}}
+    ON CONFLICT (subscription, id) DO NOTHING
+"""
+#: Of what could not be inserted: the first that is not the message which is parked under its id. By both primary keys.
+_OTHER = """
+    SELECT p.id FROM {parked} AS p JOIN {message} AS m ON m.id = p.id
+    WHERE p.subscription = :subscription AND {chosen} AND p.message_id <> m.message_id ORDER BY p.id LIMIT 1
+"""
+_CHANGE = """
+    UPDATE {parked} SET state = :state, blocks = {blocks} AND key IS NOT NULL, attempts = :attempts, due_at = {due},
+           error = :error
+    WHERE subscription = :subscription AND {chosen}
+"""
+_REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen}"
+#: Asked again inside the transaction: the last wish counts. Only dead letters have one.
+_DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND wish = 'discard'"
+#: What stands behind them is released with that; by the partial index of those that block others.
+_UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state = 'dead'"
+#: Keys with something that is not blocked itself, perhaps more than once: bounded by the limit, whatever the planner
+#: makes of it, where a DISTINCT reads all of them before it returns the first.
+_KEYS = """
+    SELECT key FROM {parked} WHERE subscription = :subscription AND blocks AND state <> 'blocked' LIMIT :limit
+"""
+_BLOCKED_AMONG = """
+    SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks AND {chosen}
+"""
+_EARLIER = """
+    SELECT 1 FROM {parked} AS e
+    WHERE e.subscription = p.subscription AND e.key = p.key AND e.blocks AND (e.place, e.id) < (p.place, p.id)
+"""
+#: An earlier message of the key still waits for something. Carried by the partial index of those that block others and
+#: are not blocked themselves: of a key with many thousands there are few.
+_UNREADY = f"""
+    (EXISTS ({_EARLIER} AND e.state <> 'blocked' AND (e.state = 'dead' OR e.due_at > {{moment}} OR {{sick_e}}))
+     OR CASE WHEN :some_sick THEN EXISTS ({_EARLIER} AND {{sick_e}}) ELSE false END)
+"""
+#: Blocked keys that nothing holds back: asked once, when a lease is taken; later the holder knows by itself.
+_RELEASED = f"""
+    SELECT DISTINCT p.key FROM {{parked}} AS p
+    WHERE p.subscription = :subscription AND p.state = 'blocked' AND p.key IS NOT NULL AND NOT {_UNREADY}
+"""
+#: Due heads of keys, and what stood behind heads that are gone. Carried by the partial indexes on due_at and place;
+#: bodies are fetched after the cut, so that they do not travel through sorting and counting.
+_READY = f"""
+    SELECT {COLUMNS.format(body="CASE WHEN c.cut <= :bytes OR c.nth = 1 THEN body END", direct="NULL AS direct")},
+           attempts + 1, state, CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END
+    FROM (SELECT id AS ready_id, row_number() OVER (ORDER BY place, id) AS nth,
+                 sum(size) OVER (ORDER BY place, id) AS cut
+          FROM (SELECT p.id, p.place, length(p.body) AS size FROM {{parked}} AS p
+                WHERE p.subscription = :subscription
+                  AND NOT {{sick_p}}
+                  AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{moment}})
+                       OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
+                  AND NOT {_UNREADY}
+                ORDER BY p.place, p.id LIMIT :limit) AS r) AS c
+    JOIN {{parked}} AS m ON m.subscription = :subscription AND m.id = c.ready_id
+    ORDER BY c.nth
+"""
+#: Whether so many are due that it would take long to sort them. By the partial index on due_at, as the next one.
+_CROWDED = """
+    SELECT 1 FROM {parked}
+    WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at <= {now}
+    ORDER BY due_at LIMIT 1 OFFSET :crowd
+"""
+#: When the last of those was due that are looked at first: so many of them have their turn.
+_HORIZON = f"""
+    SELECT p.due_at FROM {{parked}} AS p
+    WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state <> 'delayed'
+      AND p.due_at <= {{now}} AND NOT {{sick_p}} AND NOT {_UNREADY}
+    ORDER BY p.due_at LIMIT 1 OFFSET :limit
+"""
+#: Delayed messages take their places in their keys' order now that they are due, in the order in which they fell due:
+#: behind all of the key that is held back now, before what comes later.
+_FALL_DUE = """
+    WITH due AS (
+        SELECT id, key, due_at, place FROM {parked}
+        WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now}
+        ORDER BY due_at, id LIMIT :limit),
+    placed AS (
+        SELECT d.id AS due_id, row_number() OVER (PARTITION BY d.key ORDER BY d.due_at, d.id) + coalesce(
+            (SELECT max(e.place) FROM {parked} AS e
+             WHERE e.subscription = :subscription AND e.key = d.key AND e.blocks),
+            min(d.place) OVER (PARTITION BY d.key) - 1) AS due_place
+        FROM due AS d)
+    UPDATE {parked} SET state = 'blocked', blocks = key IS NOT NULL, due_at = NULL, place = due_place
+    FROM placed WHERE subscription = :subscription AND id = due_id
+    RETURNING key
+"""
+_SOME_FELL_DUE = """
+    SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} LIMIT 1
+"""
+#: The next one only: those that are due already have just been looked at.
+_NEXT_DUE = """
+    SELECT {seconds} FROM {parked}
+    WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at > {now}
+    ORDER BY due_at LIMIT 1
+"""
+_WAITING = """
+    SELECT count(*) FROM (
+        SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' LIMIT :limit) AS w
+"""
+#: What waits for the destination, and what stands behind it in its keys; by (subscription, state, id), and by the key.
+_WAITED = """
+    SELECT count(*) FROM (
+        SELECT 1 FROM {parked} AS w WHERE w.subscription = :subscription AND w.state = 'waiting' AND {of_topic}
+        UNION ALL
+        SELECT 1 FROM {parked} AS b
+        WHERE b.subscription = :subscription AND b.state = 'blocked' AND b.key IN (
+            SELECT w.key FROM {parked} AS w
+            WHERE w.subscription = :subscription AND w.state = 'waiting' AND w.key IS NOT NULL AND {of_topic}
+            LIMIT :limit)
+        LIMIT :limit) AS n
+"""
+#: `id + 0` keeps the planner off the primary key, on which there may be a million others.
+_WISHES = """
+    SELECT id, key, wish, wish_by, wish_reason FROM {parked}
+    WHERE subscription = :subscription AND wish IS NOT NULL ORDER BY id + 0 LIMIT :limit
+"""
+#: A person wants it delivered, so it does not expire again.
+_REPLAY = """
+    UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = key IS NOT NULL, expires_at = NULL,
+           wish = NULL, wish_by = NULL, wish_reason = NULL, wish_at = NULL
+    WHERE subscription = :subscription AND {chosen} AND wish = 'replay'
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """Messages that are not to be tried, by log id and by key; of the keys all `but` these."""
+
+    ids: Collection[int | None] = ()
+    keys: Collection[str | None] = ()
+    but: Collection[int | None] = ()
+
+
+NOTHING_HELD = Held()
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A parked message whose turn has come."""
+
+    message: Message
+    state: State
+    expired: bool
+
+
+class Parked:
+    """The parked messages of one subscription."""
+
+    def __init__(self, database: Database, subscription: str) -> None:
+        self.subscription = subscription
+        self._database = database
+        self._common = {"subscription": subscription}
+
+    def park(self, channel: Channel, fates: dict[Aside, list[int]]) -> None:
+        """Copy messages out of the log; inside the transaction of a settle. What is parked already stays as it is.
+
+        Raises:
+            DatabaseError: another message is parked under the id of one of these.
+        """
+        for aside, ids in fates.items():
+            if self._place(channel, _PARK, aside, ids) < len(ids):
+                self._require_same(channel, ids)
+
+    def change(self, channel: Channel, fates: dict[Aside, list[int]]) -> None:
+        """Give messages that are parked already another state."""
+        for aside, ids in fates.items():
+            self._place(channel, _CHANGE, aside, ids)
+
+    def remove(self, channel: Channel, ids: Collection[int]) -> None:
+        """Forget messages that are done."""
+        if ids:
+            self._run(channel, _REMOVE, ids=ids)
+
+    def keys(self, channel: Channel, limit: int) -> set[str] | None:
+        """Keys that are held back by more than their turn, see `released_keys`; None: perhaps more than `limit`."""
+        rows = channel.rows(self._database.sql(_KEYS), {**self._common, "limit": limit + 1})
+        return {row[0] for row in rows} if len(rows) <= limit else None
+
+    def held_among(self, channel: Channel, keys: Collection[str]) -> set[str]:
+        """Which of these keys are held back."""
+        statement = self._database.sql(_BLOCKED_AMONG, chosen=self._database.among("key", texts="keys"))
+        return {row[0] for row in channel.rows(statement, {**self._common, "keys": self._database.bind(keys)})}
+
+    def released_keys(self, channel: Channel, sick: Collection[str] = ()) -> set[str]:
+        """Keys with blocked messages that nothing holds back."""
+        statement = self._database.sql(_RELEASED, sick_e=self._is_sick("e"), moment=self._database.dialect.now)
+        return {row[0] for row in channel.rows(statement, {**self._common, **self._sick(sick)})}
+
+    def ready(
+        self,
+        channel: Channel,
+        released: Collection[str],
+        sick: Collection[str],
+        rows: int,
+        bytes: int,
+        *,
+        held: Held = NOTHING_HELD,
+    ) -> list[Ready]:
+        """Messages whose turn has come, in the order of their keys, as many as fit.
+
+        `released`: keys whose blocked messages may go. `sick`: topics whose waiting messages are not to be tried.
+        `held`: messages that are not to be tried either.
+        """
+        bound = {
+            **self._common,
+            **self._sick(sick, held),
+            "released": self._database.bind(released),
+            "limit": rows,
+            "bytes": bytes,
+        }
+        found: list[Row] = []
+        if channel.rows(self._database.sql(_CROWDED), {**self._common, "crowd": CROWD}):
+            found = self._ready_at_horizon(channel, bound)
+        # Also if nothing is ready at the horizon: of each key the first may have been due for a shorter time.
+        found = found or self._ready(channel, bound, self._database.dialect.now)
+        fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
+        messages = self._database.dialect.messages([row[:13] for row in fitting])
+        return [Ready(message, row[13], bool(row[14])) for message, row in zip(messages, fitting, strict=True)]
+
+    def _ready_at_horizon(self, channel: Channel, bound: dict[str, Any]) -> list[Row]:
+        """What was ready when few were due; of each key these come first of all that are ready now."""
+        parts = {"sick_e": self._is_sick("e"), "sick_p": self._is_sick("p"), "moment": self._database.dialect.now}
+        horizon = channel.rows(self._database.sql(_HORIZON, **parts), bound)
+        if not horizon:
+            return []
+        moment = self._database.dialect.moment(horizon[0][0])
+        assert moment is not None
+        return self._ready(channel, {**bound, "moment": self._database.dialect.bind_moment(moment)}, ":moment")
+
+    def _ready(self, channel: Channel, bound: dict[str, Any], moment: str) -> list[Row]:
+        statement = self._database.sql(
+            _READY,
+            sick_e=self._is_sick("e"),
+            sick_p=self._is_sick("p"),
+            released=self._database.among("p.key", texts="released"),
+            moment=moment,
+        )
+        return channel.rows(statement, bound)
+
+    def _is_sick(self, row: str) -> str:
+        among = self._database.among
+        key, id = f"coalesce({row}.key, '')", f"{row}.id"  # no key is empty
+        held = f"{among(key, texts='held_keys')} AND NOT {among(id, numbers='held_but')}"
+        return f"({among(f'{row}.topic', texts='sick')} OR {among(id, numbers='held_ids')} OR ({held}))"
+
+    def _sick(self, topics: Collection[str], held: Held = NOTHING_HELD) -> dict[str, Any]:
+        bind = self._database.bind
+        return {
+            "sick": bind(topics),
+            "held_ids": bind(held.ids),
+            "held_keys": bind(held.keys),
+            "held_but": bind(held.but),
+            "some_sick": bool(topics or held.ids or held.keys),
+        }
+
+    def some_fell_due(self, channel: Channel) -> bool:
+        """Whether there is anything for `fall_due` to write."""
+        return bool(channel.rows(self._database.sql(_SOME_FELL_DUE), self._common))
+
+    def fall_due(self, channel: Channel, limit: int) -> list[str | None]:
+        """Let delayed messages that are due take their place in their keys' order; returns those keys."""
+        statement = self._database.sql(_FALL_DUE)
+        return [row[0] for row in channel.rows(statement, {**self._common, "limit": limit})]
+
+    def next_due(self, channel: Channel) -> float | None:
+        """Seconds until the next parked message falls due; None without any."""
+        seconds = self._database.dialect.seconds.format(since=self._database.dialect.now, until="due_at")
+        rows = channel.rows(self._database.sql(_NEXT_DUE, seconds=seconds), self._common)
+        return rows[0][0] if rows else None
+
+    def waiting(self, channel: Channel, limit: int) -> int:
+        """How many messages wait for their destination, counted up to `limit`."""
+        return int(channel.rows(self._database.sql(_WAITING), {**self._common, "limit": limit})[0][0])
+
+    def waited(self, channel: Channel, topic: str | None, limit: int) -> int:
+        """How many messages wait for the destination to accept a topic (None: any), counted up to `limit`."""
+        of_topic = "TRUE" if topic is None else "w.topic = :topic"
+        parameters = {**self._common, "topic": topic, "limit": limit}
+        return int(channel.rows(self._database.sql(_WAITED, of_topic=of_topic), parameters)[0][0])
+
+    def wishes(self, channel: Channel, limit: int) -> list[Wish]:
+        """What people have asked for."""
+        return [Wish(*row) for row in channel.rows(self._database.sql(_WISHES), {**self._common, "limit": limit})]
+
+    def discard(self, channel: Channel, ids: Collection[int]) -> None:
+        """Forget dead letters, as somebody wishes."""
+        if ids:
+            self._run(channel, _DISCARD, ids=ids)
+
+    def replay(self, channel: Channel, ids: Collection[int]) -> None:
+        """Make dead letters due now, with all their attempts before them."""
+        if ids:
+            self._run(channel, _REPLAY, ids=ids)
+
+    def unblock_dead(self, channel: Channel) -> None:
+        """Have dead letters hold back their keys no longer; inside the transaction that alters the policy."""
+        channel.run(self._database.sql(_UNBLOCK), self._common)
+
+    def _require_same(self, channel: Channel, ids: Collection[int]) -> None:
+        """Refuse to take another message for one of these: it would be lost, because the position passes it."""
+        statement = self._database.sql(_OTHER, chosen=self._database.among("p.id", numbers="ids"))
+        found = channel.rows(statement, {**self._common, "ids": self._database.bind(ids)})
+        if found:
+            name, id = self._common["subscription"], found[0][0]
+            raise DatabaseError(
+                f"{name}: message {id} of the log cannot be set aside, because another message is parked under this id;"
+                " nothing was settled. Ids are given out again when the log was truncated or its sequence restored:"
+                " run outbox db check, which says how to mend the sequence. Then replay or discard the parked message"
+                f" (outbox dead show {id} --name {name}); the worker goes on when it is gone"
+            )
+
+    def _run(self, channel: Channel, statement: str, ids: Collection[int]) -> None:
+        chosen = self._database.among("id", numbers="ids")
+        channel.run(self._database.sql(statement, chosen=chosen), {**self._common, "ids": self._database.bind(ids)})
+
+    def _place(self, channel: Channel, statement: str, aside: Aside, ids: Sequence[int]) -> int:
+        seconds = None if aside.delay is None else aside.delay.total_seconds()
+        due = (
+            "deliver_at"
+            if aside.state == "delayed"
+            else "NULL"
+            if seconds is None
+            else self._database.later(":seconds")
+        )
+        parameters = {
+            **self._common,
+            "ids": self._database.bind(ids),
+            "state": aside.state,
+            "attempts": aside.attempts,
+            "error": aside.error,
+            "seconds": seconds,
+        }
+        blocks = "TRUE" if aside.blocks else "FALSE"
+        chosen = self._database.among("id", numbers="ids")
+        return channel.run(self._database.sql(statement, blocks=blocks, due=due, chosen=chosen), parameters)

@@ -1,0 +1,85 @@
+"""Progress: how far a partition came, appended at every settle; the newest row counts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from outbox.model.position import Position, Progress
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.subscriptions.leases import Lease, Partition
+
+_NEWEST = """
+    SELECT base, target, after_id, settled_at FROM {progress}
+    WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+    ORDER BY epoch DESC, n DESC LIMIT 1
+"""
+#: One statement settles a batch: it writes only while the lease row carries our epoch, on the server that was read.
+_SETTLE = """
+    WITH mine AS (
+        SELECT 1 AS one FROM {lease}
+        WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+          AND epoch = :epoch AND {incarnation} = :incarnation {lock})
+    INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, target, after_id, settled_at)
+    SELECT CAST(:subscription AS text), :generation, :partition, :epoch, :n, CAST(:base AS text),
+           CAST(:target AS text), CAST(:after AS bigint), {now} FROM mine
+    RETURNING n
+"""
+#: Never the newest, whoever wrote it: it says where the partition stands.
+_PRUNE = """
+    DELETE FROM {progress} AS old
+    WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+      AND settled_at < {yesterday} AND EXISTS (
+          SELECT 1 FROM {progress} AS newer
+          WHERE newer.subscription = old.subscription AND newer.generation = old.generation
+            AND newer.partition = old.partition AND (newer.epoch, newer.n) > (old.epoch, old.n))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A progress as it is stored."""
+
+    progress: Progress
+    settled_at: datetime
+
+
+class ProgressLog:
+    """The progress rows of one outbox."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        dialect = database.dialect
+        self._newest = database.sql(_NEWEST)
+        self._settle = database.sql(_SETTLE, incarnation=dialect.incarnation, lock=dialect.share_lock)
+        self._prune = database.sql(_PRUNE, yesterday=database.later("-86400"))
+
+    def newest(self, channel: Channel, partition: Partition) -> Settled | None:
+        """The progress that counts."""
+        rows = channel.rows(self._newest, partition.parameters)
+        if not rows:
+            return None
+        base, target, after, settled_at = rows[0]
+        progress = Progress(Position.parse(base), None if target is None else Position.parse(target), after)
+        moment = self._database.dialect.moment(settled_at)
+        assert moment is not None
+        return Settled(progress, moment)
+
+    def settle(self, channel: Channel, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
+        """Append progress as the lease's `n`-th; False when the lease is lost or the server is another: nothing is
+        written then.
+        """
+        parameters = {
+            **lease.parameters,
+            "n": n,
+            "base": str(progress.base),
+            "target": None if progress.target is None else str(progress.target),
+            "after": progress.after,
+            "incarnation": incarnation,
+        }
+        return len(channel.rows(self._settle, parameters)) == 1
+
+    def prune(self, channel: Channel, partition: Partition) -> None:
+        """Delete rows that no longer count, a day after they were written."""
+        channel.run(self._prune, partition.parameters)

@@ -1,0 +1,151 @@
+"""Readers outside of the database, as an extract to an archive is one: retention waits for them, but not for ever.
+
+Where such a reader stands is told by what it has written elsewhere; here is a copy, by which purge goes. A reader that
+made no progress for as long as its hold is released: purge goes on without it, and its next run finds the gap.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from outbox.errors import SubscriptionError
+from outbox.model.position import Position
+from outbox.model.subscription import Subscription, check_of, subscription_of
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.subscriptions.leases import Partition
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
+
+LONGEST_HOLD = timedelta(days=3650)
+
+_REGISTER = """
+    INSERT INTO {subscription} (name, kind, destination, created_at) VALUES (:name, 'extract', :archive, {now})
+    ON CONFLICT (name) DO NOTHING
+"""
+#: There for `drop`, as of any subscription; no worker takes it.
+_LEASE = """
+    INSERT INTO {lease} (subscription, generation, partition) VALUES (:name, 1, 0)
+    ON CONFLICT (subscription, generation, partition) DO NOTHING
+"""
+_DECLARE = "UPDATE {subscription} SET topics = :topics, hold_ms = :hold WHERE name = :name AND kind = 'extract'"
+_NEWEST = """
+    SELECT epoch, n, base FROM {progress} WHERE subscription = :subscription AND generation = :generation
+      AND partition = :partition ORDER BY epoch DESC, n DESC LIMIT 1
+"""
+_APPEND = """
+    INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, settled_at)
+    VALUES (:subscription, :generation, :partition, :epoch, :n, :base, {now})
+    ON CONFLICT (subscription, generation, partition, epoch, n) DO NOTHING
+"""
+_NOW = "SELECT {now}"
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """For how long a reader holds retention back: since its last progress, until a moment. `released`: that is over."""
+
+    since: datetime
+    until: datetime
+    released: bool
+
+
+class Readers:
+    """The readers outside of the database that are registered in one outbox."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._subscriptions = Subscriptions(database)
+        self._progress = ProgressLog(database)
+
+    def register(
+        self, channel: Channel, name: str, *, archive: str, hold: timedelta, topics: Sequence[str] | None = None
+    ) -> Subscription:
+        """Create the subscription of an archive, or find it; the hold and the topics that are given now count.
+
+        Retention waits for it from its first progress on.
+
+        Raises:
+            SubscriptionError: the name is that of a relay, of another archive or reserved; or the hold is out of range.
+        """
+        self.require_registrable(channel, name, archive=archive, hold=hold)
+        with channel.transaction():
+            channel.run(self._database.sql(_REGISTER), {"name": name, "archive": archive})
+            # Somebody else may have been quicker.
+            self._require_free(self._subscriptions.get(channel, name), name, archive)
+            channel.run(self._database.sql(_LEASE), {"name": name})
+            declared = {
+                "name": name,
+                "topics": None if topics is None else json.dumps(sorted(set(topics))),
+                "hold": hold // timedelta(milliseconds=1),
+            }
+            channel.run(self._database.sql(_DECLARE), declared)
+        return self._subscriptions.get(channel, name)
+
+    def require_registrable(self, channel: Channel, name: str, *, archive: str, hold: timedelta) -> None:
+        """See that an archive may have a name.
+
+        Raises:
+            SubscriptionError: the name is that of a relay, of another archive or reserved; or the hold is out of range.
+        """
+        _require_sound(name, hold)
+        self._require_free(self._subscriptions.find(channel, name), name, archive)
+
+    def window(self, channel: Channel, name: str) -> int:
+        """Return the number of the last window that was told; 0: there is none, or no reader of this name."""
+        stored = channel.rows(self._database.sql(_NEWEST), Partition(name).parameters)
+        return stored[0][1] if stored else 0
+
+    def advance(self, channel: Channel, name: str, window: int, position: Position) -> None:
+        """Store how far an archive is by its own account: all that `position` sees, with its `window`-th window.
+
+        Harmless when that is stored, and then it does not count as progress. An archive that went back, restored from
+        a backup say, takes its subscription along.
+        """
+        partition = Partition(name)
+        stored = channel.rows(self._database.sql(_NEWEST), partition.parameters)
+        epoch, n, base = stored[0] if stored else (0, window - 1, None)
+        if (n, base) == (window, str(position)):
+            return
+        place = {"epoch": epoch + (n >= window), "n": window, "base": str(position)}
+        channel.run(self._database.sql(_APPEND), {**partition.parameters, **place})
+        self._progress.prune(channel, partition)
+
+    def hold(self, channel: Channel, subscription: Subscription) -> Hold | None:
+        """Return how a reader holds retention back, by the database's clock; None: it is no such reader."""
+        if subscription.hold is None:
+            return None
+        settled = self._progress.newest(channel, Partition(subscription.name, subscription.generation))
+        since = subscription.created_at if settled is None else settled.settled_at
+        now = self._database.dialect.moment(channel.rows(self._database.sql(_NOW))[0][0])
+        until = since + subscription.hold
+        assert now is not None
+        return Hold(since, until, released=until <= now)
+
+    def _require_free(self, stored: Subscription | None, name: str, archive: str) -> None:
+        if stored is None:
+            return
+        if stored.kind != "extract":
+            raise SubscriptionError(
+                f"{name!r} is the name of a subscription of another kind: {stored.kind}, not extract; use another name"
+            )
+        if stored.destination != archive:
+            drop = f"outbox subscriptions drop {shlex.quote(name)}"
+            raise SubscriptionError(
+                f"{name!r} is registered for the archive {stored.destination}, not for {archive}; use another name, or,"
+                f" if it is the same archive in another place, run before: {drop}"
+            )
+
+
+def _require_sound(name: str, hold: timedelta) -> None:
+    if not name or subscription_of(name) is not None or name.startswith(check_of("")):
+        raise SubscriptionError(f"{name!r} cannot be the name of an extract: others are made by that form; use another")
+    if not timedelta(0) < hold <= LONGEST_HOLD:
+        raise SubscriptionError(
+            f"hold: must be longer than 0 and at most {LONGEST_HOLD.days}d, not {hold}; 30d leaves a month to mend what"
+            " stopped the extract"
+        )

@@ -1,0 +1,260 @@
+"""Subscriptions: named readers of the log, each with one selection, one destination and one policy."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from outbox.errors import SubscriptionError
+from outbox.model.position import EARLIEST, Progress
+from outbox.model.subscription import Declaration, Start, Subscription, compensation_of, subscription_of
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.statements import Row
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.acks import Acks
+
+_COLUMNS = "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, hold_ms"
+_FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
+_ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
+_CREATE = """
+    INSERT INTO {subscription}
+        (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags)
+    VALUES (:name, :topics, :destination, :on_dead, 1, 1, {now}, :grace_ms, :kind, :tags) ON CONFLICT (name) DO NOTHING
+"""
+_DECLARE = """
+    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead
+    WHERE name = :name AND destination IS NULL
+"""
+_ALTER = """
+    UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, grace_ms = :grace_ms
+    WHERE name = :name
+"""
+_LEASE = """
+    INSERT INTO {lease} (subscription, generation, partition, epoch, renewals)
+    VALUES (:name, 1, 0, 0, 0) ON CONFLICT (subscription, generation, partition) DO NOTHING
+"""
+_FIRST_PROGRESS = """
+    INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, target, after_id, settled_at)
+    VALUES (:name, 1, 0, 0, 0, :base, :target, :after, {now})
+    ON CONFLICT (subscription, generation, partition, epoch, n) DO NOTHING
+"""
+#: The first id that is not older than a moment: ids rise with time, nearly, so a search by halves finds it.
+_CREATED_AT = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
+_IDS = "SELECT min(id), max(id) FROM {message}"
+
+
+class Subscriptions:
+    """All subscriptions of one outbox."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def find(self, channel: Channel, name: str) -> Subscription | None:
+        """The subscription of that name."""
+        rows = channel.rows(self._database.sql(_FIND), {"name": name})
+        return self._of(rows[0]) if rows else None
+
+    def all(self, channel: Channel) -> list[Subscription]:
+        """Every subscription, by name."""
+        return [self._of(row) for row in channel.rows(self._database.sql(_ALL))]
+
+    def get(self, channel: Channel, name: str) -> Subscription:
+        """The subscription of that name, or an error that says which there are."""
+        found = self.find(channel, name)
+        if found is None:
+            known = ", ".join(s.name for s in self.all(channel)) or "none"
+            raise SubscriptionError(f"there is no subscription {name!r}; there are: {known}")
+        return found
+
+    def declare(self, channel: Channel, declared: Declaration, start: Start = "earliest") -> Subscription:
+        """Find the subscription, create it at `start`, or give one that has none yet its selection and destination.
+
+        Any number of processes may do so at once: the first creates it, and the others find it.
+
+        Raises:
+            SubscriptionError: it stands there with another selection, destination or policy. Two workers of one name
+                and different selections would pass over each other's messages. Or what its direct writers leave behind
+                goes to another destination.
+        """
+        stored = self.check(channel, declared)
+        if stored is not None and (stored.destination is not None or declared.destination is None):
+            return stored
+        if stored is None:
+            self._create(channel, declared, start)
+        if declared.destination is not None:
+            values = self._values(declared)
+            channel.run(self._database.sql(_DECLARE), {**values, "on_dead": declared.on_dead or "block"})
+        stored = self.get(channel, declared.name)
+        self._require_same(stored, declared)
+        return stored
+
+    def check(self, channel: Channel, declared: Declaration) -> Subscription | None:
+        """Refuse what `declare` would refuse, and write nothing; the subscription as it stands there."""
+        stored = self.find(channel, declared.name)
+        if stored is not None and (stored.destination is not None or declared.destination is None):
+            self._require_same(stored, declared)
+        follower = self.find(channel, compensation_of(declared.name))
+        if follower is not None and None not in (follower.destination, declared.destination):
+            self._require_same_destination(follower, declared)
+        return stored
+
+    def alter(self, channel: Channel, changed: Subscription) -> None:
+        """Store another selection, destination or policy. Whoever calls holds the lease."""
+        values = {
+            "name": changed.name,
+            "topics": _topics_text(changed.topics),
+            "destination": changed.destination,
+            "on_dead": changed.on_dead,
+            "grace_ms": _milliseconds(changed.grace),
+        }
+        channel.run(self._database.sql(_ALTER), values)
+
+    def drop(self, channel: Channel, name: str) -> None:
+        """Forget a subscription, with its leases, progress and parked messages; of a compensation also the acks."""
+        with channel.transaction():
+            for table in ("parked", "progress", "lease"):
+                channel.run(self._database.sql(f"DELETE FROM {{{table}}} WHERE subscription = :name"), {"name": name})
+            followed = subscription_of(name)
+            if followed is not None:
+                Acks(self._database, followed).forget(channel)
+            channel.run(self._database.sql("DELETE FROM {subscription} WHERE name = :name"), {"name": name})
+
+    def _create(self, channel: Channel, declared: Declaration, start: Start) -> None:
+        # The position is captured before the transaction: inside it an id of our own would stand in the way.
+        if declared.grace and isinstance(start, datetime):
+            raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
+        progress = self._first_progress(channel, start)
+        place = {
+            "base": str(progress.base),
+            "target": progress.target and str(progress.target),
+            "after": progress.after,
+        }
+        with channel.transaction():
+            grace = _milliseconds(declared.grace or timedelta(0))
+            row = {
+                **self._values(declared),
+                "kind": declared.kind,
+                "tags": None if declared.tags is None else json.dumps(declared.tags),
+                "on_dead": declared.on_dead or "block",
+                "grace_ms": grace,
+            }
+            if channel.run(self._database.sql(_CREATE), row):
+                channel.run(self._database.sql(_LEASE), {"name": declared.name})
+                channel.run(self._database.sql(_FIRST_PROGRESS), {"name": declared.name, **place})
+
+    def _first_progress(self, channel: Channel, start: Start) -> Progress:
+        if start == "earliest":
+            return Progress(EARLIEST)
+        now = Log(self._database).now(channel).position
+        if start == "latest":
+            return Progress(now)
+        return Progress(EARLIEST, now, self._last_before(channel, start))
+
+    def _last_before(self, channel: Channel, moment: datetime) -> int:
+        """The id before the first one that was created at `moment` or later."""
+        lowest, highest = channel.rows(self._database.sql(_IDS))[0]
+        low, high = lowest or 0, (highest or -1) + 1
+        while low < high:
+            middle = (low + high) // 2
+            found = channel.rows(self._database.sql(_CREATED_AT), {"id": middle})
+            # Nothing there any more: purged while we search.
+            id, created_at = found[0] if found else (high - 1, None)
+            if (self._database.dialect.moment(created_at) or moment) < moment:
+                low = id + 1
+            else:
+                high = middle
+        return low - 1
+
+    def _require_same(self, stored: Subscription, declared: Declaration) -> None:
+        if stored.kind != declared.kind:
+            raise SubscriptionError(
+                f"{stored.name!r} is the name of a subscription of another kind: {stored.kind}, not {declared.kind};"
+                " use another name"
+            )
+        topics = None if declared.topics is None else tuple(sorted(set(declared.topics)))
+        destination = declared.destination or stored.destination
+        on_dead = declared.on_dead or stored.on_dead
+        # A longer one does no harm: whoever counts on it has been waited for.
+        grace = max(declared.grace or stored.grace, stored.grace)
+        differing = [
+            (f"has {what} {_shown(there)}, this worker asks for {_shown(here)}", option)
+            for what, there, here, option in (
+                ("topics", stored.topics, topics, _topics_option(topics)),
+                ("destination", stored.destination, destination, _option("to", destination)),
+                ("on-dead", stored.on_dead, on_dead, _option("on-dead", on_dead)),
+                ("grace", stored.grace, grace, _option("grace", f"{_milliseconds(grace)}ms")),
+            )
+            if there != here
+        ]
+        if differing:
+            # A compensation has a grace of its own; all else follows its subscription.
+            altered = stored.name if stored.grace != grace else stored.direct or stored.name
+            instead = (
+                f"--transaction-timeout {_milliseconds(stored.grace)}ms"
+                if stored.kind == "check" and stored.grace != grace
+                else "another --name"
+            )
+            raise SubscriptionError(
+                f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}; give this worker"
+                f" {instead}, or stop the workers and run: outbox subscriptions alter {altered}"
+                f" {' '.join(option for _, option in differing)}"
+            )
+
+    def _require_same_destination(self, follower: Subscription, declared: Declaration) -> None:
+        if follower.destination != declared.destination:
+            raise SubscriptionError(
+                f"the direct writers of {declared.name!r} send to {follower.destination}, this worker to"
+                f" {declared.destination}; give it and them the same destination. If this worker is right, stop the"
+                f" writers and run: outbox subscriptions alter {declared.name} {_option('to', declared.destination)}"
+            )
+
+    def _values(self, declared: Declaration) -> dict[str, object]:
+        return {
+            "name": declared.name,
+            "topics": _topics_text(declared.topics),
+            "destination": declared.destination,
+        }
+
+    def _of(self, row: Row) -> Subscription:
+        created_at = self._database.dialect.moment(row[6])
+        assert created_at is not None
+        return Subscription(
+            name=row[0],
+            topics=None if row[1] is None else tuple(json.loads(row[1])),
+            destination=row[2],
+            on_dead=row[3],
+            partitions=row[4],
+            generation=row[5],
+            created_at=created_at,
+            grace=timedelta(milliseconds=row[7]),
+            kind=row[8],
+            tags=None if row[9] is None else tuple(json.loads(row[9])),
+            hold=None if row[10] is None else timedelta(milliseconds=row[10]),
+        )
+
+
+def _topics_text(topics: Sequence[str] | None) -> str | None:
+    return None if topics is None else json.dumps(sorted(set(topics)))
+
+
+def _milliseconds(grace: timedelta) -> int:
+    return -(-grace // timedelta(milliseconds=1))
+
+
+def _topics_option(topics: Sequence[str] | None) -> str:
+    return "--all-topics" if topics is None else _option("topics", ",".join(topics))
+
+
+def _option(name: str, value: str | None) -> str:
+    return f"--{name} {shlex.quote(value or '')}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g} s"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "all" if value is None else str(value)

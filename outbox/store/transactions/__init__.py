@@ -1,0 +1,1 @@
+"""Half messages, and what is pending of their transactions."""

@@ -1,0 +1,179 @@
+"""Half messages: rows of the log under a topic of their own, which hold what their transaction will send."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.message import TRANSACTION_ID, Message, slot_of, stored_message
+from outbox.store.database import Database
+from outbox.store.dialects.statements import Statement, Steps
+
+#: How a checker finds out what became of a transaction: from an op row that its business transaction writes first
+#: (join) or last (commit), from a record in another database, or by asking a listener.
+Way = Literal["join", "commit", "record", "listener"]
+
+# Headers of a half message. RocketMQ's names where it has them.
+REAL_TOPIC, REAL_QUEUE = "REAL_TOPIC", "REAL_QID"
+PRODUCER_GROUP = "PGROUP"
+CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
+IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
+_MARK, _MESSAGE_ID = "TRAN_MSG", "UNIQ_KEY"
+#: The topic by which RocketMQ shows what it has given up. Here nothing is appended to it.
+GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
+_TAGS, _KEY = "TAGS", "__SHARDINGKEY"
+_DELIVER_AT, _DELAY = "TIMER_DELIVER_MS", "TIMER_DELAY_MS"
+_EXPIRES_AT = "outbox-expires-ms"
+#: What the restored message will have for headers, as it will be stored.
+_HEADERS = "outbox-headers"
+WAY, _FENCE_AFTER = "outbox-verdict", "outbox-fence-after-ms"
+RECORDED_IN = "outbox-recorded-in"
+
+#: Not after the verdict: nobody would restore it.
+_INSERT = f"""
+    INSERT INTO {{message}} (message_id, topic, key, slot, tags, headers, body, content_type, created_at)
+    SELECT :message_id, '{HALF_TOPIC}', CAST(:transaction AS text), :slot, CAST(:producer_group AS text),
+           CAST(:headers AS text), :body, CAST(:content_type AS text), {{now}}
+    WHERE NOT EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = CAST(:transaction AS text))
+    RETURNING id
+"""
+
+_MILLISECOND = timedelta(milliseconds=1)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+#: The columns of a restored message, each with the header that holds it, and with its type: text, number, moment (in
+#: milliseconds since 1970) or delay (in milliseconds, from the restoring on).
+RESTORED: Mapping[str, tuple[str, str]] = {
+    "topic": (REAL_TOPIC, "text"),
+    "key": (_KEY, "text"),
+    "slot": (REAL_QUEUE, "number"),
+    "tags": (_TAGS, "text"),
+    "headers": (_HEADERS, "text"),
+    "deliver_at": (_DELIVER_AT, "moment"),
+    "delay": (_DELAY, "delay"),
+    "expires_at": (_EXPIRES_AT, "moment"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Half:
+    """What a half message says of its transaction.
+
+    `immunity`: it is not asked about before this time is over; None: the group's default. `fence_after`: when an absent
+    op means a rollback, for `way` "commit". `recorded_in`: the business database, for `way` "record"; None where it has
+    no identity, as files of SQLite have none.
+    """
+
+    transaction: str
+    group: str
+    way: Way
+    immunity: timedelta | None = None
+    fence_after: timedelta = timedelta(0)
+    recorded_in: str | None = None
+
+    def headers_of(self, message: Message, slot: int, restored: str) -> str:
+        """Return the headers of the half row for a message; `restored`: those of the message itself, as JSON."""
+        headers = {
+            _MARK: "true",
+            PRODUCER_GROUP: self.group,
+            TRANSACTION_ID: self.transaction,
+            _MESSAGE_ID: str(message.message_id),
+            REAL_TOPIC: message.topic,
+            REAL_QUEUE: str(slot),
+            WAY: self.way,
+            _FENCE_AFTER: str(_milliseconds(self.fence_after)),
+            _HEADERS: restored,
+        }
+        if self.immunity is not None:
+            headers[IMMUNITY] = str(self.immunity // timedelta(seconds=1))
+        if self.recorded_in is not None:
+            headers[RECORDED_IN] = self.recorded_in
+        if message.tags is not None:
+            headers[_TAGS] = message.tags
+        if message.key is not None:
+            headers[_KEY] = message.key
+        if message.deliver_at is not None:
+            headers[_DELIVER_AT] = str(_milliseconds(message.deliver_at - _EPOCH))
+        if message.delay is not None:
+            headers[_DELAY] = str(_milliseconds(message.delay))
+        if message.expires_at is not None:
+            headers[_EXPIRES_AT] = str(_milliseconds(message.expires_at - _EPOCH))
+        return json.dumps(headers, ensure_ascii=False, separators=(",", ":"))
+
+
+class Halves:
+    """Appends half messages to the log of one outbox."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._insert = database.sql(_INSERT)
+
+    def append(self, half: Half, message: Message, slot: int, headers: str) -> Steps[int | None]:
+        """Append one, which becomes a message of this `slot` with these `headers`; None: its transaction has a verdict
+        already.
+        """
+        bound = {
+            "message_id": self._database.dialect.bind_uuid(message.message_id),
+            "transaction": half.transaction,
+            "slot": slot_of(half.transaction, self._database.slots),
+            "producer_group": half.group,
+            "headers": half.headers_of(message, slot, headers),
+            "body": message.body,
+            "content_type": message.content_type,
+        }
+        rows = yield Statement(self._insert, bound, returns=True)
+        return rows[0][0] if rows else None
+
+
+def half_of(row: Message) -> Half:
+    """Return what a half row says of its transaction."""
+    headers = row.headers
+    immunity = headers.get(IMMUNITY)
+    way: Way = headers[WAY]  # type: ignore[assignment]  # written by us
+    return Half(
+        transaction=headers[TRANSACTION_ID],
+        group=headers[PRODUCER_GROUP],
+        way=way,
+        immunity=None if immunity is None else timedelta(seconds=int(immunity)),
+        fence_after=int(headers[_FENCE_AFTER]) * _MILLISECOND,
+        recorded_in=headers.get(RECORDED_IN),
+    )
+
+
+def real_message(row: Message) -> Message:
+    """Return the message that a half row holds, as a checker sees it: with how often it was asked about."""
+    headers = row.headers
+    restored = {**json.loads(headers[_HEADERS]), CHECK_TIMES: str(row.attempt)}
+    return stored_message(
+        row.id or 0,
+        row.message_id,
+        headers[REAL_TOPIC],
+        headers.get(_KEY),
+        headers.get(_TAGS),
+        json.dumps(restored, ensure_ascii=False, separators=(",", ":")),
+        row.body,
+        row.content_type,
+        row.created_at or _EPOCH,
+        _moment(headers.get(_DELIVER_AT)),
+        _moment(headers.get(_EXPIRES_AT)),
+        attempt=row.attempt,
+    )
+
+
+def delay_of(row: Message) -> timedelta | None:
+    """Return what the message that a half row holds will wait from its commit on."""
+    milliseconds = row.headers.get(_DELAY)
+    return None if milliseconds is None else int(milliseconds) * _MILLISECOND
+
+
+def _moment(milliseconds: str | None) -> datetime | None:
+    return None if milliseconds is None else _EPOCH + int(milliseconds) * _MILLISECOND
+
+
+def _milliseconds(time: timedelta) -> int:
+    """Round up, so that nothing comes too early."""
+    return -(-time // _MILLISECOND)

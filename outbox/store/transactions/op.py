@@ -1,0 +1,213 @@
+"""Ops: the write-once verdict on a transaction. One that commits appends what its half messages hold, with the op."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal
+
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.message import Message
+from outbox.model.position import Position
+from outbox.runtime.failpoints import crash_point
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.statements import Statement, Steps
+from outbox.store.subscriptions.leases import Lease
+from outbox.store.transactions.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way
+
+Op = Literal["commit", "rollback"]
+
+#: By the partial index on the key of half messages; the topic is no parameter, so that the planner knows it.
+_HALVES = f"topic = '{HALF_TOPIC}' AND key = :transaction"
+_OF_GROUP = f"{_HALVES} AND (CAST(:producer_group AS text) IS NULL OR tags = CAST(:producer_group AS text))"
+_KNOWN = f"EXISTS (SELECT 1 FROM {{message}} WHERE {_OF_GROUP})"
+
+#: The first insert wins. `{outermost}`: whether it is undone by nothing but the end of the transaction.
+_DECIDE = """
+    INSERT INTO {op} (transaction_id, op, decided_by, decided_at)
+    SELECT CAST(:transaction AS text), CAST(:op AS text), CAST(:decided_by AS text), {now} WHERE {known}
+    ON CONFLICT (transaction_id) DO NOTHING RETURNING {outermost} AS outermost
+"""
+#: A message that was sent twice is restored once.
+_RESTORE = f"""
+    INSERT INTO {{message}} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
+                             expires_at)
+    SELECT message_id, {{topic}}, {{key}}, {{slot}}, {{tags}}, {{headers}}, body, content_type, {{now}}, {{deliver_at}},
+           {{expires_at}}
+    FROM {{message}}
+    WHERE {_HALVES} AND {{decided}}
+      AND id IN (SELECT min(id) FROM {{message}} WHERE {_HALVES} GROUP BY message_id)
+    ORDER BY id RETURNING id
+"""
+_IS_COMMIT = "EXISTS (SELECT 1 FROM {op} WHERE transaction_id = :transaction AND op = 'commit')"
+#: A statement of its own: the snapshot of the one before may be older than the row that it met.
+_STANDING = f"""
+    SELECT (SELECT op FROM {{op}} WHERE transaction_id = :transaction),
+           (SELECT min(tags) FROM {{message}} WHERE {_HALVES}),
+           (SELECT min({{way}}) FROM {{message}} WHERE {_HALVES}),
+           (SELECT min({{recorded_in}}) FROM {{message}} WHERE {_HALVES}),
+           (SELECT decided_by FROM {{op}} WHERE transaction_id = :transaction)
+"""
+_AMONG = "SELECT transaction_id FROM {op} WHERE {chosen}"
+_DEAD = """
+    SELECT p.id, p.key FROM {parked} AS p JOIN {op} AS o ON o.transaction_id = p.key
+    WHERE p.subscription = :subscription AND p.state = 'dead' ORDER BY p.id LIMIT :limit
+"""
+#: A scalar sub-select, because a join may be answered by reading all verdicts.
+_PENDING = f"""
+    SELECT m.key, {{age}}, {{immunity}}, (SELECT o.op FROM {{op}} AS o WHERE o.transaction_id = m.key)
+    FROM {{message}} AS m WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}} ORDER BY m.id
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """What came of a verdict on a transaction.
+
+    `op`: the one that stands; None: the transaction is not known. `first`: this call brought it, and `restored` so many
+    messages. `group`, `way` and `recorded_in`: of its half messages, and `by`: who decided, where they were asked for.
+    `outermost`: it was written in no savepoint.
+    """
+
+    op: Op | None
+    first: bool
+    restored: int = 0
+    group: str | None = None
+    way: Way | None = None
+    recorded_in: str | None = None
+    by: str | None = None
+    outermost: bool = True
+
+
+@dataclass(slots=True)
+class Pending:
+    """A transaction at the moment of a look: `age` since its first half message was stored, and which op it has.
+
+    `immune_for`: until each of its messages may be asked about; zero and less: a while ago.
+    """
+
+    age: timedelta
+    immune_for: timedelta
+    op: Op | None
+
+
+class Ops:
+    """The verdicts of one outbox."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        dialect = database.dialect
+        headers = {
+            column: dialect.header.format(headers="headers", name=name) for column, (name, _) in RESTORED.items()
+        }
+        deliver_at = dialect.from_milliseconds.format(value=headers["deliver_at"])
+        delayed = database.later(f"CAST({headers['delay']} AS bigint) / 1000.0")
+        columns = {
+            **headers,
+            "slot": f"CAST({headers['slot']} AS smallint)",
+            "expires_at": dialect.from_milliseconds.format(value=headers["expires_at"]),
+            "deliver_at": f"coalesce({deliver_at}, {delayed})",
+        }
+        known = database.sql(_KNOWN)
+        self._decide = database.sql(_DECIDE, known=known, outermost=dialect.outermost)
+        self._join = database.sql(_DECIDE, known="TRUE", outermost=dialect.outermost)
+        self._restore = database.sql(_RESTORE, decided=database.sql(_IS_COMMIT), **columns)
+        after = database.sql(_RESTORE, decided="EXISTS (SELECT 1 FROM decided)", **columns)
+        self._commit = f"WITH decided AS ({self._decide}) {after}, (SELECT outermost FROM decided)"
+        self._standing = database.sql(
+            _STANDING,
+            way=dialect.header.format(headers="headers", name=WAY),
+            recorded_in=dialect.header.format(headers="headers", name=RECORDED_IN),
+        )
+        among = database.among("transaction_id", texts="transactions")
+        self._among = database.sql(_AMONG, chosen=among)
+        self._dead = database.sql(_DEAD)
+        self._pending = database.sql(
+            _PENDING,
+            age=dialect.seconds.format(since="m.created_at", until=dialect.now),
+            immunity=dialect.header.format(headers="m.headers", name=IMMUNITY),
+            chosen=database.among("m.key", texts="transactions"),
+        )
+
+    # Verdicts
+
+    def commit(self, transaction: str, *, by: str, group: str | None = None) -> Steps[Decision]:
+        """Decide for a commit and append the messages, both or neither; outside of a transaction call it in one."""
+        bound = self._bound(transaction, "commit", by, group)
+        if self._database.dialect.chains_writes:
+            rows = yield Statement(self._commit, bound, returns=True)
+            if rows:
+                return Decision(op="commit", first=True, restored=len(rows), outermost=bool(rows[0][1]))
+        else:
+            decided = yield Statement(self._decide, bound, returns=True)
+            if decided:
+                crash_point("half.before_restore")
+                rows = yield Statement(self._restore, bound, returns=True)
+                return Decision(op="commit", first=True, restored=len(rows), outermost=bool(decided[0][0]))
+        return (yield from self.standing(transaction))
+
+    def roll_back(self, transaction: str, *, by: str, group: str | None = None) -> Steps[Decision]:
+        """Decide for a rollback."""
+        bound = self._bound(transaction, "rollback", by, group)
+        if (yield Statement(self._decide, bound, returns=True)):
+            return Decision(op="rollback", first=True)
+        return (yield from self.standing(transaction))
+
+    def join(self, transaction: str, *, by: str) -> Steps[Decision]:
+        """Decide for a commit as part of a business transaction that begins; `restore` belongs to its end."""
+        decided = yield Statement(self._join, self._bound(transaction, "commit", by, None), returns=True)
+        if decided:
+            return Decision(op="commit", first=True, outermost=bool(decided[0][0]))
+        return (yield from self.standing(transaction))
+
+    def restore(self, transaction: str) -> Steps[int]:
+        """Append what the half messages hold, where the op says commit; return how many messages that were."""
+        crash_point("half.before_restore")
+        return len((yield Statement(self._restore, {"transaction": transaction}, returns=True)))
+
+    def standing(self, transaction: str) -> Steps[Decision]:
+        """Find out which verdict stands."""
+        rows = yield Statement(self._standing, {"transaction": transaction}, returns=True)
+        op, group, way, recorded_in, by = rows[0]
+        return Decision(op=op, first=False, group=group, way=way, recorded_in=recorded_in, by=by)
+
+    def abort(self) -> Steps[None]:
+        """Have a statement fail: PostgreSQL answers the COMMIT of such a transaction with a rollback."""
+        yield Statement("SELECT 1 / 0", returns=True)
+
+    # What a worker asks
+
+    def finished(self, channel: Channel, messages: Sequence[Message]) -> set[int]:
+        """Return the log ids of half messages whose transaction has a verdict."""
+        bound = {"transactions": self._database.bind({message.key for message in messages})}
+        decided = {row[0] for row in channel.rows(self._among, bound)}
+        return {message.id or 0 for message in messages if message.key in decided}
+
+    def dead(self, channel: Channel, subscription: str, limit: int) -> list[tuple[int, str | None]]:
+        """Return log id and key of given-up half messages whose transaction has got a verdict after all."""
+        rows = channel.rows(self._dead, {"subscription": subscription, "limit": limit})
+        return [(id, key) for id, key in rows]
+
+    def prune(self, _channel: Channel, _lease: Lease, _stored_base: Position) -> bool:
+        """Delete nothing: an op goes with the purge, after its half messages."""
+        return False
+
+    # What a checker asks
+
+    def pending(self, channel: Channel, transactions: Iterable[str], immunity: timedelta) -> dict[str, Pending]:
+        """Look at transactions, by the database's clock; those whose half messages are gone are left out.
+
+        `immunity`: of a message that asks for none, or for less.
+        """
+        found: dict[str, Pending] = {}
+        for key, age, asked, op in channel.rows(self._pending, {"transactions": self._database.bind(transactions)}):
+            old = timedelta(seconds=age)
+            immune_for = max(immunity, timedelta(seconds=int(asked or 0))) - old
+            known = found.setdefault(key, Pending(age=old, immune_for=immune_for, op=op))
+            known.age, known.immune_for = max(known.age, old), max(known.immune_for, immune_for)
+        return found
+
+    def _bound(self, transaction: str, op: Op, by: str, group: str | None) -> dict[str, object]:
+        return {"transaction": transaction, "op": op, "decided_by": by, "producer_group": group}

@@ -1,0 +1,188 @@
+"""Pending transactions as a person looks at them: what waits for a verdict, since when, and what was asked about it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.message import Message
+from outbox.model.subscription import Subscription, check_of
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import COLUMNS, Channel
+from outbox.store.dialects.statements import Row
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.store.transactions.half import GIVEN_UP_TOPIC, IMMUNITY, REAL_TOPIC, WAY, Way
+
+#: The oldest transactions without a verdict. The partial index of half messages brings them in the order of their ids,
+#: and the ops are met in the same order: what is read are half messages from the oldest on, until there are enough.
+_PENDING = f"""
+    SELECT m.key FROM {{message}} AS m
+    WHERE m.topic = '{HALF_TOPIC}' AND {{of_group}}
+      AND NOT EXISTS (SELECT 1 FROM {{op}} AS o WHERE o.transaction_id = m.key)
+    GROUP BY m.key ORDER BY m.key LIMIT :limit
+"""
+#: Those that were given up, by (subscription, state, id).
+_GIVEN_UP = """
+    SELECT p.key FROM {parked} AS p
+    WHERE {of_groups} AND p.state = 'dead' AND NOT EXISTS (SELECT 1 FROM {op} AS o WHERE o.transaction_id = p.key)
+    GROUP BY p.key ORDER BY min(p.id) LIMIT :limit
+"""
+#: The half messages of these transactions, by the partial index on their key.
+_MESSAGES = f"""
+    SELECT m.key, m.tags, {{real_topic}}, {{way}}, count(*), min(m.created_at), {{age}}, max({{immunity}})
+    FROM {{message}} AS m WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}}
+    GROUP BY m.key, m.tags, {{real_topic}}, {{way}} ORDER BY min(m.id)
+"""
+#: What their checks have set aside, by primary key; what is blocked waits behind another one of its transaction.
+_PARKED = f"""
+    SELECT m.key, p.id, p.state, p.attempts, p.error, p.due_at
+    FROM {{message}} AS m JOIN {{parked}} AS p ON p.subscription = :prefix || m.tags AND p.id = m.id
+    WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}} AND p.state <> 'blocked' ORDER BY p.id
+"""
+_OPS = "SELECT transaction_id, op, decided_by, decided_at FROM {op} WHERE {chosen}"
+_ROWS = f"""
+    SELECT {COLUMNS.format(body="body", direct="direct")} FROM {{message}}
+    WHERE topic = '{HALF_TOPIC}' AND key = :transaction ORDER BY id
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decided:
+    """A verdict that stands: `op` is commit or rollback."""
+
+    op: str
+    decided_by: str
+    decided_at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HalfTransaction:
+    """A transaction with half messages.
+
+    `age`: seconds since its first half message was stored. `checks`: how often its producers were asked about it;
+    `last_answer`: what came of the last look, None: nobody has looked yet. `next_check_at`: when it may be asked about
+    again, None: never by itself. `given_up`: it waits for a person, and `given_up_ids` are its rows that say so.
+    """
+
+    transaction_id: str
+    group: str
+    real_topics: tuple[str, ...]
+    verdict: Way
+    messages: int
+    created_at: datetime
+    age: float
+    checks: int
+    last_answer: str | None
+    next_check_at: datetime | None
+    given_up_ids: tuple[int, ...]
+
+    @property
+    def given_up(self) -> bool:
+        """Whether nobody is asked about it any more."""
+        return bool(self.given_up_ids)
+
+    @property
+    def topic(self) -> str:
+        """The topic under which RocketMQ would show it."""
+        return GIVEN_UP_TOPIC if self.given_up else HALF_TOPIC
+
+
+class HalfTransactions:
+    """The transactions of one outbox that have half messages."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def pending(
+        self, channel: Channel, *, group: str | None = None, given_up: bool = False, limit: int
+    ) -> list[HalfTransaction]:
+        """Return transactions without a verdict, the oldest first, in the order of their ids.
+
+        `group`: only of this producer group. `given_up`: only those that wait for a person, the oldest first.
+        """
+        if given_up:
+            checks = [each.name for each in self._checks(channel) if group is None or each.name == check_of(group)]
+            statement = self._database.sql(
+                _GIVEN_UP, of_groups=self._database.among("p.subscription", texts="subscriptions")
+            )
+            keys = channel.rows(statement, {"subscriptions": self._database.bind(checks), "limit": limit})
+        else:
+            statement = self._database.sql(_PENDING, of_group="TRUE" if group is None else "m.tags = :producer_group")
+            keys = channel.rows(statement, {"producer_group": group, "limit": limit})
+        found = self._of(channel, [key for (key,) in keys])
+        return [found[key] for (key,) in keys if key in found]
+
+    def find(self, channel: Channel, transaction: str) -> tuple[HalfTransaction | None, Decided | None]:
+        """Return a transaction with the verdict that stands; None for what is not there, or not any more."""
+        return self._of(channel, [transaction]).get(transaction), self._decided(channel, transaction)
+
+    def messages(self, channel: Channel, transaction: str) -> list[Message]:
+        """Return the half messages of a transaction as they are stored, in their order."""
+        return self._database.dialect.messages(channel.rows(self._database.sql(_ROWS), {"transaction": transaction}))
+
+    def _decided(self, channel: Channel, transaction: str) -> Decided | None:
+        chosen = self._database.among("transaction_id", texts="transactions")
+        rows = channel.rows(self._database.sql(_OPS, chosen=chosen), self._bound([transaction]))
+        if not rows:
+            return None
+        _, op, decided_by, decided_at = rows[0]
+        return Decided(op=op, decided_by=decided_by, decided_at=self._moment(decided_at))
+
+    def _of(self, channel: Channel, transactions: Sequence[str]) -> dict[str, HalfTransaction]:
+        """Return what is known of transactions, but for those whose half messages are gone."""
+        database, dialect = self._database, self._database.dialect
+        chosen = database.among("m.key", texts="transactions")
+        messages = database.sql(
+            _MESSAGES,
+            chosen=chosen,
+            real_topic=dialect.header.format(headers="m.headers", name=REAL_TOPIC),
+            way=dialect.header.format(headers="m.headers", name=WAY),
+            age=dialect.seconds.format(since="min(m.created_at)", until=dialect.now),
+            immunity=f"CAST({dialect.header.format(headers='m.headers', name=IMMUNITY)} AS bigint)",
+        )
+        bound = self._bound(transactions)
+        rows, parked = defaultdict[str, list[Row]](list), defaultdict[str, list[Row]](list)
+        for row in channel.rows(messages, bound):
+            rows[row[0]].append(row)
+        for row in channel.rows(database.sql(_PARKED, chosen=chosen), {**bound, "prefix": check_of("")}):
+            parked[row[0]].append(row)
+        checks = {each.name: each for each in self._checks(channel)}
+        return {key: self._made(found, parked[key], checks) for key, found in rows.items()}
+
+    def _made(self, rows: list[Row], parked: list[Row], checks: dict[str, Subscription]) -> HalfTransaction:
+        key, group, _, way, _, created_at, _, _ = rows[0]
+        created = self._moment(created_at)
+        check = checks.get(check_of(group))
+        dead = tuple(id for _, id, state, _, _, _ in parked if state == "dead")
+        due = [self._moment(due_at) for *_, due_at in parked if due_at is not None]
+        if not parked and check is not None:
+            asked_for = timedelta(seconds=max(immunity or 0 for *_, immunity in rows))
+            due = [created + max(check.grace, asked_for)]
+        said = max(parked, key=lambda row: (row[2] == "dead", row[3]), default=None)
+        return HalfTransaction(
+            transaction_id=key,
+            group=group,
+            real_topics=tuple(dict.fromkeys(row[2] for row in rows)),
+            verdict=way,
+            messages=sum(row[4] for row in rows),
+            created_at=min(self._moment(row[5]) for row in rows),
+            age=max(0.0, *(row[6] for row in rows)),
+            checks=0 if said is None else said[3],
+            last_answer=None if said is None else said[4],
+            next_check_at=None if dead else min(due, default=None),
+            given_up_ids=dead,
+        )
+
+    def _checks(self, channel: Channel) -> list[Subscription]:
+        return [each for each in Subscriptions(self._database).all(channel) if each.kind == "check"]
+
+    def _bound(self, transactions: Sequence[str]) -> dict[str, object]:
+        return {"transactions": self._database.bind(transactions)}
+
+    def _moment(self, value: object) -> datetime:
+        moment = self._database.dialect.moment(value)
+        assert moment is not None
+        return moment

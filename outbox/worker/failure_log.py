@@ -1,0 +1,138 @@
+"""Tells of messages that are not accepted: since when, why, and when it is over. Never a line for each message."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from outbox.model.message import Message
+from outbox.runtime.text import age, one_line
+from outbox.store.failure import in_one_line, without_server
+from outbox.store.subscriptions.parked import Aside
+from outbox.worker.words import Sending, Words
+
+logger = logging.getLogger("outbox")
+
+_SAY_AGAIN_SECONDS = 60.0
+#: So many topics are named at a time.
+_MOST_LINES = 5
+_MOST_TOPICS = 10_000
+#: A shorter pause is written to the log of the process, but not to the database.
+_NOTE_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class _Outage:
+    """The destination, or one topic of it, accepts nothing `since` then; `told`: the log says so."""
+
+    since: float
+    error: str
+    told: bool = False
+
+
+class Notices:
+    """What one subscription tells, over all its leases: to the log, and of a paused worker to the database."""
+
+    def __init__(
+        self,
+        subscription: str,
+        destination: str | None = None,
+        *,
+        words: Words | None = None,
+        note: Callable[[str, float], None] = lambda _text, _seconds: None,
+    ) -> None:
+        """`words`: of this subscription, if it sends nothing to a destination. `note` writes for what the worker waits,
+        and for how many seconds already, where `outbox status` reads it.
+        """
+        self._subscription = subscription
+        self._destination = destination or "its destination"
+        self._words: Words = words or Sending(subscription, self._destination)
+        self._note = note
+        #: By topic; None: the destination accepts nothing at all.
+        self._outages: dict[str | None, _Outage] = {}
+        self._said_at: dict[str | None, float] = {}
+        self._noted = False
+        self._refused_chores: set[str] = set()
+
+    @property
+    def in_trouble(self) -> bool:
+        """Whether the destination, or one of its topics, has refused and not accepted anything since."""
+        return bool(self._outages)
+
+    def refused(self, answers: Mapping[str, str], *, by_all: str | None = None) -> None:
+        """Tell which topics are not accepted, with what the destination said: at once, then once a minute.
+
+        `by_all`: why the destination accepts nothing at all, if that is so.
+        """
+        now = time.monotonic()
+        known = self._outages.get(None)
+        if by_all is None and known is not None and all(error == known.error for error in answers.values()):
+            by_all = known.error
+        refused: dict[str | None, str] = {None: by_all} if by_all is not None else dict(answers.items())
+        if by_all is None:
+            self._outages.pop(None, None)
+        if max(len(self._outages), len(self._said_at)) + len(refused) > _MOST_TOPICS:
+            self._outages.clear()
+            self._said_at.clear()
+        for place, error in refused.items():
+            self._outages.setdefault(place, _Outage(now, error)).error = error
+        news = [each for each in refused if now - self._said_at.get(each, float("-inf")) >= _SAY_AGAIN_SECONDS]
+        for place in news:
+            self._said_at[place] = now
+            self._outages[place].told = True
+        self._tell(news, now)
+
+    def _tell(self, news: list[str | None], now: float) -> None:
+        for place in news[:_MOST_LINES]:
+            outage = self._outages[place]
+            since = f" (since {age(now - outage.since)})" if now - outage.since >= 1 else ""
+            why = one_line(without_server(outage.error, self._destination))
+            logger.warning("%s: %s%s: %s", self._subscription, self._words.refused(place), since, why)
+        if len(news) > _MOST_LINES:
+            logger.warning("%s: nor does it accept %d more topics", self._subscription, len(news) - _MOST_LINES)
+
+    def paused(self) -> None:
+        """Tell `outbox status` for what the worker waits, once for a pause."""
+        if self._noted or not self._outages:
+            return
+        place, outage = min(self._outages.items(), key=lambda each: each[1].since)
+        seconds = time.monotonic() - outage.since
+        if seconds >= _NOTE_SECONDS:
+            self._noted = True
+            why = one_line(without_server(outage.error, self._destination))
+            self._note(f"{self._words.awaited(place)}: {why}", seconds)
+
+    def went_on(self) -> None:
+        """The pause is over: another one is worth another note."""
+        self._noted = False
+
+    def accepted(self, topics: Collection[str], waited: Callable[[str | None], str]) -> None:
+        """Tell which outages are over, now that messages of these topics were accepted.
+
+        `waited`: returns how many messages have waited for a topic, or for the destination.
+        """
+        now = time.monotonic()
+        for place in [each for each in self._outages if each is None or each in topics]:
+            outage = self._outages.pop(place)
+            if outage.told:
+                lasted = age(now - outage.since)
+                logger.warning(
+                    "%s: %s after %s; %s had waited",
+                    self._subscription, self._words.accepted(place), lasted, waited(place),
+                )  # fmt: skip
+
+    def chore_refused(self, chore: str, error: Exception) -> None:
+        """A chore that the database does not allow: told once."""
+        if chore not in self._refused_chores:
+            self._refused_chores.add(chore)
+            logger.warning("%s: cannot delete %s, going on: %s", self._subscription, chore, in_one_line(error)[0])
+
+    def settled(self, fates: Iterable[tuple[Message, Aside]]) -> None:
+        """What was set aside just now: dead letters are told, a line for all of a batch."""
+        dead = sorted(((m, fate) for m, fate in fates if fate.state == "dead"), key=lambda each: each[0].id or 0)
+        if dead:
+            error = one_line(dead[0][1].error or "no reason given")
+            told = self._words.given_up([message for message, _ in dead], error)
+            logger.warning("%s: %s", self._subscription, told)

@@ -1,0 +1,106 @@
+"""Reading ahead: while a batch is handled and settled, the next is fetched, on a thread and connection of its own."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+from queue import SimpleQueue
+
+from outbox.runtime.failpoints import crash_point
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.cursor import Batch, Cursor
+
+logger = logging.getLogger("outbox")
+
+#: Batches that are read before they are wanted. With one, the reading thread would get to send its next query only
+#: when whoever handles the batch lets go of the interpreter, and the server would rest until then.
+AHEAD = 2
+
+
+class Reader:
+    """Reads batch by batch. At most one read is under way; the cursor belongs to whoever does it."""
+
+    def __init__(self, database: Database, channel: Channel, cursor: Cursor) -> None:
+        self._database = database
+        self._channel = channel
+        self._cursor = cursor
+        #: How many batches were asked for, and have not been received.
+        self._asked = 0
+        self._requests: SimpleQueue[bool] = SimpleQueue()
+        self._answers: SimpleQueue[Batch | Exception] = SimpleQueue()
+        #: Received by a look at what comes next, and not read yet.
+        self._next: Batch | Exception | None = None
+        self._thread: threading.Thread | None = None
+
+    def read(self) -> Batch:
+        """The next batch: the first that was read ahead, or what there is now."""
+        if self._next is None and not self._asked:
+            return _read(self._cursor, self._channel)
+        answer, self._next = self._next or self._receive(), None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def read_ahead(self, batches: int = AHEAD) -> None:
+        """Begin to read the batches after the last one; `read` will return them, one after the other."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._read_for_ever, name="outbox-reader", daemon=True)
+            self._thread.start()
+        while self._asked + (self._next is not None) < batches:
+            self._asked += 1
+            self._requests.put(True)
+
+    def more(self) -> bool:
+        """Whether messages wait behind the last batch; they stay there for `read`."""
+        self.read_ahead(1)
+        self._next = self._next or self._receive()
+        if isinstance(self._next, Exception):
+            return False
+        found = bool(self._next.messages)
+        if not self._next.seen:
+            self._next = None
+        return found
+
+    def _receive(self) -> Batch | Exception:
+        self._asked -= 1
+        return self._answers.get()
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until a read may bring something that waits for its grace; asked when nothing is read ahead."""
+        return self._cursor.due_in
+
+    def young(self) -> Iterator[Batch]:
+        """What was committed before the first read and waits for its grace; asked when nothing is read ahead."""
+        return self._cursor.young(self._channel)
+
+    def forget(self) -> Cursor:
+        """Drop what was read ahead, and hand the cursor out."""
+        self._next = None
+        while self._asked:
+            self._receive()
+        return self._cursor
+
+    def close(self) -> None:
+        """End the thread, after the reads that were asked for."""
+        self._requests.put(False)
+
+    def _read_for_ever(self) -> None:
+        channel: Channel | None = None
+        while self._requests.get():
+            try:
+                channel = channel or self._database.open()
+                self._answers.put(_read(self._cursor, channel))
+            except Exception as error:
+                self._answers.put(error)
+        if channel is not None:
+            channel.close()
+
+
+def _read(cursor: Cursor, channel: Channel) -> Batch:
+    crash_point("worker.before_fetch")
+    batch = cursor.read(channel)
+    crash_point("worker.after_fetch")
+    return batch

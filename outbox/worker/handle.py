@@ -1,0 +1,493 @@
+"""Handing messages to a handler, and deciding what comes of each: done, set aside, or nobody's fault yet.
+
+A handler that raises, or does not come back in time, says nothing about whose fault it was. So a failure counts against
+a message only when it was alone in its call and the destination has accepted another since it failed before. A sick
+destination then fills no dead letters, and a message that crashes its handler does not stop the rest.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from tenacity.wait import wait_base, wait_random_exponential
+
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, seconds_to_wait, told
+from outbox.store.subscriptions.parked import Aside, Held
+from outbox.worker.calls import Call, Caller, HungCalls, StrangeAnswerError, next_size
+from outbox.worker.failure_log import Notices
+
+logger = logging.getLogger("outbox")
+
+BLOCKED = Aside(state="blocked", blocks=True)
+EXPIRED = Aside(state="dead", blocks=False, error="expired before it was delivered")
+
+#: A call should take no more than this share of its deadline; the number of messages a call adapts to it.
+_SHARE_OF_DEADLINE = 0.25
+#: After so many deadlines a call is not waited for any more: what it has is set aside, or the worker gives up.
+_HOPELESS = 3
+#: So many calls may hang beside a worker that does not give up; then it makes no others until one comes back.
+_MOST_HUNG = 8
+#: A call after one that hung holds so many times fewer messages: the fewer are held together, the better.
+_CAUTION = 8
+#: A call that takes longer is no reason to leave other things undone.
+_SOON_SECONDS = 0.005
+_MAX_ERROR = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerPolicy:
+    """What is done about failures: `deadline` of one call; `max_hung` calls may hang before the worker gives up, unless
+    it never does; `max_waiting` messages are set aside as waiting before the partition pauses; `pause` between probes,
+    in seconds.
+    """
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    block_on_dead: bool = True
+    deadline: timedelta = timedelta(seconds=5)
+    max_hung: int = 4
+    max_waiting: int = 10_000
+    pause: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=0.05, min=0.05, max=5))
+
+    def dead(self, message: Message, error: str) -> Aside:
+        """A dead letter; by policy the rest of its key waits for a person's decision."""
+        return Aside(state="dead", blocks=self.block_on_dead, attempts=message.attempt, error=error[:_MAX_ERROR])
+
+    def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Aside:
+        """What becomes of a message that failed; `counts`: an attempt."""
+        if counts and self.retry.exhausted(message.attempt):
+            return self.dead(message, error)
+        delay = self.retry.delay(message.attempt) if after is None else after
+        attempts = message.attempt if counts else message.attempt - 1
+        return Aside(state="retry", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+
+    def waiting(self, message: Message, error: str) -> Aside:
+        """Set aside until the destination is well; nothing is counted."""
+        attempts, delay = message.attempt - 1, timedelta(0)
+        return Aside(state="waiting", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a batch. `open`: nothing yet, because the worker was stopped or the topic is one of the `sick`."""
+
+    done: list[Message] = field(default_factory=list)
+    aside: list[tuple[Message, Aside]] = field(default_factory=list)
+    open: list[Message] = field(default_factory=list)
+    sick: set[str] = field(default_factory=set)
+    #: Whether the batch waited for the destination, and whether that accepts nothing at the end.
+    paused: bool = False
+    away: bool = False
+
+    @property
+    def accepted_topics(self) -> set[str]:
+        """The topics that the destination accepts, as far as the end of the batch tells."""
+        waiting = {message.topic for message, fate in self.aside if fate.state == "waiting"}
+        return set() if self.away else {message.topic for message in self.done} - waiting - self.sick
+
+
+class HandOver:
+    """Hands batches over, one after the other. Remembers what the destination accepted, and who failed alone."""
+
+    def __init__(
+        self,
+        caller: Caller,
+        policy: HandlerPolicy,
+        *,
+        before_call: Callable[[], float],
+        rest: Callable[[float], bool],
+        most: int,
+        hung: HungCalls | None = None,
+        gives_up: bool = True,
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+        notices: Notices | None = None,
+    ) -> None:
+        """`before_call` returns the moment before which a call has to begin, and raises when the lease is not good for
+        one; `rest` sleeps, False when a stop is asked. `turn` waits until nobody else calls the same handler.
+
+        A call holds at most `most` messages. `hung`: the calls that did not come back, also to hand-overs before this
+        one. `gives_up`: whether a process that is started again would end them.
+        """
+        self._caller = caller
+        self._policy = policy
+        self._before_call = before_call
+        self._rest = rest
+        self._turn = turn
+        self._notices = notices
+        self._limit = self._most = most
+        self._careful_until = most
+        self._size = 1
+        self._accepts = 0
+        self._failed_alone: dict[int | None, int] = {}
+        self._hung = HungCalls() if hung is None else hung
+        self._gives_up = gives_up
+        self._failures = 0
+        #: Called before a pause, and while a call takes long: what can be done meanwhile is done.
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether so many calls hang, or one for so long, that only a new process helps."""
+        if not (self._gives_up and self._hung):
+            return False
+        hanging = self._hung.unfinished
+        return len(hanging) > self._policy.max_hung or any(map(self._is_hopeless, hanging))
+
+    def held(self) -> Held:
+        """Return what of the parked messages need not be looked at, because calls have it that did not come back.
+
+        A message that hangs alone is still to be looked at: it may have to be counted.
+        """
+        for call in self._hung.take_finished():
+            self._hung.note_arrived(_arrived(call))
+        alone = {c.messages[0].id for c in self._hung.unfinished if len(c.messages) == 1 and not c.blamed}
+        return Held(ids=self._hung.ids - alone, keys=self._hung.keys, but=alone)
+
+    @property
+    def unanswered(self) -> set[int | None]:
+        """The log ids of messages that may have arrived: their calls hang, or have answers that are not used yet."""
+        return self._hung.unanswered
+
+    def run(
+        self,
+        messages: list[Message],
+        *,
+        patient: bool,
+        room: int,
+        now: Callable[[], datetime] | None = None,
+        others: Callable[[], bool] = lambda: False,
+    ) -> Outcome:
+        """Call the handler until every message has an outcome, or a stop is asked.
+
+        `patient`: an unavailable destination is waited for, with growing pauses; otherwise the topic is called sick and
+        its messages stay open. `room`: how many messages may be set aside as waiting. `now`: the clock by which they
+        expire meanwhile. `others`: whether there are messages elsewhere that could tell a sick destination from a
+        poison message.
+        """
+        batch = _Batch(messages, room)
+        while batch.pending and not self.gave_up and self._rest(0):
+            self._look_after_hung(batch, now, patient=patient)
+            chunk = self._choose(batch)
+            if chunk:
+                moved = self._judge(batch, self._call(chunk))
+            else:
+                # All that is left hangs, or was tried since the destination accepted something: start over.
+                moved = False
+                tried = [message for message in batch.pending if message.id in batch.tried]
+                batch.tried.clear()
+            if moved:
+                self._let_expire(batch, now)
+                continue
+            if patient:
+                self._tell(batch, batch.answers_by_topic(batch.pending))
+                batch.outcome.paused = True
+                self.meanwhile()
+                if not self._pause():
+                    break
+                self._let_expire(batch, now)
+                if not chunk and not self._hung and others():
+                    self._let_pass(batch)
+            elif batch.away is not None:
+                # Another message would tell no more.
+                batch.leave_topics(list(batch.pending))
+                break
+            elif not chunk:
+                batch.leave_topics(tried)
+                break
+            elif len(chunk) == 1 and batch.is_sick(chunk[0].topic):
+                batch.leave_topics(chunk)
+        batch.outcome.open.extend(batch.pending)
+        self._tell_what_waits(batch)
+        self._forget(batch.outcome)
+        return batch.outcome
+
+    def _let_expire(self, batch: _Batch, now: Callable[[], datetime] | None) -> None:
+        """What comes too late by now is dead, unless it may have arrived."""
+        timed = [message for message in batch.pending if message.expires_at is not None]
+        if timed and now is not None:
+            moment, unanswered = now(), self.unanswered
+            late = [m for m in timed if m.expires_at is not None and m.expires_at <= moment and m.id not in unanswered]
+            if late:
+                batch.resolve([], [(message, EXPIRED) for message in late])
+
+    def _let_pass(self, batch: _Batch) -> None:
+        """All that is left failed alone: is it they, or the destination? Only what comes next can tell. They wait."""
+        heads = list({message.key or message.id: message for message in reversed(batch.pending)}.values())
+        if len(heads) <= batch.room:
+            batch.room -= len(heads)
+            batch.resolve([], [(message, self._policy.waiting(message, batch.why(message))) for message in heads])
+
+    def _tell_what_waits(self, batch: _Batch) -> None:
+        if batch.outcome.aside or batch.outcome.sick:
+            aside = {m.topic: fate.error or "" for m, fate in batch.outcome.aside if fate.state == "waiting"}
+            sick = batch.answers_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.sick)
+            self._tell(batch, sick | aside)
+        batch.outcome.away = batch.away is not None
+
+    def _tell(self, batch: _Batch, answers: dict[str, str]) -> None:
+        if self._notices is not None and answers:
+            same = None if batch.outcome.done or len(answers) == 1 else next(iter(answers.values()))
+            of_all = same is not None and set(answers.values()) == {same}
+            self._notices.refused(answers, by_all=batch.away or (same if of_all else None))
+
+    def _call(self, chunk: list[Message]) -> Call:
+        # A call that is past its deadline has had its turn: the handler is called again beside it.
+        while True:
+            with self._turn():
+                call = self._caller.start(chunk, self._before_call())
+                try:
+                    self._await(call, self._policy.deadline.total_seconds())
+                finally:
+                    if not call.finished:
+                        self._hung.add(call)
+            if not call.late:
+                return call
+
+    def _await(self, call: Call, seconds: float) -> None:
+        soon = min(_SOON_SECONDS, seconds)
+        if not call.wait(soon):
+            self.meanwhile()
+            call.wait(seconds - soon)
+
+    def _choose(self, batch: _Batch) -> list[Message]:
+        """The next messages to hand over: none that hangs or was just tried, nor what stands behind it in its key."""
+        if not (batch.tried or self._hung or self._failed_alone):
+            return batch.pending[: self._size]
+        if not self._gives_up and len(self._hung.unfinished) >= _MOST_HUNG:
+            return []
+        chunk: list[Message] = []
+        held, hanging = self._hung.keys, self._hung.ids
+        for message in batch.pending:
+            if message.id in hanging or message.id in batch.tried or message.key in held:
+                held |= {message.key} if message.key else set()
+                continue
+            if message.id in self._failed_alone:
+                # Only a call with one message can be blamed on it.
+                return chunk or [message]
+            chunk.append(message)
+            if len(chunk) == self._size:
+                break
+        return chunk
+
+    def _judge(self, batch: _Batch, call: Call) -> bool:
+        """Draw the conclusions from a call; False when it brought nothing forward."""
+        if not call.finished:
+            logger.warning("a call with %d messages did not come back in time", len(call.messages))
+            self._most, self._careful_until = max(1, self._most // _CAUTION), self._accepts + self._limit
+            return self._nobody_knows(
+                batch, call.messages, f"no answer within {self._policy.deadline.total_seconds()} s"
+            )
+        if call.verdicts is None:
+            if isinstance(call.error, StrangeAnswerError):
+                # Not of this batch, but of the handler: nobody would find out from calls that get smaller and smaller.
+                self._tell(batch, {message.topic: told(call.error) for message in call.messages})
+            return self._nobody_knows(batch, call.messages, told(call.error))
+        self._adapt(call)
+        return self._apply(batch, call.messages, call.verdicts)
+
+    def _nobody_knows(self, batch: _Batch, messages: Sequence[Message], error: str) -> bool:
+        """A failure without a verdict: the message's if it was alone and others were accepted since, else nobody's."""
+        self._size = 1
+        if len(messages) > 1:
+            return False
+        message = messages[0]
+        if self._accepted_since_failure(message):
+            batch.resolve([], [(message, self._policy.failed(message, error))])
+            self._failed_alone[message.id] = self._accepts
+            return True
+        self._failed_alone[message.id] = self._accepts
+        batch.tried.add(message.id)
+        batch.answers[message.id] = error
+        return False
+
+    def _apply(self, batch: _Batch, messages: Sequence[Message], verdicts: Sequence[Verdict]) -> bool:
+        """Follow the handler's verdicts. After the first of a key that is not `Done`, the others are not counted."""
+        if verdicts.count(DONE) == len(messages):
+            self._accepted(batch, len(messages))
+            batch.resolve(messages, [])
+            return True
+        done = [message for message, verdict in zip(messages, verdicts, strict=True) if isinstance(verdict, Done)]
+        if done:
+            self._accepted(batch, len(done))
+        aside: list[tuple[Message, Aside]] = []
+        failed_keys: set[str] = set()
+        for message, verdict in zip(messages, verdicts, strict=True):
+            if isinstance(verdict, Done) or message.key in failed_keys:
+                continue
+            if message.key is not None:
+                failed_keys.add(message.key)
+            fate = self._fate(batch, message, verdict, others_done=bool(done), alone=len(messages) == 1)
+            if fate is not None:
+                aside.append((message, fate))
+        batch.resolve(done, aside)
+        return bool(done or aside)
+
+    def _fate(
+        self, batch: _Batch, message: Message, verdict: Verdict, *, others_done: bool, alone: bool
+    ) -> Aside | None:
+        match verdict:
+            case Retry(error, after, counts):
+                return self._policy.failed(message, error, after, counts=counts)
+            case Reject(error):
+                return self._policy.dead(message, error)
+            case Unavailable(error, everything):
+                batch.away = error if everything else None
+                others_done = others_done or bool(batch.outcome.done)
+                if (others_done or self._accepted_since_failure(message)) and batch.room > 0:
+                    batch.room -= 1
+                    return self._policy.waiting(message, error)
+                self._size = 1
+                batch.answers[message.id] = error
+                if alone:
+                    self._failed_alone.setdefault(message.id, self._accepts)
+                    batch.tried.add(message.id)
+                    batch.refused |= {message.topic} if batch.outcome.done else set()
+        return None
+
+    def _look_after_hung(self, batch: _Batch, now: Callable[[], datetime] | None, *, patient: bool) -> None:
+        if self._use_late_answers(batch):
+            self._let_expire(batch, now)
+        if patient:
+            self._leave_hopeless(batch)
+
+    def _use_late_answers(self, batch: _Batch) -> bool:
+        """Use what calls brought that hung for a while, and return whether there were any.
+
+        A message that hangs is counted when others were accepted since.
+        """
+        finished = self._hung.take_finished()
+        for call in finished:
+            pending = {message.message_id: message for message in batch.pending}
+            answers = [(m, v) for m, v in zip(call.messages, call.verdicts or (), strict=False)]
+            self._hung.note_arrived(m for m, v in answers if isinstance(v, Done) and m.message_id not in pending)
+            answered = [(pending[m.message_id], v) for m, v in answers if m.message_id in pending]
+            if answered:
+                self._apply(batch, [m for m, _ in answered], [v for _, v in answered])
+        arrived = self._hung.take_arrived(batch.pending)
+        if arrived:
+            batch.resolve(arrived, [])
+        for call in self._hung.unfinished:
+            # By id: where it was set aside meanwhile, it was read again. One call counts once, however long it hangs.
+            message = batch.by_id().get(call.messages[0].id) if len(call.messages) == 1 and not call.blamed else None
+            if message is not None and self._accepted_since_failure(message):
+                call.blamed = True
+                batch.resolve([], [(message, self._policy.failed(message, "hangs, while others are accepted"))])
+        return bool(finished)
+
+    def _is_hopeless(self, call: Call) -> bool:
+        return call.seconds > self._policy.deadline.total_seconds() * _HOPELESS
+
+    def _leave_hopeless(self, batch: _Batch) -> None:
+        """Set aside what hangs for too long, and what its keys hold, so that the position can pass it.
+
+        It stays held until the call ends.
+        """
+        if self._gives_up:
+            return
+        for call in filter(self._is_hopeless, self._hung.unfinished):
+            ids = {message.id for message in call.messages}
+            keys = {message.key for message in call.messages if message.key is not None}
+            stuck = [message for message in batch.pending if message.id in ids or message.key in keys][: batch.room]
+            if stuck:
+                batch.room -= len(stuck)
+                why = "its call has not come back; it is held until the call does, or the process is started again"
+                logger.warning("a call with %d messages hangs for %d s: %s", len(ids), call.seconds, why)
+                batch.resolve([], [(message, self._policy.waiting(message, why)) for message in stuck])
+
+    def _accepted(self, batch: _Batch, count: int) -> None:
+        self._accepts += count
+        self._failures = 0
+        batch.tried.clear()
+        batch.away = None
+
+    def _forget(self, outcome: Outcome) -> None:
+        """Remember failures only of messages that may be handed over again."""
+        if self._failed_alone:
+            for message in outcome.done:
+                self._failed_alone.pop(message.id, None)
+            for message, fate in outcome.aside:
+                if fate.state != "retry":
+                    self._failed_alone.pop(message.id, None)
+
+    def _accepted_since_failure(self, message: Message) -> bool:
+        return self._accepts > self._failed_alone.get(message.id, self._accepts)
+
+    def _adapt(self, call: Call) -> None:
+        """As many messages a call as a share of the deadline allows, growing step by step."""
+        count = len(call.messages)
+        if self._accepts >= self._careful_until:
+            self._most, self._careful_until = min(2 * self._most, self._limit), self._accepts + self._limit
+        allowed = self._policy.deadline.total_seconds() * _SHARE_OF_DEADLINE
+        self._size = next_size(self._size, count, call.seconds, allowed=allowed, most=self._most)
+
+    def _pause(self) -> bool:
+        self._failures += 1
+        if self._notices is not None:
+            self._notices.paused()
+        return self._rest(seconds_to_wait(self._policy.pause, self._failures))
+
+
+def _arrived(call: Call) -> list[Message]:
+    """The messages of a finished call that the destination has."""
+    return [m for m, verdict in zip(call.messages, call.verdicts or (), strict=False) if isinstance(verdict, Done)]
+
+
+class _Batch:
+    """The messages of one run: those without an outcome yet, and the outcomes."""
+
+    def __init__(self, messages: list[Message], room: int) -> None:
+        self.pending = messages
+        self.room = room
+        #: Failed since the destination last accepted something: others are tried before.
+        self.tried: set[int | None] = set()
+        #: Topics that were refused alone, while others were accepted.
+        self.refused: set[str] = set()
+        #: What was last said of those that were not accepted.
+        self.answers: dict[int | None, str] = {}
+        #: Why the destination accepts nothing at all, since it last accepted something.
+        self.away: str | None = None
+        self.outcome = Outcome()
+
+    def by_id(self) -> dict[int | None, Message]:
+        """The messages without an outcome."""
+        return {message.id: message for message in self.pending}
+
+    def answers_by_topic(self, messages: Iterable[Message]) -> dict[str, str]:
+        """Why messages of these topics were not accepted, as far as somebody said so."""
+        return {m.topic: self.answers[m.id] for m in messages if m.id in self.answers} if self.answers else {}
+
+    def why(self, message: Message) -> str:
+        """Why a message waits that nothing is known of but that it failed."""
+        return self.answers.get(message.id, "not accepted, and there was nothing else to try")
+
+    def is_sick(self, topic: str) -> bool:
+        """Whether a topic failed for sure, or for one message and then for another."""
+        return topic in self.refused or sum(m.topic == topic for m in self.pending if m.id in self.tried) > 1
+
+    def resolve(self, done: Sequence[Message], aside: list[tuple[Message, Aside]]) -> None:
+        """Give messages their outcome; what stands behind one that blocks its key is blocked with it."""
+        self.outcome.done.extend(done)
+        if len(done) == len(self.pending):
+            self.pending = []
+            return
+        self.outcome.aside.extend(aside)
+        resolved = {message.id for message in done} | {message.id for message, _ in aside}
+        blocked_keys = {message.key for message, fate in aside if fate.blocks and message.key is not None}
+        rest = [message for message in self.pending if message.id not in resolved]
+        if blocked_keys:
+            self.outcome.aside.extend((message, BLOCKED) for message in rest if message.key in blocked_keys)
+            rest = [message for message in rest if message.key not in blocked_keys]
+        self.pending = rest
+
+    def leave_topics(self, messages: Iterable[Message]) -> None:
+        """Leave everything of these messages' topics, and of the keys behind it, as it is."""
+        self.outcome.sick.update(message.topic for message in messages)
+        left = [message for message in self.pending if message.topic in self.outcome.sick]
+        keys = {message.key for message in left if message.key is not None}
+        self.outcome.open.extend(left)
+        self.outcome.open.extend(m for m in self.pending if m.topic not in self.outcome.sick and m.key in keys)
+        self.pending = [m for m in self.pending if m.topic not in self.outcome.sick and m.key not in keys]

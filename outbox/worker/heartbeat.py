@@ -1,0 +1,111 @@
+"""Keeping a lease: renewed in the background, and known by an own clock to be good for how long."""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+
+from outbox.errors import LeaseLostError
+from outbox.runtime.clock import clock
+from outbox.runtime.failpoints import crash_point
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.subscriptions.leases import Lease, Leases
+
+logger = logging.getLogger("outbox")
+
+
+class Keeper:
+    """Renews a lease on a thread and a connection of its own, also while a handler works.
+
+    The deadline counts from before the renewal was sent: whatever the network does, the database will not give the
+    lease to somebody else before that.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        lease: Lease,
+        *,
+        length: timedelta,
+        every: timedelta,
+        taken: float,
+        lost: Callable[[], None],
+    ) -> None:
+        self._database = database
+        self._leases = Leases(database)
+        self._lease = lease
+        self._length = length
+        self._every = every
+        self._deadline = taken + length.total_seconds()
+        self._on_lost = lost
+        self._lost = False
+        self._renewed = threading.Condition()
+        self._stopping = threading.Event()
+        # Opened now, so that a lease whose renewals have no connection is not worked under.
+        self._channel: Channel | None = database.open()
+        self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
+        self._thread.start()
+
+    @property
+    def left(self) -> float:
+        """Seconds for which the lease is still ours, by our own clock."""
+        return 0.0 if self._lost else self._deadline - clock()
+
+    def require(self, seconds: float) -> float:
+        """Return once the lease is good for `seconds`; wait for a renewal that is under way.
+
+        Returns:
+            The moment, by `clock`, up to which the lease is good for so long: what is to be done has to begin before.
+
+        Raises:
+            LeaseLostError: it has gone to another worker, or nobody knows.
+        """
+        if not self.left > seconds:
+            with self._renewed:
+                self._renewed.wait_for(lambda: self._lost or self.left > seconds, timeout=max(0.0, self.left))
+        until = self._deadline - seconds
+        if not self.left > seconds:
+            raise LeaseLostError(f"the lease of {self._lease.partition.subscription} could not be renewed in time")
+        return until
+
+    def stop(self) -> None:
+        """End the renewals, before the lease is given back."""
+        self._stopping.set()
+        self._thread.join(timeout=self._length.total_seconds())
+
+    def _renew_for_ever(self) -> None:
+        channel, self._channel = self._channel, None
+        pause = self._every.total_seconds()
+        while not self._stopping.wait(pause):
+            try:
+                channel = channel or self._database.open()
+                self._renew(channel)
+                pause = self._every.total_seconds()
+            except Exception as error:
+                # Busy or broken means "again", never "lost": the deadline decides that.
+                logger.debug("lease renewal failed: %s", type(error).__name__)
+                if channel is not None:
+                    channel.close()
+                channel = None
+                pause = random.uniform(0.1, 0.3)
+            if self._lost:
+                break
+        if channel is not None:
+            channel.close()
+
+    def _renew(self, channel: Channel) -> None:
+        before = clock()
+        crash_point("worker.before_renew")
+        ours = self._leases.renew(channel, self._lease, self._length)
+        crash_point("worker.after_renew")
+        with self._renewed:
+            if ours:
+                self._deadline = before + self._length.total_seconds()
+            self._lost = not ours
+            self._renewed.notify_all()
+        if not ours:
+            self._on_lost()

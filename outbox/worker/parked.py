@@ -1,0 +1,255 @@
+"""What was set aside: retried, unblocked and decided on, by the same worker, beside the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+
+from tenacity.wait import wait_exponential
+
+from outbox.model.message import Message
+from outbox.model.verdict import seconds_to_wait
+from outbox.runtime.text import counted, one_line
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.log import Limits
+from outbox.store.subscriptions.parked import Parked, Ready, Wish
+from outbox.worker.activity import Activity
+from outbox.worker.failure_log import Notices
+from outbox.worker.finished import Finished
+from outbox.worker.handle import BLOCKED, EXPIRED, HandOver, Outcome
+from outbox.worker.settle import Fates, Settlement
+
+logger = logging.getLogger("outbox")
+
+#: Keys held in memory; beyond that every batch asks the database.
+_MOST_KEYS = 100_000
+_MOST_WISHES = _MOST_BURIED = 1000
+#: Counted up to here when an outage is over.
+_MOST_WAITED = 10_000
+#: How often to look for wishes and due messages when none is known to be due sooner.
+_LOOK_SECONDS = 1.0
+#: How often to look for dead letters that are done by now.
+_BURY_SECONDS = 5.0
+#: Between two probes of what was refused; a probe costs one message, and what waits goes on this soon.
+_SICK_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
+
+
+class KeysAside:
+    """The keys that are held back. Only the lease holder changes parked rows, so memory is right."""
+
+    def __init__(self, parked: Parked, channel: Channel) -> None:
+        self._parked = parked
+        self._channel = channel
+        keys = parked.keys(channel, _MOST_KEYS)
+        #: Held back by nothing but their turn.
+        self.released = parked.released_keys(channel)
+        self._keys: set[str] | None = None if keys is None else keys | self.released
+
+    def among(self, messages: Sequence[Message]) -> Collection[str | None]:
+        """Which keys of these messages are held back."""
+        if self._keys is not None:
+            return self._keys
+        return self._parked.held_among(self._channel, {m.key for m in messages if m.key is not None})
+
+    def hold(self, keys: Iterable[str | None]) -> None:
+        """These keys are held back from now on."""
+        new = {key for key in keys if key is not None}
+        self.released -= new
+        if self._keys is not None:
+            self._keys |= new
+            if len(self._keys) > _MOST_KEYS:
+                self._keys = None
+
+    def fell_due(self, key: str | None) -> None:
+        """A delayed message of this key has taken its place; its turn is now if nothing else holds the key."""
+        if key is None:
+            return
+        if self._keys is None or key not in self._keys:
+            self.released.add(key)
+        if self._keys is not None:
+            self._keys.add(key)
+
+    def reconsider(self, keys: Collection[str]) -> None:
+        """Something of these keys was done, discarded or replayed: ask the database what still holds them."""
+        still = self._parked.held_among(self._channel, keys) if keys else set()
+        if self._keys is not None:
+            self._keys -= set(keys) - still
+        self.released -= set(keys)
+        self.released |= still
+
+
+@dataclass(slots=True)
+class _Sick:
+    until: float
+    failures: int
+
+
+def grant_wishes(parked: Parked, channel: Channel, settlement: Settlement) -> list[Wish]:
+    """Carry out what people asked of dead letters, a portion at a time; returns what was done."""
+    wishes = parked.wishes(channel, _MOST_WISHES)
+    if wishes:
+        with settlement.held():
+            parked.discard(channel, [wish.id for wish in wishes if wish.verb == "discard"])
+            parked.replay(channel, [wish.id for wish in wishes if wish.verb == "replay"])
+        for wish in wishes:
+            by, why = one_line(wish.by or "somebody"), "" if wish.reason is None else f" ({one_line(wish.reason)})"
+            logger.info("dead letter %d: %s by %s%s", wish.id, wish.verb, by, why)
+    return wishes
+
+
+class SetAside:
+    """Handles what is parked, whenever some of it is due."""
+
+    def __init__(
+        self,
+        parked: Parked,
+        channel: Channel,
+        settlement: Settlement,
+        hand_over: HandOver,
+        limits: Limits,
+        notices: Notices | None = None,
+        finished: Finished | None = None,
+        activity: Activity | None = None,
+    ) -> None:
+        """`finished`: knows what is done already. `activity`: counts what is accepted."""
+        self._parked = parked
+        self._channel = channel
+        self._settlement = settlement
+        self._hand_over = hand_over
+        self._limits = limits
+        self._notices = notices
+        self._finished = finished
+        self._activity = activity
+        self._bury_at = 0.0
+        self.keys = KeysAside(parked, channel)
+        self._sick: dict[str, _Sick] = {}
+        self._look_at = 0.0
+        #: Whether messages may wait for their destination, with or without keys.
+        self._some_wait = True
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until there may be something to do."""
+        return max(0.0, self._look_at - time.monotonic())
+
+    def parked(self, fates: Fates) -> None:
+        """Messages of the log were set aside just now."""
+        self._tell(fates)
+        # What is blocked stands behind what holds its key already; if that is only its turn, it must not lose it.
+        self.keys.hold(message.key for message, fate in fates if fate.blocks and fate is not BLOCKED)
+        self._some_wait = self._some_wait or any(fate.state == "waiting" for _, fate in fates)
+        delays = [fate.delay.total_seconds() for _, fate in fates if fate.delay is not None]
+        self._look_at = min(self._look_at, time.monotonic() + min(delays, default=_LOOK_SECONDS))
+        if any(fate.state == "delayed" for _, fate in fates):
+            self._look_at = 0.0
+
+    def room(self, most: int) -> int:
+        """How many more messages may wait for their destination."""
+        if not self._some_wait:
+            return most
+        waiting = self._parked.waiting(self._channel, most)
+        self._some_wait = waiting > 0
+        return most - waiting
+
+    def step(self) -> bool:
+        """Carry out wishes, let delayed messages fall due, hand over what is ready; False when nothing was done."""
+        if self.due_in > 0:
+            return False
+        worked = self._grant_wishes() + self._bury() + self._fall_due() > 0
+        ready = self._parked.ready(
+            self._channel,
+            self.keys.released,
+            self._sick_topics(),
+            self._limits.rows,
+            self._limits.bytes,
+            held=self._hand_over.held(),
+        )
+        if ready:
+            worked = self._handle(ready) or worked
+        self._look_at = time.monotonic() if worked else self._next_look()
+        return worked
+
+    def _next_look(self) -> float:
+        """When something falls due, or a topic may be tried again; what is due and did not move waits for a change."""
+        now, due = time.monotonic(), self._parked.next_due(self._channel)
+        moments = [sick.until for sick in self._sick.values() if sick.until > now]
+        if due is not None:
+            moments.append(now + max(0.02, due))
+        return min([now + _LOOK_SECONDS, *moments])
+
+    def _grant_wishes(self) -> int:
+        wishes = grant_wishes(self._parked, self._channel, self._settlement)
+        if wishes:
+            self.keys.hold(wish.key for wish in wishes if wish.verb == "replay")
+            self.keys.reconsider({wish.key for wish in wishes if wish.key is not None})
+        return len(wishes)
+
+    def _bury(self) -> int:
+        """Remove dead letters that are done by now."""
+        if self._finished is None or time.monotonic() < self._bury_at:
+            return 0
+        found = self._finished.dead(self._channel, self._parked.subscription, _MOST_BURIED)
+        if found:
+            self._settlement.settle_parked([id for id, _ in found], [])
+            self.keys.reconsider({key for _, key in found if key is not None})
+        self._bury_at = 0.0 if len(found) == _MOST_BURIED else time.monotonic() + _BURY_SECONDS
+        return len(found)
+
+    def _fall_due(self) -> int:
+        if not self._parked.some_fell_due(self._channel):
+            return 0
+        with self._settlement.held():
+            keys = self._parked.fall_due(self._channel, self._limits.rows)
+        for key in keys:
+            self.keys.fell_due(key)
+        return len(keys)
+
+    def _handle(self, ready: list[Ready]) -> bool:
+        """Hand over what is ready, and write what came of it; False when nothing moved."""
+        # What a call has that hangs may have arrived: it is not handed over again, and waits for the answer.
+        unanswered = self._hand_over.unanswered
+        late = {r.message.id for r in ready if r.expired} - unanswered
+        expired: Fates = [(r.message, EXPIRED) for r in ready if r.message.id in late]
+        to_send = [r.message for r in ready if r.message.id not in late]
+        done = self._finished.finished(self._channel, to_send) if self._finished is not None and to_send else set()
+        outcome = self._hand_over.run([m for m in to_send if m.id not in done], patient=False, room=0)
+        self._tell_accepted(outcome)
+        if self._activity is not None:
+            self._activity.count(outcome.done)
+        outcome.done += [message for message in to_send if message.id in done]
+        self._note_sick(outcome.sick, {message.topic for message in outcome.done})
+        # What is blocked behind its key stands there already.
+        changed = expired + [(message, fate) for message, fate in outcome.aside if fate is not BLOCKED]
+        if outcome.done or changed:
+            self._settlement.settle_parked([message.id or 0 for message in outcome.done], changed)
+            self.keys.reconsider({m.key for m in (*outcome.done, *(m for m, _ in changed)) if m.key is not None})
+            self.keys.hold(message.key for message, fate in changed if fate.blocks)
+            self._tell(changed)
+        return bool(outcome.done or changed)
+
+    def _tell(self, fates: Fates) -> None:
+        if self._notices is not None:
+            self._notices.settled(fates)
+
+    def _tell_accepted(self, outcome: Outcome) -> None:
+        if self._notices is not None and self._notices.in_trouble and outcome.accepted_topics:
+            self._notices.accepted(outcome.accepted_topics, self.waited)
+
+    def waited(self, topic: str | None, more: int = 0, *, at_least: bool = False) -> str:
+        """Say how many messages have waited for the destination to accept a topic, or anything; `more` in the log."""
+        number = self._parked.waited(self._channel, topic, _MOST_WAITED) + more
+        said = f"{number} or more" if at_least or number >= _MOST_WAITED else str(number)
+        return counted(said, "message")
+
+    def _sick_topics(self) -> list[str]:
+        return [topic for topic, sick in self._sick.items() if sick.until > time.monotonic()]
+
+    def _note_sick(self, sick: Collection[str], well: Collection[str]) -> None:
+        for topic in sick:
+            # A topic that accepts some is slow: its pauses do not grow.
+            failures = self._sick[topic].failures + 1 if topic in self._sick and topic not in well else 1
+            self._sick[topic] = _Sick(time.monotonic() + seconds_to_wait(_SICK_PAUSE, failures), failures)
+        for topic in set(well) - set(sick):
+            self._sick.pop(topic, None)

@@ -1,0 +1,174 @@
+"""Settling: everything that a lease holder writes, in short transactions that its epoch fences."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from outbox.errors import LeaseLostError
+from outbox.model.message import Message
+from outbox.model.position import Progress
+from outbox.runtime.failpoints import crash_point
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.subscriptions.leases import Lease, Leases
+from outbox.store.subscriptions.parked import Aside, Parked
+from outbox.store.subscriptions.progress import ProgressLog
+
+Fates = list[tuple[Message, Aside]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParkedChanges:
+    """What a settle does to parked messages, by log id."""
+
+    parked: dict[Aside, list[int]] = field(default_factory=dict)
+    removed: list[int] = field(default_factory=list)
+    changed: dict[Aside, list[int]] = field(default_factory=dict)
+
+
+class Unsettled:
+    """What could not be written after a hand-over, over all leases of a worker.
+
+    Reading may go on to work where writing does not: on a full disk, without a privilege. A worker that forgot that
+    would send the same batch with each connection that it makes.
+    """
+
+    def __init__(self) -> None:
+        self.changes: ParkedChanges | None = None
+        self._error: Exception | None = None
+
+    def __bool__(self) -> bool:
+        return self.changes is not None
+
+    def explains(self, error: Exception) -> bool:
+        """Whether this error is why they could not be written."""
+        return error is self._error
+
+    @contextmanager
+    def unless_written(self, changes: ParkedChanges) -> Iterator[None]:
+        """Remember these changes if they cannot be written. Where the lease is lost they are another worker's."""
+        self.changes = changes
+        try:
+            yield
+        except LeaseLostError:
+            self.changes = self._error = None
+            raise
+        except Exception as error:
+            self._error = error
+            raise
+        self.changes = self._error = None
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """Find out whether the changes can be written by now; they stay remembered."""
+        try:
+            yield
+        except Exception as error:
+            self._error = error
+            raise
+
+
+class Settlement:
+    """The writes of one lease, on the server incarnation that it read from."""
+
+    def __init__(
+        self,
+        database: Database,
+        channel: Channel,
+        lease: Lease,
+        incarnation: str,
+        unsettled: Unsettled | None = None,
+    ) -> None:
+        self._unsettled = Unsettled() if unsettled is None else unsettled
+        self._channel = channel
+        self._check_now = database.dialect.check_now
+        self._lease = lease
+        self._incarnation = incarnation
+        self._leases = Leases(database)
+        self._progress = ProgressLog(database)
+        self._parked = Parked(database, lease.partition.subscription)
+        self._n = 0
+
+    def settle(self, end: Progress, fates: Fates) -> None:
+        """Park what was not done and append the progress; all or nothing.
+
+        Raises:
+            LeaseLostError: the partition has another owner, or the server was restarted; nothing was written.
+        """
+        crash_point("worker.before_settle")
+        changes = ParkedChanges(parked=by_fate(fates))
+        with self._unsettled.unless_written(changes):
+            if fates:
+                with self.held():
+                    self._write(changes)
+                    crash_point("worker.after_park")
+                    self._append(end)
+            else:
+                self._append(end)
+        crash_point("worker.after_settle")
+
+    def settle_parked(self, done: list[int], fates: Fates) -> None:
+        """Remove parked messages that are done and give the others their new state; errors as in `settle`."""
+        changes = ParkedChanges(removed=done, changed=by_fate(fates))
+        with self._unsettled.unless_written(changes), self.held():
+            self._write(changes)
+
+    def rehearse(self, stored: Progress) -> None:
+        """Find out whether a settle would work, before anything is handed over.
+
+        What could not be written the last time is written and taken back; then the stored progress is settled anew.
+        """
+        with self._unsettled.still():
+            if self._unsettled.changes is not None:
+                with suppress(_TakenBack), self.held():
+                    self._write(self._unsettled.changes)
+                    if self._check_now is not None:
+                        self._channel.run(self._check_now)
+                    raise _TakenBack
+            self._append(stored)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A transaction that nobody can take the lease away from."""
+        with self._channel.transaction():
+            if not self._leases.hold(self._channel, self._lease, self._incarnation):
+                raise _lost(self._lease)
+            yield
+
+    def prune(self) -> None:
+        """Delete progress that no longer counts."""
+        self._progress.prune(self._channel, self._lease.partition)
+
+    def _write(self, changes: ParkedChanges) -> None:
+        self._parked.park(self._channel, changes.parked)
+        self._parked.remove(self._channel, changes.removed)
+        if changes.removed or changes.changed:
+            crash_point("worker.in_aside")
+        self._parked.change(self._channel, changes.changed)
+
+    def _append(self, end: Progress) -> None:
+        # One statement locks the lease row, checks epoch and incarnation, and writes.
+        self._n += 1
+        if not self._progress.settle(self._channel, self._lease, self._n, end, self._incarnation):
+            raise _lost(self._lease)
+
+
+class _TakenBack(Exception):  # noqa: N818 - it is no error, it ends a transaction that is not to be committed
+    pass
+
+
+def by_fate(fates: Iterable[tuple[Message, Aside]]) -> dict[Aside, list[int]]:
+    """Messages with the same fate together: one statement each."""
+    grouped: dict[Aside, list[int]] = defaultdict(list)
+    for message, fate in fates:
+        grouped[fate].append(message.id or 0)
+    return grouped
+
+
+def _lost(lease: Lease) -> LeaseLostError:
+    return LeaseLostError(
+        f"{lease.partition.subscription}: another worker owns it now, or the server was restarted; nothing was settled"
+    )

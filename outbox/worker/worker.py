@@ -1,0 +1,407 @@
+"""Workers: one engine for every subscription. Each repeats for the partition it owns: fetch, hand over, settle."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import partial
+
+from outbox.errors import HungHandlerError, LeaseLostError, StandbyError, SubscriptionError
+from outbox.model.subscription import Declaration, Start, Subscription
+from outbox.model.verdict import told
+from outbox.runtime.clock import clock
+from outbox.runtime.wakeup import Wake
+from outbox.store import identity
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel, Hint
+from outbox.store.failure import in_one_line
+from outbox.store.log.grace import Grace
+from outbox.store.log.log import Limits, Log
+from outbox.store.operations.parked_status import Count, parked_counts
+from outbox.store.subscriptions.acks import Acks
+from outbox.store.subscriptions.leases import Holder, Lease, Leases, Partition
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.store.transactions.op import Ops
+from outbox.worker.activity import Activity
+from outbox.worker.calls import Caller, Handler, HungCalls
+from outbox.worker.failure_log import Notices
+from outbox.worker.finished import Finished
+from outbox.worker.handle import HandlerPolicy, HandOver
+from outbox.worker.heartbeat import Keeper
+from outbox.worker.lease_watch import LeaseWatch
+from outbox.worker.partition import Tenure
+from outbox.worker.polling import Polling
+from outbox.worker.settle import Unsettled
+from outbox.worker.words import words_of
+
+logger = logging.getLogger("outbox")
+#: Who works and who stands by: a name of its own, because people want to see it who want to see little else.
+lease_logger = logging.getLogger("outbox.lease")
+
+_LOG_EVERY_SECONDS, _LOG_SELDOM_SECONDS = 5.0, 60.0
+#: The longest pause between two tries: of a database that is away, and of settling what was sent already.
+_PAUSE_SECONDS, _UNSETTLED_PAUSE_SECONDS = 2.0, 30.0
+_MOST_NOTICE = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How a worker paces itself. `poll` is the shortest and the longest pause between two looks at an idle log."""
+
+    limits: Limits = field(default_factory=Limits)
+    poll: tuple[timedelta, timedelta] = (timedelta(milliseconds=50), timedelta(seconds=1))
+    lease: timedelta = timedelta(seconds=10)
+    renew_every: timedelta = timedelta(seconds=3)
+
+    def __post_init__(self) -> None:
+        if self.renew_every * 2 > self.lease:
+            raise ValueError(f"renew_every {self.renew_every} leaves no second try within a lease of {self.lease}")
+
+
+class Worker:
+    """Handles one subscription: waits for its lease, works until it is lost, and begins again.
+
+    A database that goes away is waited for; nothing has to be done by hand. `run` returns after `stop`.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        declared: Declaration,
+        handler: Handler,
+        *,
+        start: Start | None = "earliest",
+        policy: HandlerPolicy | None = None,
+        settings: Settings | None = None,
+        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+        look: Callable[[Channel], None] = lambda _channel: None,
+        hung: HungCalls | None = None,
+    ) -> None:
+        """`start`: where a new subscription begins; None: somebody else creates it. `turn`: held during each call of
+        the handler. `look`: called again and again, with a connection that does nothing else meanwhile. `hung`: calls
+        that workers before this one have left behind.
+        """
+        self._database = database
+        self._declared = declared
+        self._handler = handler
+        self._start = start
+        self._policy = policy or HandlerPolicy()
+        self._settings = settings or Settings()
+        self._turn = turn
+        self._look = look
+        self._notices = Notices(declared.name, declared.destination, words=words_of(declared), note=self._note)
+        self._activity = Activity(declared.name, done="sent" if declared.destination else "done")
+        self._stands_by = self._leases_differ = False
+        self._owner, self._process = secrets.token_hex(8), os.getpid()
+        self.wake = Wake()
+        # A plain flag and a socket, no lock: a signal handler may come in the middle of anything.
+        self._stopping = False
+        self._halt = Wake()
+        self._logged_at = float("-inf")
+        self._log_every = _LOG_EVERY_SECONDS
+        self._known = False
+        self._watch = LeaseWatch(self._settings.lease)
+        self._hung = HungCalls() if hung is None else hung
+        self._gives_up, self._endless = True, False
+        self._unsettled = Unsettled()
+        #: Whether a worker, perhaps this one, has written why it does not work.
+        self._noticed = False
+
+    @property
+    def stopping(self) -> bool:
+        """Whether a stop was asked that has not been followed yet."""
+        return self._stopping
+
+    @property
+    def owner(self) -> str:
+        """Random per process start, so that neither a restarted worker nor a fork's passes for the one before."""
+        if self._process != os.getpid():
+            self._owner, self._process = secrets.token_hex(8), os.getpid()
+        return self._owner
+
+    def run(self, *, gives_up: bool = True) -> None:
+        """Work until `stop` is called.
+
+        `gives_up`: when calls of the handler never come back, so that the process is started again. A worker that does
+        not goes on beside them, and never hands over what they have.
+
+        Raises:
+            HungHandlerError: the worker gave up.
+        """
+        self._gives_up, self._endless = gives_up, True
+        try:
+            self._work(self._step_or_wait)
+        finally:
+            self._gives_up, self._endless = True, False
+
+    def until_empty(self) -> None:
+        """Work until everything committed before now is handled, and nothing that is parked is due.
+
+        What waits for its grace is waited for.
+        """
+        self._work(lambda tenure: bool(tenure.step()) or self._wait_for_grace(tenure))
+
+    def once(self) -> None:
+        """Handle one batch, if there is one."""
+        self._work(lambda tenure: not tenure.step() and self._wait_for_grace(tenure))
+
+    def stop(self) -> None:
+        """Finish what is under way, give the lease back, and return from `run`. May be called from anywhere.
+
+        Beside a call of the handler that hangs the lease is not given back: it runs out.
+        """
+        self._stopping = True
+        self._halt.set()
+        self.wake.set()
+
+    def go_on(self) -> None:
+        """Forget a stop that was not followed."""
+        self._stopping = False
+
+    # The stages
+
+    def _work(self, go_on: Callable[[Tenure], bool]) -> None:
+        """Take the lease and keep calling `go_on` until it says no, over any number of lost connections."""
+        try:
+            self._work_until_stopped(go_on)
+        finally:
+            self._stopping = False
+
+    def _work_until_stopped(self, go_on: Callable[[Tenure], bool]) -> None:
+        failures = 0
+        self._hung.begin()
+        while not self._stopping:
+            try:
+                with closing(self._database.open()) as channel:
+                    subscription = self._declare(channel)
+                    with self._tenure(channel, subscription) as tenure:
+                        while tenure is not None and not self._stopping:
+                            self._look(channel)
+                            goes_on = go_on(tenure)
+                            if not self._unsettled:
+                                failures = 0
+                                self._withdraw_notice(channel)
+                            self._activity.tell_if_due(partial(self._parked_counts, channel))
+                            if not goes_on:
+                                return
+            except LeaseLostError as error:
+                self._log_sometimes("%s", error)
+            except HungHandlerError:
+                raise
+            except Exception as error:
+                failures += 1
+                self._explain_or_raise(error)
+            longest = _UNSETTLED_PAUSE_SECONDS if self._unsettled else _PAUSE_SECONDS
+            self.rest(random.uniform(0.05, min(longest, 0.1 * 2 ** min(failures, 10))))
+
+    def _explain_or_raise(self, error: Exception) -> None:
+        """Say what went wrong, if another try may fare better."""
+        # A worker that has worked here sits out a failover, until the address leads to a primary again.
+        failover = self._known and isinstance(error, StandbyError)
+        passes = failover or self._database.transient(error)
+        line, _ = in_one_line(error)
+        if self._unsettled and self._unsettled.explains(error) and (passes or self._endless):
+            # Also what only a person can mend: a process that is started again would send the batch again.
+            why = f"settling fails, and nothing is sent until it works again: {line}"
+            if self._log_sometimes("%s: %s", self._declared.name, why):
+                self._note(why)
+        elif passes:
+            self._log_sometimes("the database is away, trying again: %s", type(error).__name__)
+        else:
+            self._note(line)
+            raise error
+
+    def _declare(self, channel: Channel) -> Subscription:
+        with self._database.explained():
+            # First of all, because a standby answers the next statement with an error that looks like an outage.
+            Log(self._database).now(channel)
+            identity.establish(self._database, channel)
+        identity.verify(self._database, channel)
+        known = Subscriptions(self._database).find(channel, self._declared.name)
+        if known is None and self._known:
+            # Declared anew it would begin at its start, and send everything again.
+            raise SubscriptionError(f"subscription {self._declared.name!r} was dropped under this worker")
+        if known is None and self._start is None:
+            raise SubscriptionError(f"there is no subscription {self._declared.name!r}")
+        subscription = Subscriptions(self._database).declare(channel, self._declared, self._start or "latest")
+        self._known = True
+        if known is None or (known.destination is None and known.direct is None):
+            logger.info("subscription %s begins at %s", subscription.name, self._start if known is None else "earliest")
+        if subscription.partitions != 1:
+            raise SubscriptionError(
+                f"{subscription.name} has {subscription.partitions} partitions; this version owns one"
+            )
+        return subscription
+
+    @contextmanager
+    def _tenure(self, channel: Channel, subscription: Subscription) -> Iterator[Tenure | None]:
+        """The time between taking the lease and losing it; None when a stop came first."""
+        partition = Partition(subscription.name, subscription.generation)
+        taken = self._acquire(channel, partition)
+        if taken is None:
+            yield None
+            return
+        lease, at = taken
+        settings = self._settings
+        caller = Caller(self._handler)
+        keeper: Keeper | None = None
+        try:
+            keeper = Keeper(
+                self._database, lease, length=settings.lease, every=settings.renew_every, taken=at, lost=self.wake.set
+            )
+            # Declared again: while this worker waited, somebody may have altered what is sent where.
+            subscription = self._declare(channel)
+            if not subscription.grace:
+                # Else there is nothing to do when something was committed, but long after.
+                channel.listen()
+            tenure = self._begin(channel, lease, subscription, keeper, caller)
+            with closing(tenure):
+                yield tenure
+                tenure.settle_handled()
+        finally:
+            if keeper is not None:
+                keeper.stop()
+            caller.close()
+            if not self._hung.unfinished:
+                # Else another worker would send beside these calls what they have: the lease runs out instead.
+                with suppress(Exception):
+                    Leases(self._database).release(channel, lease)
+
+    def _begin(
+        self, channel: Channel, lease: Lease, subscription: Subscription, keeper: Keeper, caller: Caller
+    ) -> Tenure:
+        policy = self._policy_of(subscription)
+        enough = min(policy.deadline, self._settings.lease / 2).total_seconds()
+        hand_over = HandOver(
+            caller,
+            policy,
+            before_call=lambda: keeper.require(enough),
+            rest=self.rest,
+            most=self._settings.limits.rows,
+            hung=self._hung,
+            gives_up=self._gives_up,
+            turn=self._turn,
+            notices=self._notices,
+        )
+        log = Log(self._database, self._settings.limits, subscription.selection)
+        logger.info("subscription %s: lease taken, epoch %d", subscription.name, lease.epoch)
+        self._channel = channel
+        self._polling = Polling(*(pause.total_seconds() for pause in self._settings.poll))
+        return Tenure(
+            self._database,
+            channel,
+            lease,
+            log,
+            self._settings.limits,
+            hand_over,
+            policy,
+            grace=Grace(subscription.grace, self._settings.poll) if subscription.grace else None,
+            finished=self._finished_of(subscription),
+            notices=self._notices,
+            unsettled=self._unsettled,
+            activity=self._activity,
+        )
+
+    def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
+        """Wait for the lease, and return it with a moment before it was taken; None when a stop came first."""
+        leases, length = Leases(self._database), self._settings.lease
+        while not self._stopping:
+            self._look(channel)
+            holder = leases.look(channel, partition)
+            if holder is None:
+                raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
+            self._noticed = self._noticed or holder.notice is not None
+            claim, before = self._watch.look(holder), clock()
+            lease = leases.acquire(channel, partition, self.owner, length, claim)
+            if lease is not None:
+                self._say_that_it_takes_over()
+                return lease, before
+            self._say_that_it_stands_by(holder)
+            self.rest(random.uniform(0.2, 0.4))
+        return None
+
+    def _step_or_wait(self, tenure: Tenure) -> bool:
+        """Handle what there is, or wait for a hint: a little at first, longer when nothing comes."""
+        if found := tenure.step(postpone=self._polling.many):
+            self._polling.came(found)
+            return True
+        hint = self._channel.hinted()
+        if hint is None and self.wake.wait(min(self._polling.pause(), tenure.due_in), self._channel.fileno):
+            # Notifications are read before the next look, so that none is left to cause another one.
+            hint = self._channel.hinted() or Hint()
+        if hint is not None:
+            self._polling.hinted(hint.pause)
+        return True
+
+    def _wait_for_grace(self, tenure: Tenure) -> bool:
+        """After an idle step: rest, if there is anything to wait for."""
+        return tenure.awaits_grace() and self.rest(tenure.due_in)
+
+    # Helpers
+
+    def rest(self, seconds: float) -> bool:
+        """Sleep; False when a stop is asked."""
+        until = time.monotonic() + seconds
+        while not self._stopping and (left := until - time.monotonic()) > 0:
+            self._halt.wait(left)
+        return not self._stopping
+
+    def _finished_of(self, subscription: Subscription) -> Finished | None:
+        if subscription.kind == "check":
+            return Ops(self._database)
+        return None if subscription.direct is None else Acks(self._database, subscription.direct)
+
+    def _policy_of(self, subscription: Subscription) -> HandlerPolicy:
+        return replace(self._policy, block_on_dead=subscription.on_dead != "continue")
+
+    def _say_that_it_stands_by(self, holder: Holder) -> None:
+        """Once, over any number of lost connections."""
+        if not self._stands_by:
+            self._stands_by = True
+            lease_logger.info("%s: another worker holds the lease; standing by", self._declared.name)
+        # One that was never renewed may be a command's, which needs it for a moment.
+        length, differs = self._settings.lease, bool(holder.renewals) and holder.length != self._settings.lease
+        if differs and holder.length is not None and not self._leases_differ:
+            self._leases_differ = True
+            here = f"that of the worker which stands by {length.total_seconds():g} s"
+            differ = f"its lease is {holder.length.total_seconds():g} s long, {here}; give both the same --lease"
+            lease_logger.warning("%s: %s", self._declared.name, differ)
+            self._note(differ)
+
+    def _note(self, text: str, since: float = 0.0) -> None:
+        """Write why this worker does not work, for `since` seconds already, where `outbox status` reads it."""
+        self._noticed = True
+        with suppress(Exception), closing(self._database.open()) as channel:
+            Leases(self._database).note(channel, self._declared.name, told(text)[:_MOST_NOTICE], since=since)
+
+    def _withdraw_notice(self, channel: Channel) -> None:
+        self._notices.went_on()
+        if self._noticed:
+            Leases(self._database).note(channel, self._declared.name, None)
+            self._noticed = False
+
+    def _parked_counts(self, channel: Channel) -> dict[str, Count]:
+        return parked_counts(self._database, channel, self._declared.name)
+
+    def _say_that_it_takes_over(self) -> None:
+        if self._stands_by:
+            self._stands_by = False
+            lease_logger.info("%s: the lease is free; taking over", self._declared.name)
+
+    def _log_sometimes(self, text: str, *values: object) -> bool:
+        """Ever less often while the trouble lasts: one of many databases may be away for days."""
+        quiet = time.monotonic() - self._logged_at
+        due = quiet >= self._log_every
+        if due:
+            self._log_every = _LOG_EVERY_SECONDS if quiet > 2 * _LOG_SELDOM_SECONDS else self._log_every * 2
+            self._log_every = min(self._log_every, _LOG_SELDOM_SECONDS)
+            self._logged_at = time.monotonic()
+            logger.warning(text, *values)
+        return due

@@ -1,0 +1,149 @@
+"""Noticing when a transaction really ends: where SQLAlchemy's dialect commits the driver's connection.
+
+Not by SQLAlchemy's events: with a single one on an engine it looks for listeners at every statement of the application,
+and none comes after the commit. An engine is prepared once, whoever asks; what was sent in a transaction is remembered
+with its connection, so that nothing here keeps an outbox alive, or has to ask every one of a thousand.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import InvalidRequestError
+
+from outbox.errors import TransactionAbortedError
+from outbox.runtime.clock import clock
+from outbox.runtime.failpoints import crash_point
+from outbox.store.log.append import Sent
+
+#: The key of a connection's `info` under which stands what was sent in its transaction, and who wants to know.
+_SENT = object()
+
+_prepared: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class Watcher(Protocol):
+    """Whoever sends in a transaction."""
+
+    def is_aborted(self, driver: Any) -> bool:
+        """Whether COMMIT would be answered with a rollback."""
+
+    def committed(self, sent: Sent, since: float) -> None:
+        """It was committed; `since`: a moment before, by `clock`. Never blocks and never raises."""
+
+
+def sent_so_far(watcher: Watcher, connection: Connection) -> Sent | None:
+    """What this watcher has sent in the running transaction, if anything."""
+    everyone: dict[Watcher, Sent] = _info_of(connection).get(_SENT, {})
+    return everyone.get(watcher)
+
+
+def sent_by(watcher: Watcher, connection: Connection) -> Sent:
+    """What this watcher has sent in the running transaction; to be added to."""
+    everyone: dict[Watcher, Sent] = connection.info.setdefault(_SENT, {})
+    sent = everyone.get(watcher)
+    if sent is None:
+        sent = everyone[watcher] = Sent()
+    return sent
+
+
+def has_sent(connection: Connection) -> bool:
+    """Whether anything was sent in the running transaction, by whomever."""
+    return bool(_info_of(connection).get(_SENT))
+
+
+def prepare(engine: Engine) -> None:
+    """Notice the commits on this engine; once is enough, also for those with other execution options."""
+    if engine.dialect not in _prepared:
+        _prepared.add(engine.dialect)
+        _wrap(engine.dialect)
+
+
+def _wrap(dialect: Any) -> None:
+    commit, roll_back = dialect.do_commit, dialect.do_rollback
+    prepare_first, commit_prepared = dialect.do_prepare_twophase, dialect.do_commit_twophase
+    roll_back_prepared: Callable[..., None] = dialect.do_rollback_twophase
+
+    def do_commit(link: Any) -> None:
+        everyone = _about_to_commit(dialect, link, "rollback")
+        since = clock()
+        commit(link)
+        _tell(everyone, since)
+
+    def do_rollback(link: Any) -> None:
+        _info_of(link).pop(_SENT, None)
+        roll_back(link)
+
+    def do_prepare_twophase(connection: Connection, xid: Any) -> None:
+        _require_sound(dialect, connection.connection)
+        _do_last(connection.connection)
+        prepare_first(connection, xid)
+
+    def do_commit_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
+        everyone = _about_to_commit(dialect, connection.connection, "tpc_rollback")
+        since = clock()
+        commit_prepared(connection, xid, *how, **more)
+        _tell(everyone, since)
+
+    def do_rollback_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
+        _info_of(connection.connection).pop(_SENT, None)
+        roll_back_prepared(connection, xid, *how, **more)
+
+    for each in (do_commit, do_rollback, do_prepare_twophase, do_commit_twophase, do_rollback_twophase):
+        setattr(dialect, each.__name__, each)
+
+
+def _about_to_commit(dialect: Any, link: Any, roll_back: str) -> dict[Watcher, Sent]:
+    """What the commit will be of, by watcher; `roll_back` is the driver's word for the contrary."""
+    info = _info_of(link)
+    if _SENT not in info:
+        return {}
+    try:
+        _require_sound(dialect, link)
+        _do_last(link)
+    except BaseException:
+        # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
+        del info[_SENT]
+        getattr(link.dbapi_connection, roll_back)()
+        raise
+    everyone: dict[Watcher, Sent] = info.pop(_SENT)
+    crash_point("outbox.before_commit")
+    return everyone
+
+
+def _do_last(link: Any) -> None:
+    """Do what belongs right before the commit, once; what fails has to fail again, if a commit is tried again."""
+    for sent in _info_of(link).get(_SENT, {}).values():
+        for each in sent.last:
+            each()
+        sent.last = []
+
+
+def _tell(everyone: dict[Watcher, Sent], since: float) -> None:
+    """It was committed."""
+    if everyone:
+        crash_point("outbox.after_commit")
+        for watcher, sent in everyone.items():
+            watcher.committed(sent, since)
+
+
+def _require_sound(dialect: Any, link: Any) -> None:
+    """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
+    for watcher in _info_of(link).get(_SENT, ()):
+        if watcher.is_aborted(dialect.get_driver_connection(link.dbapi_connection)):
+            raise TransactionAbortedError(
+                "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
+                " would be lost; roll back, or use a savepoint around what may fail"
+            )
+
+
+def _info_of(link: Any) -> dict[Any, Any]:
+    """What is remembered of a connection: nothing of one that is lost, or that the pool is only trying out."""
+    try:
+        info: dict[Any, Any] = link.info
+    except (NotImplementedError, InvalidRequestError):
+        return {}
+    return info

@@ -1,0 +1,91 @@
+"""What an application has of its database: an engine or a factory of sessions, awaited or not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import sqlalchemy
+from sqlalchemy import Engine
+from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.pool import NullPool
+
+from outbox.errors import DatabaseError, MissingExtraError
+from outbox.store.dialects.sqlite.dialect import configure, require_legacy_control
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
+
+    Bind = Engine | sessionmaker[Session] | AsyncEngine | async_sessionmaker[AsyncSession]
+
+#: Drivers that block, for the threads of workers and hints.
+_BLOCKING = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
+
+
+def engine_of(bind: Bind) -> Engine:
+    """The engine that threads of our own may use.
+
+    An AsyncEngine's connections belong to its event loop, so that a twin is made from its URL. What was given to
+    `create_async_engine` besides the URL it does not have.
+
+    Raises:
+        DatabaseError: there is no engine in it.
+    """
+    engine = own_engine_of(bind)
+    if engine is None:
+        raise DatabaseError(
+            "an Engine, a sessionmaker bound to one, an AsyncEngine or an async_sessionmaker bound to one is needed,"
+            f" not {type(bind).__name__}{_hint(bind)}"
+        )
+    if not engine.dialect.is_async:
+        return engine
+    name = engine.dialect.name
+    return sqlalchemy.create_engine(engine.url.set(drivername=_BLOCKING.get(name, name)), poolclass=NullPool)
+
+
+def _hint(bind: object) -> str:
+    if isinstance(bind, str):
+        return "; pass create_engine(url)"
+    return "; pass its .engine" if hasattr(bind, "engine") else ""
+
+
+def own_engine_of(bind: Bind) -> Engine | None:
+    """The engine whose events tell of the application's transactions; an AsyncEngine's is the one inside of it."""
+    found: Any = bind if hasattr(bind, "sync_engine") else getattr(bind, "kw", {}).get("bind", bind)
+    inner = getattr(found, "sync_engine", found)
+    return inner if isinstance(inner, Engine) else None
+
+
+def sessions_on(bind: Bind) -> Any:
+    """A factory of sessions; what they return is used after its commit."""
+    if isinstance(bind, Engine):
+        return sessionmaker(bind, expire_on_commit=False)
+    if hasattr(bind, "sync_engine"):
+        from sqlalchemy.ext.asyncio import async_sessionmaker
+
+        return async_sessionmaker(cast("AsyncEngine", bind), expire_on_commit=False)
+    return bind
+
+
+def create_async_engine(url: str, **options: Any) -> AsyncEngine:
+    """SQLAlchemy's `create_async_engine`; on SQLite as in `create_engine`. Needs the extra `async`."""
+    try:
+        from sqlalchemy.ext import asyncio
+    except ImportError as error:
+        raise MissingExtraError("asyncio needs greenlet: pip install 'outbox-log[async]'") from error
+
+    engine = asyncio.create_async_engine(url, **options)
+    _configure(engine.sync_engine, options)
+    return engine
+
+
+def create_engine(url: str, **options: Any) -> Engine:
+    """SQLAlchemy's `create_engine`; on SQLite with WAL, durable commits, and a fair wait for the write lock."""
+    engine = sqlalchemy.create_engine(url, **options)
+    _configure(engine, options)
+    return engine
+
+
+def _configure(engine: Engine, options: dict[str, Any]) -> None:
+    if engine.dialect.name == "sqlite":
+        require_legacy_control(options.get("connect_args", {}))
+        configure(engine)

@@ -1,0 +1,166 @@
+"""Wake-ups after a commit: an event in this process, a NOTIFY for the others. Hints, never deliveries."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+
+from outbox.runtime.linger import Pace
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.append import Sent
+
+logger = logging.getLogger("outbox")
+
+_RECONNECT_SECONDS = 5.0
+_LONGEST_WAIT_SECONDS = 30.0
+#: Between two hints where there are many commits. Each says so, and workers look for more by themselves meanwhile.
+_BUSY_PAUSE_SECONDS = 0.05
+
+
+class Hints:
+    """Tells workers that something was committed. Never blocks and never raises: it is called in commit hooks."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._listeners: weakref.WeakSet[_Listener] = weakref.WeakSet()
+        self._thread: threading.Thread | None
+        self._begin_anew()
+
+    def listen(self, wake: Callable[[], None]) -> _Listener:
+        """Call `wake` at every hint in this process, for as long as the returned object lives."""
+        listener = _Listener(wake)
+        self._listeners.add(listener)
+        return listener
+
+    def committed(self, sent: Sent, since: float) -> None:
+        """A transaction was committed; nobody has to be woken for what its writer sends by itself."""
+        if sent.more:
+            self.hint()
+
+    def hint(self) -> None:
+        """Something was committed."""
+        if self._listeners:
+            self._wake_listeners()
+        with suppress(Exception):
+            if self._pid != os.getpid():
+                # A fork copies locks in any state, but no threads.
+                self._begin_anew()
+            if self._thread is None:
+                self._start()
+            self._bell.ring()
+
+    def close(self) -> None:
+        """End the thread and its connection; a later hint begins anew."""
+        thread = self._thread
+        if thread is not None and self._pid == os.getpid():
+            self._bell.close()
+            self._begin_anew()
+            thread.join(timeout=_RECONNECT_SECONDS)
+
+    def _begin_anew(self) -> None:
+        self._pid = os.getpid()
+        self._bell = _Bell()
+        # Signal handlers commit, too: they may interrupt whoever has the lock.
+        self._lock = threading.RLock()
+        self._starting = False
+        self._thread = None
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is not None or self._starting:
+                return
+            self._starting = True
+            try:
+                thread = threading.Thread(
+                    target=_notify_for_ever, args=(weakref.ref(self), self._bell), name="outbox-hints", daemon=True
+                )
+                # May fail for want of memory, or because the interpreter is about to end: then the next hint tries.
+                thread.start()
+                self._thread = thread
+            finally:
+                self._starting = False
+
+    def _wake_listeners(self) -> None:
+        for listener in list(self._listeners):
+            with suppress(Exception):
+                listener.wake()
+
+    def _connected(self) -> Channel | None:
+        """A connection of our own, where others can be notified."""
+        return self._database.open() if self._database.dialect.notifies else None
+
+
+class _Bell:
+    """Rings for one thread. Whoever rings takes no lock, and may be interrupted by somebody else who does."""
+
+    def __init__(self) -> None:
+        self._rung: SimpleQueue[None] = SimpleQueue()
+        self._closed: SimpleQueue[None] = SimpleQueue()
+        self._rings = False
+        self._times = 0
+        self.open = True
+
+    def ring(self) -> None:
+        """Once more."""
+        self._times += 1
+        # Whoever stops the ringing counts after that.
+        if not self._rings:
+            self._rings = True
+            self._rung.put(None)
+
+    def heard(self, seconds: float) -> int:
+        """Wait until it rings, and say how many times it did."""
+        with suppress(Empty):
+            self._rung.get(timeout=seconds)
+        self._rings = False
+        times, self._times = self._times, 0
+        return times
+
+    def rest(self, seconds: float) -> None:
+        """Listen to nothing, unless it is closed."""
+        with suppress(Empty):
+            self._closed.get(timeout=seconds)
+
+    def close(self) -> None:
+        """It rings no more: whoever waits comes back at once."""
+        self.open = False
+        self._closed.put(None)
+        self._rung.put(None)
+
+
+def _notify_for_ever(reference: weakref.ref[Hints], bell: _Bell) -> None:
+    """What the thread does, until the hints are closed, or forgotten: it must not keep them and their engine alive."""
+    channel: Channel | None = None
+    pace = Pace(_BUSY_PAUSE_SECONDS, shortest=0)
+    while bell.open and reference() is not None:
+        times = bell.heard(_LONGEST_WAIT_SECONDS)
+        hints = reference() if times and bell.open else None
+        if hints is None:
+            continue
+        try:
+            channel = channel or hints._connected()
+            pause = pace.after(times)
+            if channel is not None:
+                channel.notify(pause)
+        except Exception as error:
+            logger.debug("a wake-up was lost: %s", type(error).__name__)
+            if channel is not None:
+                channel.close()
+            channel, pause = None, _RECONNECT_SECONDS
+        del hints
+        bell.rest(pause)
+    if channel is not None:
+        channel.close()
+
+
+class _Listener:
+    """Keeps a wake-up registered."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self.wake = wake

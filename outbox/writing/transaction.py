@@ -1,0 +1,227 @@
+"""The caller's transaction: finding it, making sure that it is one, and telling listeners of its real commit."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import psycopg
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.exc import InvalidRequestError
+from sqlalchemy.orm import Session, SessionTransaction, scoped_session
+
+from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedError
+from outbox.runtime.failpoints import crash_point
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Location, driver_of
+from outbox.store.log.append import Place, Sent
+from outbox.writing import commit_hook as commits
+from outbox.writing.handles import Handle, Link, refuse
+
+logger = logging.getLogger("outbox")
+
+
+class Listener(Protocol):
+    """Told of commits. Never blocks and never raises: it is called in commit hooks."""
+
+    def committed(self, sent: Sent, since: float) -> None:
+        """A transaction was committed in which messages were sent; `since`: a moment before, by `clock`."""
+
+
+class Transactions:
+    """Watches the transactions in which messages were sent."""
+
+    def __init__(self, database: Database, *listeners: Listener) -> None:
+        self._database = database
+        self._dialect = database.dialect
+        self._listeners = listeners
+        #: Engines and drivers' own connections on which messages may be sent.
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._homes: list[Location | None] = []
+        self.watch(database.engine)
+
+    def link_of(self, handle: Handle, verb: str, *, flush: bool) -> Link:
+        """The connection that the handle's transaction is on; `verb` is the method that was called with it.
+
+        Raises:
+            TypeError: it is none of the accepted handles.
+            NoTransactionError: the connection is in autocommit.
+            DatabaseError: it is connected to another database, or by a driver that cannot be used; or the session's
+                transaction spans several databases.
+        """
+        if isinstance(handle, Connection):
+            connection = handle
+        elif isinstance(handle, Session | scoped_session):
+            session = handle() if isinstance(handle, scoped_session) else handle
+            if flush and session.autoflush and not session._flushing:
+                session.flush()
+            connection = session.connection(bind_arguments={"clause": self._database.tables.message})
+            _require_one_database(session)
+        elif isinstance(handle, psycopg.Connection):
+            self.require_driver(handle)
+            return handle
+        else:
+            raise refuse(handle, verb)
+        if connection.engine not in self._known:
+            self._require_usable(connection.engine)
+            self._require_home(connection.engine)
+            self._prepare(connection.engine)
+        if not connection.in_transaction():
+            connection.begin()
+        self._require_transaction(driver_of(connection))
+        return connection
+
+    def require_driver(self, driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
+        """Make sure that psycopg's own connection is in a transaction of the right kind of database.
+
+        Raises:
+            NoTransactionError: it commits every statement by itself.
+            DatabaseError: the outbox is not on PostgreSQL, or in another database.
+        """
+        if driver not in self._known:
+            if self._dialect.name != "postgresql":
+                raise DatabaseError(f"the outbox is on {self._dialect.name}, a psycopg connection is to PostgreSQL")
+            self._require_home(driver)
+            self._known.add(driver)
+        self._require_transaction(driver)
+
+    def sent(
+        self, link: Link | psycopg.AsyncConnection[Any], direct: Sequence[Place] = (), *, more: bool = True
+    ) -> None:
+        """Messages are part of this connection's transaction now; `direct`: those that their writer will send."""
+        if isinstance(link, Connection):
+            sent = commits.sent_by(self, link)
+            sent.direct.extend(direct)
+            sent.more = sent.more or more
+        crash_point("outbox.after_insert")
+
+    def before_commit(self, link: Connection, do: Callable[[], None]) -> None:
+        """Do something in this connection's transaction, right before its commit; what it raises ends the transaction.
+
+        After the session's flush, and after whatever else is done in the transaction.
+        """
+        sent = commits.sent_by(self, link)
+        sent.last.append(do)
+
+    def running(self, link: Link) -> object | None:
+        """Return what stands for the running transaction, and for no other; None: nothing was sent in it, or the
+        connection is a driver's own, of which nobody knows.
+        """
+        if not isinstance(link, Connection):
+            return None
+        try:
+            return commits.sent_so_far(self, link)
+        except InvalidRequestError:
+            # It is closed, or the server has closed it.
+            return None
+
+    def expected_of(self, connection: Connection) -> int:
+        """How many messages of the running transaction their writer will send."""
+        sent = commits.sent_so_far(self, connection)
+        return 0 if sent is None else len(sent.direct)
+
+    def _require_transaction(self, driver: Any) -> None:
+        if self._dialect.is_aborted(driver):
+            raise TransactionAbortedError(
+                "a statement of this transaction failed, so nothing can be written in it any more; roll back, or use a"
+                " savepoint around what may fail"
+            )
+        if self._dialect.commits_every_statement(driver):
+            raise NoTransactionError(
+                "this connection commits every statement by itself (AUTOCOMMIT), so the message would outlive a"
+                " rollback; use an engine without isolation_level='AUTOCOMMIT', or begin a transaction (with its own"
+                " autocommit=True the driver commits every statement, too)"
+            )
+        # Whatever the handle is, what comes next is what writes.
+        crash_point("outbox.before_insert")
+
+    def watch(self, engine: Engine) -> None:
+        """Notice the transactions on this engine, by which the outbox is reached, from their begin on.
+
+        Raises:
+            DatabaseError: it is to another kind of database, or by a driver that cannot be used.
+        """
+        if engine not in self._known:
+            self._require_usable(engine)
+            self._homes.append(self._dialect.location(engine))
+            self._prepare(engine)
+
+    def _require_usable(self, engine: Engine) -> None:
+        if engine.dialect.name != self._dialect.name:
+            raise DatabaseError(f"the outbox is on {self._dialect.name}, this connection is to {engine.dialect.name}")
+        if engine.dialect.driver not in self._dialect.drivers:
+            known = ", ".join(sorted(self._dialect.drivers))
+            raise DatabaseError(
+                f"{engine.dialect.driver} does not tell whether a transaction failed; use one of these drivers: {known}"
+            )
+
+    def _require_home(self, found: Any) -> None:
+        """Refuse an engine, or a driver's own connection, that surely leads to another database than the outbox's."""
+        location = self._dialect.location(found)
+        if location is None:
+            return
+        others = [home.name for home in self._homes if home is not None and home.differs(location)]
+        if len(others) == len(self._homes):
+            raise DatabaseError(
+                f"this connection is to the database {location.name}, and {self._database.described} is on"
+                f" {others[-1]}, {self._database.elsewhere}"
+            )
+
+    def _prepare(self, engine: Engine) -> None:
+        self._known.add(engine)
+        # First, so that what it does to a commit is part of the commit that is noticed.
+        if self._dialect.prepare_engine is not None:
+            self._dialect.prepare_engine(engine)
+        commits.prepare(engine)
+
+    def is_aborted(self, driver: Any) -> bool:
+        """Whether COMMIT would be answered with a rollback."""
+        return self._dialect.is_aborted(driver)
+
+    def committed(self, sent: Sent, since: float) -> None:
+        """Tell the listeners of a commit; what one of them raises is no reason not to tell the others."""
+        for listener in self._listeners:
+            try:
+                listener.committed(sent, since)
+            except Exception:
+                logger.exception("a listener to commits failed; what it would have sent is found by a worker")
+
+
+# Several databases in one session
+
+
+def _require_one_database(session: Session) -> None:
+    """Refuse a session whose transaction is several, committed one after the other.
+
+    Raises:
+        DatabaseError: it is open on other engines, too.
+    """
+    transaction = session.get_transaction()
+    # By connection and by engine: two entries for each of them.
+    if transaction is not None and len(transaction._connections) > 2:
+        _require_one_commit(transaction)
+
+
+@event.listens_for(Session, "after_begin")
+def _begun(_session: Session, transaction: SessionTransaction, _connection: Connection) -> None:
+    """Refuse that a session which has sent a message begins on another database.
+
+    Before anything is written there; at the commit the first of them may be committed already. This event costs a call
+    where a transaction begins, and statements nothing.
+    """
+    connections = transaction._connections
+    if len(connections) > 2 and any(commits.has_sent(connection) for connection, *_ in connections.values()):
+        _require_one_commit(transaction)
+
+
+def _require_one_commit(transaction: SessionTransaction) -> None:
+    # Engines that differ in their options only have connections of their own as well.
+    connections = {connection for connection, *_ in transaction._connections.values()}
+    if len(connections) > 1 and not transaction.session.twophase:
+        raise DatabaseError(
+            f"this session's transaction is open on {len(connections)} engines, which commit one after the other: a"
+            " crash in between would keep the rows without the message, or the message without the rows; send in a"
+            " session that uses one engine only, or make it with twophase=True"
+        )
