@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
     from outbox.direct.sends import DirectSends
     from outbox.model.verdict import Verdict
-    from outbox.relay.relay import Destination, Relay
+    from outbox.relay.relay import Relay
+    from outbox.senders.opening import Destination
     from outbox.senders.shared import SharedSender
     from outbox.worker.calls import HungCalls
     from outbox.writing.engines import Bind
@@ -241,7 +242,7 @@ class Outbox:
         if self._sender is None:
             raise TypeError("direct needs a destination: Outbox(…, sender=…, direct=…)")
         from outbox.direct.sends import DirectSends
-        from outbox.relay.relay import require_own_name
+        from outbox.model.subscription import require_own_name
 
         require_own_name(name)
         self.database.require_independent_connections()
@@ -294,7 +295,7 @@ class Outbox:
 
 
 def _shared(sender: Sender | Callable[[Message], Verdict | None]) -> SharedSender:
-    from outbox.relay.relay import opened
+    from outbox.senders.opening import opened
     from outbox.senders.shared import SharedSender
 
     return SharedSender(opened(sender), destination_of(sender))

@@ -79,9 +79,7 @@ def test_a_missing_driver_is_named_by_its_extra(installed, monkeypatch):
 
 
 def test_no_driver_is_imported_before_its_destination_is_opened():
-    script = (
-        "import sys, outbox.senders.function, outbox.senders.stdout; sys.exit('nats' in sys.modules)"
-    )
+    script = "import sys, outbox.senders.function, outbox.senders.stdout; sys.exit('nats' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 

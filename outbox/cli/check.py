@@ -112,7 +112,7 @@ def _service(
 
 
 def _run(service: CheckService, *, once: bool) -> None:
-    from outbox.relay.relay import stopping_on_signals
+    from outbox.runtime.signals import stopping_on_signals
 
     with stopping_on_signals(service.stop):
         (service.once if once else service.run)()

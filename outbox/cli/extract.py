@@ -132,7 +132,7 @@ def _clean(archive: Archive, older_than: timedelta, *, json: bool) -> None:
 
 
 def _run(job: Extract, *, json: bool, until_empty: bool, follow: bool, interval: timedelta) -> None:
-    from outbox.relay.relay import stopping_on_signals
+    from outbox.runtime.signals import stopping_on_signals
 
     stop = threading.Event()
     with stopping_on_signals(stop.set):

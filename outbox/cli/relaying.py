@@ -17,7 +17,8 @@ from outbox.model.message import Message
 from outbox.model.subscription import Declaration, chosen_topics, compensation_of
 from outbox.model.verdict import Done, RetryPolicy, Unavailable, Verdict, told
 from outbox.outbox import Outbox
-from outbox.relay.relay import Relay, stopping_on_signals
+from outbox.relay.relay import Relay
+from outbox.runtime.signals import stopping_on_signals
 from outbox.senders.port import Sender, deadline_of, destination_of, open_sender
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel

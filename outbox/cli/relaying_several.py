@@ -14,8 +14,9 @@ from outbox.cli.options import Target
 from outbox.cli.output import say
 from outbox.cli.relaying import Relaying
 from outbox.errors import DatabaseError
-from outbox.relay.relay import require_own_name, stopping_on_signals
+from outbox.model.subscription import require_own_name
 from outbox.relay.supervisor import Relays
+from outbox.runtime.signals import stopping_on_signals
 from outbox.store.label import told_apart
 
 

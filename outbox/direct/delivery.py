@@ -14,9 +14,9 @@ from outbox.errors import OutboxError, SubscriptionError
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, compensation_of
 from outbox.model.verdict import Done, Unavailable, Verdict
-from outbox.relay.relay import Destination, opened
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
+from outbox.senders.opening import Destination, opened
 from outbox.senders.port import Sender, deadline_of, destination_of
 from outbox.senders.shared import SharedSender
 from outbox.store import identity

@@ -14,8 +14,8 @@ from contextlib import suppress
 
 from outbox.direct.delivery import Courier
 from outbox.direct.dispatcher import Rounds
-from outbox.relay.relay import Destination
 from outbox.runtime.clock import clock
+from outbox.senders.opening import Destination
 from outbox.store.database import Database
 from outbox.store.log.append import Direct, Sent
 

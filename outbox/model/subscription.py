@@ -30,6 +30,19 @@ def subscription_of(compensation: str) -> str | None:
     return compensation.removesuffix(_COMPENSATION) if compensation.endswith(_COMPENSATION) else None
 
 
+def require_own_name(name: str) -> None:
+    """Refuse to run a compensation by itself.
+
+    Raises:
+        SubscriptionError: it runs beside its subscription, with the same sender.
+    """
+    own = subscription_of(name)
+    if own is not None:
+        raise SubscriptionError(
+            f"{name} is what the direct writers of {own!r} leave behind; run the relay of that name"
+        )
+
+
 def check_of(group: str) -> str:
     """The subscription that asks what became of the transactions of a producer group."""
     return f"check:{group}"

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from types import FrameType
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from outbox.errors import SubscriptionError
 from outbox.model.message import Message
-from outbox.model.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, subscription_of
+from outbox.model.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, require_own_name
 from outbox.model.verdict import RetryPolicy, Verdict
 from outbox.relay.companion import Companion
 from outbox.relay.supervision import Supervision
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.turns import Turns
-from outbox.senders.function import FunctionSender
-from outbox.senders.port import Sender, deadline_of, destination_of, open_sender
+from outbox.senders.opening import Destination, opened
+from outbox.senders.port import Sender, deadline_of, destination_of
 from outbox.store.database import Database
 from outbox.store.label import place_of
 from outbox.worker.calls import HungCalls
@@ -32,9 +30,6 @@ from outbox.worker.worker import Settings, Worker
 from outbox.writing.notifier import Hints
 
 logger = logging.getLogger("outbox")
-
-#: Where messages go: a sender, a function of one message, or a URL.
-Destination = Sender | Callable[[Message], Verdict | None] | str
 
 
 class Source(Protocol):
@@ -245,71 +240,3 @@ class Relay:
         verdicts = self._handler.send(messages)
         crash_point("relay.after_send")
         return verdicts
-
-
-def require_own_name(name: str) -> None:
-    """Refuse to run a compensation by itself.
-
-    Raises:
-        SubscriptionError: it runs beside its subscription, with the same sender.
-    """
-    own = subscription_of(name)
-    if own is not None:
-        raise SubscriptionError(
-            f"{name} is what the direct writers of {own!r} leave behind; run the relay of that name"
-        )
-
-
-def opened(sender: Destination) -> Sender:
-    """The sender that a destination stands for.
-
-    Raises:
-        TypeError: it is none.
-        SenderError: the URL is malformed, or nobody offers its scheme.
-    """
-    if isinstance(sender, str):
-        return open_sender(sender)
-    if isinstance(sender, type):
-        raise TypeError(f"a destination is an object, not a class: pass {sender.__name__}()")
-    verbs = [getattr(sender, verb, None) for verb in ("send", "close")]
-    if all(map(callable, verbs)) and not isinstance(sender, Generator | Coroutine):
-        _require_blocking(sender, verbs[0])
-        return cast("Sender", sender)
-    if not callable(sender):
-        raise TypeError(
-            "a destination is a URL, a sender, which has send(messages) and close(), or a function of one message,"
-            f" not {type(sender).__name__}"
-        )
-    _require_blocking(sender, sender)
-    _require_blocking(sender, type(sender).__call__)
-    return FunctionSender(sender)
-
-
-def _require_blocking(sender: Destination, verb: Any) -> None:
-    if iscoroutinefunction(verb) or isgeneratorfunction(verb) or isasyncgenfunction(verb):
-        raise TypeError(
-            f"{destination_of(sender)} would only begin when it is called; write it without async and without yield"
-        )
-
-
-@contextmanager
-def stopping_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """Drain at the first SIGTERM or SIGINT, end at once at the second."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def asked(number: int, _frame: FrameType | None) -> None:
-        for each, former in before.items():
-            signal.signal(each, former)
-        logger.info("%s: finishing what is under way", signal.Signals(number).name)
-        stop()
-
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)}
-    for each in before:
-        signal.signal(each, asked)
-    try:
-        yield
-    finally:
-        for each, former in before.items():
-            signal.signal(each, former)

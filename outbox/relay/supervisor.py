@@ -13,8 +13,8 @@ from typing import Protocol
 
 from tenacity.wait import wait_base
 
-from outbox.relay.relay import stopping_on_signals
 from outbox.relay.supervision import AGAIN, Supervision
+from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.wakeup import Wake
 from outbox.store.label import told_apart
 from outbox.worker.activity import activity_logger

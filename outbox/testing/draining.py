@@ -8,8 +8,9 @@ from typing import Any
 from outbox.model.message import Message
 from outbox.model.verdict import Done, Verdict
 from outbox.outbox import Outbox
-from outbox.relay.relay import Destination, Relay
+from outbox.relay.relay import Relay
 from outbox.senders.function import FunctionSender
+from outbox.senders.opening import Destination
 from outbox.senders.port import Sender, destination_of, open_sender
 from outbox.testing.scripted import ScriptedSender
 
