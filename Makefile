@@ -9,11 +9,12 @@ FIND_PYTHON = for python in python3 python3.14 python3.13 python3.12 python3.11;
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; python=; done; \
 	test -n "$$python" || { echo 'outbox needs Python 3.11 or newer' >&2; exit 1; }
 
-.PHONY: help demo test test-full check bench clean
+.PHONY: help demo test test-unit test-full check bench clean
 
 help:
 	@echo 'make demo       see transactions become messages, with a crash in the middle'
 	@echo 'make test       every suite, at a scale for 20 minutes on 2 cores'
+	@echo 'make test-unit  what needs no server, in a minute'
 	@echo 'make test-full  every suite, at full scale'
 	@echo 'make check      lint, format, types and layers'
 	@echo 'make bench      measure; writes benchmarks/out/'
@@ -28,6 +29,9 @@ PYTEST = $(BIN)/python -m pytest -n 3 --dist worksteal
 
 test: .venv/.dev
 	$(PYTEST) $(ARGS)
+
+test-unit: .venv/.dev
+	$(BIN)/python -m pytest tests/unit $(ARGS)
 
 test-full: .venv/.dev
 	$(PYTEST) --full $(ARGS)

@@ -12,7 +12,7 @@ from benchmarks.site import Place, Site
 from outbox import Message, Outbox, Relay, Verdict
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits
-from outbox.worker.worker import Settings
+from outbox.worker.settings import Settings
 
 
 def flat_backlog(site: Site) -> list[Measurement]:

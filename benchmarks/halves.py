@@ -154,7 +154,7 @@ class Checks:
         self._place = place
         self._due = due
         self._asked: list[float] = []
-        outbox = Outbox(place.engine)
+        outbox = self._outbox = Outbox(place.engine)
         self._broker = Broker(outbox, connections=1, reject_transactions=False)
         self._set_aside(pending // 2)
         fill_halves(place, pending - pending // 2)
@@ -179,7 +179,7 @@ class Checks:
         """End the service."""
         self._service.stop()
         self._broker.close()
-        self._broker.outbox.close()
+        self._outbox.close()
 
     def _set_aside(self, count: int) -> None:
         """Half messages that have been asked about; the service begins behind them."""

@@ -27,16 +27,21 @@ if TYPE_CHECKING:
     from outbox.outbox import Outbox
     from outbox.relay.relay import Relay
     from outbox.relay.supervisor import Relays
+    from outbox.senders.opening import Destination
     from outbox.senders.port import Sender
+    from outbox.store.log.log import Limits
+    from outbox.worker.settings import Settings
     from outbox.writing.engines import create_async_engine, create_engine
 
 __all__ = [
     "DatabaseError",
+    "Destination",
     "Done",
     "HungHandlerError",
     "Inbox",
     "InvalidMessageError",
     "LeaseLostError",
+    "Limits",
     "Message",
     "MissingExtraError",
     "NoTransactionError",
@@ -51,6 +56,7 @@ __all__ = [
     "SchemaError",
     "Sender",
     "SenderError",
+    "Settings",
     "StandbyError",
     "SubscriptionError",
     "TransactionAbortedError",
@@ -62,12 +68,15 @@ __all__ = [
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
 _HOMES = {
+    "Destination": "outbox.senders.opening",
     "Inbox": "outbox.consumer.inbox",
+    "Limits": "outbox.store.log.log",
     "Message": "outbox.model.message",
     "Outbox": "outbox.outbox",
     "Relay": "outbox.relay.relay",
     "Relays": "outbox.relay.supervisor",
     "Sender": "outbox.senders.port",
+    "Settings": "outbox.worker.settings",
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
     **dict.fromkeys(("Done", "Reject", "Retry", "RetryPolicy", "Unavailable", "Verdict"), "outbox.model.verdict"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "outbox.errors"),

@@ -22,11 +22,11 @@ from outbox.schema import SLOTS
 from outbox.senders.port import Sender, destination_of
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
-from outbox.store.dialects.statements import aon, arun, on, run
+from outbox.store.dialects.statements import arun, async_executor, executor, run
 from outbox.store.log.append import Direct, Writing, Written
 from outbox.writing.engines import engine_of, own_engine_of
-from outbox.writing.handles import Handle, Link, of_scope, require_async
-from outbox.writing.notifier import Hints
+from outbox.writing.handles import DriverConnection, Handle, of_scope, require_async
+from outbox.writing.notifier import Notifier
 from outbox.writing.scopes import Decorator, Propagation, Scopes, Transactional
 from outbox.writing.transaction import Transactions
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from outbox.model.verdict import Verdict
     from outbox.relay.relay import Relay
     from outbox.senders.opening import Destination
-    from outbox.senders.shared import SharedSender
+    from outbox.senders.serialized import SerializedSender
     from outbox.worker.calls import HungCalls
     from outbox.writing.engines import Bind
     from outbox.writing.handles import AsyncHandle
@@ -86,12 +86,12 @@ class Outbox:
         self._dumps = dumps
         engine = worker_engine or engine_of(bind)
         self.database = Database(engine, schema, slots=slots, dialect=dialect)
-        self.hints = Hints(self.database)
+        self.notifier = Notifier(self.database)
         self._shared = None if sender is None or isinstance(sender, str) else _shared(sender)
         self._sender: Destination | None = self._shared or sender
         self._direct = self._sends_directly(direct)
         self._writing = Writing(self.database, dedup_window)
-        listeners = (self.hints,) if self._direct is None else (self.hints, self._direct)
+        listeners = (self.notifier,) if self._direct is None else (self.notifier, self._direct)
         self.transactions = Transactions(self.database, *listeners)
         self.transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
@@ -182,7 +182,7 @@ class Outbox:
 
         Called inside another one of this outbox it joins that transaction, or what else `propagation` says (see
         `begin`). What is returned or raised is the caller's. A session that is passed as first argument wins: then
-        nothing is opened or committed. Functions with `async` get an `AsyncSession`.
+        nothing is open_sender or committed. Functions with `async` get an `AsyncSession`.
         """
         if function is None:
             return lambda given: self._scopes.wrap(given, propagation)
@@ -234,7 +234,7 @@ class Outbox:
             self._direct.close()
         if self._shared is not None:
             self._shared.release()
-        self.hints.close()
+        self.notifier.close()
 
     def _sends_directly(self, name: str | None) -> DirectSends | None:
         if name is None:
@@ -263,17 +263,19 @@ class Outbox:
     def _write(self, handle: Handle, messages: Sequence[Message], verb: str = "send", *, lock_keys: bool) -> list[UUID]:
         if not messages:
             return []
-        link = self.transactions.link_of(handle, verb, flush=any(message.key is not None for message in messages))
+        connection = self.transactions.connection_of(
+            handle, verb, flush=any(message.key is not None for message in messages)
+        )
         with self.database.explained():
-            direct = self._direct_for(link, len(messages))
-            written = run(on(link), self._writing.append(messages, lock_keys=lock_keys, direct=direct))
-        return self._sent(link, written)
+            direct = self._direct_for(connection, len(messages))
+            written = run(executor(connection), self._writing.append(messages, lock_keys=lock_keys, direct=direct))
+        return self._sent(connection, written)
 
-    def _direct_for(self, link: Link, number: int) -> Direct | None:
+    def _direct_for(self, connection: DriverConnection, number: int) -> Direct | None:
         # The commit of a driver's own connection is noticed by nobody.
-        if self._direct is None or not isinstance(link, Connection):
+        if self._direct is None or not isinstance(connection, Connection):
             return None
-        return self._direct.for_more(self.transactions.expected_of(link) + number)
+        return self._direct.for_more(self.transactions.expected_of(connection) + number)
 
     async def _awrite(self, handle: Any, messages: Sequence[Message], *, lock_keys: bool) -> list[UUID]:
         if not isinstance(handle, psycopg.AsyncConnection):
@@ -284,21 +286,21 @@ class Outbox:
             return []
         self.transactions.require_driver(handle)
         with self.database.explained():
-            written = await arun(aon(handle), self._writing.append(messages, lock_keys=lock_keys))
+            written = await arun(async_executor(handle), self._writing.append(messages, lock_keys=lock_keys))
         return self._sent(handle, written)
 
-    def _sent(self, link: Link | psycopg.AsyncConnection[Any], written: Written) -> list[UUID]:
-        self.transactions.sent(link, written.direct, more=len(written.direct) < len(written.messages))
+    def _sent(self, connection: DriverConnection | psycopg.AsyncConnection[Any], written: Written) -> list[UUID]:
+        self.transactions.sent(connection, written.direct, more=len(written.direct) < len(written.messages))
         for observer in observers:
-            observer(self, link, written.messages)
+            observer(self, connection, written.messages)
         return written.message_ids
 
 
-def _shared(sender: Sender | Callable[[Message], Verdict | None]) -> SharedSender:
-    from outbox.senders.opening import opened
-    from outbox.senders.shared import SharedSender
+def _shared(sender: Sender | Callable[[Message], Verdict | None]) -> SerializedSender:
+    from outbox.senders.opening import open_sender
+    from outbox.senders.serialized import SerializedSender
 
-    return SharedSender(opened(sender), destination_of(sender))
+    return SerializedSender(open_sender(sender), destination_of(sender))
 
 
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:

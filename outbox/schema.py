@@ -263,10 +263,10 @@ def _parked(metadata: MetaData) -> Table:
         Column("due_at", _Moment),
         Column("error", Text),
         Column("parked_at", _Moment, nullable=False),
-        Column("wish", Text),
-        Column("wish_by", Text),
-        Column("wish_reason", Text),
-        Column("wish_at", _Moment),
+        Column("request", Text),
+        Column("requested_by", Text),
+        Column("request_reason", Text),
+        Column("requested_at", _Moment),
         _body(),
         CheckConstraint("state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')", name="outbox_parked_state"),
         _partial("outbox_parked_due", "state IN ('delayed', 'waiting', 'retry')", "subscription", "due_at"),
@@ -274,7 +274,7 @@ def _parked(metadata: MetaData) -> Table:
         _partial("outbox_parked_key", "blocks", "subscription", "key", "place"),
         _partial("outbox_parked_head", "blocks AND state <> 'blocked'", "subscription", "key", "place"),
         Index("outbox_parked_state", "subscription", "state", "id"),
-        _partial("outbox_parked_wish", "wish IS NOT NULL", "subscription"),
+        _partial("outbox_parked_request", "request IS NOT NULL", "subscription"),
         comment="copies of messages set aside; shrinks by its lease holder",
     )
 

@@ -16,11 +16,11 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine, migrate
 from outbox.store.dialects.dialect import Channel
-from outbox.store.dialects.postgresql.dialect import POSTGRESQL
+from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.testing.servers import LocalServer, NatsServer, PostgresServer, ServerMissing
-from tests.fire.destination import Destination
-from tests.handles import awaited
-from tests.orders import Base
+from tests.support.destination import Destination
+from tests.support.handles import awaited
+from tests.support.orders import Base
 
 TEMPLATE = "outbox_template"
 

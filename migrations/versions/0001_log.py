@@ -110,10 +110,10 @@ def create_parked(schema: str | None) -> None:
         sa.Column("due_at", moment()),
         sa.Column("error", sa.Text),
         sa.Column("parked_at", moment(), nullable=False),
-        sa.Column("wish", sa.Text),
-        sa.Column("wish_by", sa.Text),
-        sa.Column("wish_reason", sa.Text),
-        sa.Column("wish_at", moment()),
+        sa.Column("request", sa.Text),
+        sa.Column("requested_by", sa.Text),
+        sa.Column("request_reason", sa.Text),
+        sa.Column("requested_at", moment()),
         body(),
         sa.CheckConstraint("state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')", name="outbox_parked_state"),
         schema=schema,
@@ -123,7 +123,7 @@ def create_parked(schema: str | None) -> None:
     index_parked(schema, "ready", ["place"], "state = 'blocked'")
     index_parked(schema, "key", ["key", "place"], "blocks")
     index_parked(schema, "state", ["state", "id"])
-    index_parked(schema, "wish", [], "wish IS NOT NULL")
+    index_parked(schema, "request", [], "request IS NOT NULL")
 
 
 def index_parked(schema: str | None, suffix: str, columns: list[str], where: str | None = None) -> None:

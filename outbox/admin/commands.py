@@ -9,15 +9,16 @@ from dataclasses import replace
 from datetime import timedelta
 
 from outbox.errors import LeaseLostError, SubscriptionError
+from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.subscription import Subscription, compensation_of
 from outbox.store import identity
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.log.log import Log
-from outbox.store.subscriptions.leases import Holder, Lease, Leases, Partition
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.parked import grant_wishes
+from outbox.worker.parked import carry_out_requests
 from outbox.worker.settle import Settlement
 
 #: Long enough for one short transaction on a busy database; renewed before each.
@@ -33,11 +34,11 @@ class WorkerAliveError(SubscriptionError):
         self.holder = holder
 
 
-def carry_out_wishes(database: Database, channel: Channel, subscription: Subscription) -> int:
-    """Carry out the wishes on dead letters, in place of a worker; returns how many.
+def carry_out_without_worker(database: Database, channel: Channel, subscription: Subscription) -> int:
+    """Carry out the requests on dead letters, in place of a worker; returns how many.
 
     Raises:
-        WorkerAliveError: somebody holds the lease, and will see the wishes.
+        WorkerAliveError: somebody holds the lease, and will see the requests.
     """
     identity.verify(database, channel)
     incarnation = Log(database).now(channel).incarnation
@@ -45,7 +46,7 @@ def carry_out_wishes(database: Database, channel: Channel, subscription: Subscri
     granted = 0
     with borrowed(database, channel, subscription) as lease:
         settlement = Settlement(database, channel, lease, incarnation)
-        while done := grant_wishes(parked, channel, settlement):
+        while done := carry_out_requests(parked, channel, settlement):
             granted += len(done)
             if not Leases(database).renew(channel, lease, _LENGTH):
                 raise LeaseLostError(f"{subscription.name}: a worker took the lease; it carries out the rest")
@@ -113,7 +114,7 @@ def borrowed(database: Database, channel: Channel, subscription: Subscription) -
     """
     leases = Leases(database)
     partition = Partition(subscription.name, subscription.generation)
-    lease = leases.acquire(channel, partition, f"errand-{secrets.token_hex(4)}", _LENGTH)
+    lease = leases.acquire(channel, partition, f"command-{secrets.token_hex(4)}", _LENGTH)
     if lease is None:
         holder = leases.look(channel, partition)
         if holder is None:

@@ -78,7 +78,7 @@ def _ended(run: Callable[[], Any]) -> int:
     except (click.Abort, KeyboardInterrupt):
         return _INTERRUPTED
     except Exception as error:
-        from outbox.cli.failures import FAILURE, told
+        from outbox.cli.failures import FAILURE, report_failure
 
         if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
             _drop_what_is_left(sys.stdout)
@@ -86,7 +86,7 @@ def _ended(run: Callable[[], Any]) -> int:
             if not isinstance(error, BrokenPipeError):
                 click.echo(f"Error: standard output: {error.strerror}", err=True)
             return FAILURE
-        code = told(error)
+        code = report_failure(error)
         if code is None:
             raise
     return code if isinstance(code, int) else 0

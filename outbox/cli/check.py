@@ -75,7 +75,7 @@ def check(
     from outbox.rocketmq.broker import declaration_of
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         group = _group_of(database, channel, group, once=once)
         timeout = _timeout_of(database, channel, group, transaction_timeout)
         Subscriptions(database).check(channel, declaration_of(group, timeout))
@@ -92,18 +92,18 @@ def _service(
     target: Target, group: str, policy: CheckPolicy, question: Question | None, business_url: str | None
 ) -> Iterator[CheckService]:
     """The check service of a group, with the databases that it needs."""
-    from outbox.cli.connection import asked, business_of, reached
+    from outbox.cli.connection import business_of, open_channel_of, open_database
     from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker
     from outbox.rocketmq.service import CheckService
 
     with ExitStack() as open:
         business = None if business_url is None else open.enter_context(business_of(business_url))
-        database = open.enter_context(reached(target.url, target.schema))
+        database = open.enter_context(open_database(target.url, target.schema))
         open.enter_context(database.explained())
         if business is not None:
             business.require_other_than(database)
-        with asked(database) as (found, _channel):
+        with open_channel_of(database) as (found, _channel):
             outbox = Outbox(found.engine, schema=found.schema, slots=found.slots)
         open.callback(outbox.close)
         broker = Broker(outbox, connections=1, reject_transactions=False)
@@ -183,8 +183,9 @@ def _policy_of(
 def _require_nobody(database: Database, channel: Channel, group: str) -> None:
     """Refuse to wait for the lease of a worker that goes on for ever."""
     from outbox.cli.failures import UNFINISHED
+    from outbox.model.lease import Partition
     from outbox.model.subscription import check_of
-    from outbox.store.subscriptions.leases import Leases, Partition
+    from outbox.store.subscriptions.leases import Leases
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     known = Subscriptions(database).find(channel, check_of(group))
@@ -210,7 +211,7 @@ def _left(target: Target, group: str) -> str:
     from outbox.store.transactions.pending import HalfTransactions
 
     most = 1_000
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         found = HalfTransactions(database).pending(channel, group=group, limit=most)
     given_up = sum(each.given_up for each in found)
     shown = f"{most} or more" if len(found) == most else str(len(found))

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
-from outbox.cli.failures import UNREACHABLE, USAGE, told
+from outbox.cli.failures import UNREACHABLE, USAGE, report_failure
 from outbox.cli.output import keep_secret
 from outbox.errors import SchemaError
 from outbox.schema import VERSION
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.label import place_of
+from outbox.store.label import label_of
 from outbox.store.operations.check import stored_identity
 from outbox.writing.engines import create_engine
 
@@ -31,22 +31,22 @@ _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 
 
 @contextmanager
-def opened(url: str, schema: str | None) -> Iterator[tuple[Database, Channel]]:
+def open_outbox(url: str, schema: str | None) -> Iterator[tuple[Database, Channel]]:
     """The outbox that the options name, with a connection."""
-    with reached(url, schema) as database, database.explained(), asked(database) as found:
+    with open_database(url, schema) as database, database.explained(), open_channel_of(database) as found:
         yield found
 
 
 @contextmanager
-def connected(url: str, schema: str | None) -> Iterator[tuple[Database, Channel]]:
+def open_channel(url: str, schema: str | None) -> Iterator[tuple[Database, Channel]]:
     """A connection to the database that the options name, whatever it holds."""
-    with reached(url, schema) as database, closing(database.open()) as channel:
+    with open_database(url, schema) as database, closing(database.open()) as channel:
         yield database, channel
 
 
 @contextmanager
-def reached(url: str, schema: str | None) -> Iterator[Database]:
-    """The database that the options name, not connected to yet."""
+def open_database(url: str, schema: str | None) -> Iterator[Database]:
+    """The database that the options name, not open_channel to yet."""
     engine = engine_of(url)
     try:
         yield Database(engine, schema)
@@ -55,21 +55,21 @@ def reached(url: str, schema: str | None) -> Iterator[Database]:
 
 
 @contextmanager
-def asked(database: Database) -> Iterator[tuple[Database, Channel]]:
+def open_channel_of(database: Database) -> Iterator[tuple[Database, Channel]]:
     """The outbox there, with a connection."""
     with closing(database.open()) as channel:
         yield _with_its_slots(database, channel), channel
 
 
-def named(given: str, schema: str | None) -> str:
-    """Which database that is, without secrets. Opens nothing; a mistake in the options is told all the same."""
+def checked_label(given: str, schema: str | None) -> str:
+    """The label of the database. Opens nothing; a mistake in the options is told all the same."""
     url = url_of(given)
     if url.get_backend_name() == "sqlite" and schema is not None:
         raise _usage("SQLite has no schemas; leave the schema out")
     engine = _made(url)
     Database(engine, schema)
     engine.dispose()
-    return place_of(url, schema)
+    return label_of(url, schema)
 
 
 def engine_of(given: str, *, create: bool = False, make: str = "outbox db upgrade") -> Engine:
@@ -82,7 +82,7 @@ def engine_of(given: str, *, create: bool = False, make: str = "outbox db upgrad
 
 @contextmanager
 def business_of(url: str) -> Iterator[Business]:
-    """A business database, which has been asked for a record already: a mistake shows at once."""
+    """A business database, which has been open_channel_of for a record already: a mistake shows at once."""
     from outbox.rocketmq.business import Business
 
     engine = _business_engine(url)
@@ -91,7 +91,7 @@ def business_of(url: str) -> Iterator[Business]:
         try:
             business.standing("")
         except Exception as error:
-            code = told(error, "--business: ")
+            code = report_failure(error, "--business: ")
             if code is None:
                 raise
             click.get_current_context().exit(code)

@@ -70,7 +70,7 @@ def _upgrade_record(target: Target) -> _Upgraded:
 
     from outbox import migrate
     from outbox.cli.connection import engine_of
-    from outbox.store.label import place_of
+    from outbox.store.label import label_of
 
     engine = engine_of(target.url, create=True)
     try:
@@ -78,7 +78,7 @@ def _upgrade_record(target: Target) -> _Upgraded:
         is_new = migrate.upgrade_record(engine, target.schema)
     finally:
         engine.dispose()
-    where = place_of(engine.url, target.schema)
+    where = label_of(engine.url, target.schema)
     if has_outbox:
         say(
             "warning: this database has an outbox; records belong into the business database of a producer whose outbox"
@@ -150,10 +150,10 @@ def _record_findings(target: Target) -> list[Finding]:
 
 def _findings(target: Target, slots: int | None) -> list[Finding]:
     from outbox import migrate
-    from outbox.cli.connection import connected
+    from outbox.cli.connection import open_channel
     from outbox.store.operations.check import NEWER, Finding, findings
 
-    with connected(target.url, target.schema) as (database, channel):
+    with open_channel(target.url, target.schema) as (database, channel):
         revision, head = migrate.current_revision(database.engine, target.schema), migrate.head_revision()
         behind = revision not in (None, head) and migrate.knows(revision)
         found = findings(database, channel, slots, behind=behind)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from outbox.model.message import Message
     from outbox.store.database import Database
     from outbox.store.dialects.dialect import Channel
-    from outbox.store.subscriptions.dead_letters import Chosen, DeadLetter, Verb
+    from outbox.store.subscriptions.dead_letters import DeadLetter, DeadLetterFilter, Verb
 
 _HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE (UTC)", "WISH", "ERROR")
 _SHOWN_ERROR = 80
@@ -46,10 +46,10 @@ def dead() -> None:
 @as_json
 def list_(*, target: Target, name: str | None, topic: str | None, key: str | None, limit: int, json: bool) -> None:
     """List dead letters, in the order of the log."""
-    from outbox.store.subscriptions.dead_letters import Chosen
+    from outbox.store.subscriptions.dead_letters import DeadLetterFilter
 
-    with target.opened() as (database, channel):
-        found = _listed(database, channel, name, Chosen(topic=topic, key=key), limit + 1)
+    with target.open_outbox() as (database, channel):
+        found = _listed(database, channel, name, DeadLetterFilter(topic=topic, key=key), limit + 1)
     if json:
         show_json({"dead_letters": [asdict(letter) for letter in found[:limit]]}, more=len(found) > limit)
         return
@@ -68,7 +68,7 @@ def list_(*, target: Target, name: str | None, topic: str | None, key: str | Non
 @as_json
 def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
     """Show one message that was set aside, dead or not, with its headers and its body."""
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         letter, message = _found(database, channel, name, id)
     if json:
         show_json({**asdict(letter), **contents(message)})
@@ -131,16 +131,16 @@ def _decide(
     yes: bool,
     json: bool,
 ) -> None:
-    """Write the wish, and have it carried out: by the worker, or here if there is none."""
-    from outbox.store.subscriptions.dead_letters import Chosen, DeadLetters
+    """Write the request, and have it carried out: by the worker, or here if there is none."""
+    from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
 
     if bool(ids) == all:
         raise click.UsageError(_WHICH)
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         names = _names(database, channel, name)
         if verb == "discard":
             names = _without_checks(database, channel, names, asked=name is not None)
-        chosen = Chosen(ids=ids or None, topic=topic, key=key)
+        chosen = DeadLetterFilter(ids=ids or None, topic=topic, key=key)
         letters = {each: DeadLetters(database, each) for each in names}
         counts = {each: count for each in names if (count := letters[each].count(channel, chosen))}
         if ids:
@@ -151,13 +151,13 @@ def _decide(
             confirmed(f"{verb} {shown}?", yes=yes)
         done: list[_Done] = []
         for each in counts:
-            wished = letters[each].wish(channel, chosen, verb, by or me(), reason)
-            done.append(_Done(each, wished, carry_out(database, channel, each)))
+            requested = letters[each].request(channel, chosen, verb, by or me(), reason)
+            done.append(_Done(each, requested, carry_out(database, channel, each)))
     if json:
         show_json({"decision": verb, "subscriptions": [each.as_json() for each in done]})
         return
     for one in done:
-        say(one.told(verb))
+        say(one.describe(verb))
     if not done:
         say(f"no dead letters of {', '.join(names) or 'any subscription'} are meant")
 
@@ -170,7 +170,7 @@ class _Done:
     number: int
     worker: str | None
 
-    def told(self, verb: Verb) -> str:
+    def describe(self, verb: Verb) -> str:
         """In words."""
         if self.worker is not None:
             return f"{verb} of {self.number} asked for; worker {self.worker} carries it out"
@@ -183,7 +183,9 @@ class _Done:
         return {"name": self.subscription, "dead_letters": self.number, **done}
 
 
-def _listed(database: Database, channel: Channel, name: str | None, chosen: Chosen, limit: int) -> list[DeadLetter]:
+def _listed(
+    database: Database, channel: Channel, name: str | None, chosen: DeadLetterFilter, limit: int
+) -> list[DeadLetter]:
     from outbox.store.subscriptions.dead_letters import DeadLetters
 
     found: list[DeadLetter] = []
@@ -249,7 +251,7 @@ def _row(letter: DeadLetter) -> tuple[object, ...]:
         letter.key,
         letter.attempts,
         None if letter.parked_at is None else moment(letter.parked_at, zone=False),
-        letter.wish,
+        letter.request,
         error if len(error) <= _SHOWN_ERROR else f"{error[:_SHOWN_ERROR]}…",
     )
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 class Result(Protocol):
     """What a command has done."""
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """Return it in words."""
 
     def as_json(self) -> dict[str, object]:
@@ -26,16 +26,16 @@ def tell(result: Result, *, json: bool) -> None:
     if json:
         show_json(result.as_json())
     else:
-        say(result.told())
+        say(result.describe())
 
 
 def carry_out(database: Database, channel: Channel, subscription: str) -> str | None:
-    """Carry out the wishes about a subscription, or return the owner of the live worker that will do it."""
-    from outbox.admin.commands import WorkerAliveError, carry_out_wishes
+    """Carry out the requests about a subscription, or return the owner of the live worker that will do it."""
+    from outbox.admin.commands import WorkerAliveError, carry_out_without_worker
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     try:
-        carry_out_wishes(database, channel, Subscriptions(database).get(channel, subscription))
+        carry_out_without_worker(database, channel, Subscriptions(database).get(channel, subscription))
     except WorkerAliveError as error:
         return error.holder.owner
     return None

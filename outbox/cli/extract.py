@@ -85,7 +85,7 @@ def extract(
 
     asked = _wanted(topics, register, hold, **wanted)
     # What is wrong with the options, the database or the archive shows before Spark is started, which takes a while.
-    with rights_told(), target.opened():
+    with rights_told(), target.open_outbox():
         pass
     place = place_of(target, local=master is None and remote is None, standby=standby)
     require_possible(archive, place, asked)
@@ -156,12 +156,12 @@ def _run(job: Extract, *, json: bool, until_empty: bool, follow: bool, interval:
 
 def _passes(error: Exception) -> bool:
     """Whether the database may be back soon; it was there before."""
-    from outbox.cli.failures import told
+    from outbox.cli.failures import report_failure
     from outbox.errors import DatabaseError
 
     if not isinstance(error, DatabaseError):
         return False
-    told(error)
+    report_failure(error)
     return True
 
 

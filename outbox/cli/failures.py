@@ -23,7 +23,7 @@ FAILURE, USAGE, UNREACHABLE, UNFINISHED = 1, 2, 3, 4
 _NO_CONNECTION = ("08", "28", "3D", "53", "57P")
 
 
-def told(error: Exception, about: str = "") -> int | None:
+def report_failure(error: Exception, about: str = "") -> int | None:
     """Say what happened in one line; the exit code, or None for an error that nobody foresaw.
 
     `about` stands before it, where that is in question.

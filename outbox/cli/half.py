@@ -58,7 +58,7 @@ def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json
     """
     from outbox.store.transactions.pending import HalfTransactions
 
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         found = HalfTransactions(database).pending(channel, group=group, given_up=given_up, limit=limit + 1)
         shown = found[:limit]
         if json:
@@ -81,7 +81,7 @@ def show(*, target: Target, id: str, json: bool) -> None:
     from outbox.store.transactions.half import CHECK_TIMES, delay_of, real_message
     from outbox.store.transactions.pending import HalfTransactions
 
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         transaction, decided = _found(database, channel, id)
         rows = HalfTransactions(database).messages(channel, id)
     messages = [(real_message(row), delay_of(row)) for row in rows]
@@ -151,17 +151,17 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
     commit or rollback, or run the check service with a longer --age-limit.
     """
     from outbox.model.subscription import check_of
-    from outbox.store.subscriptions.dead_letters import Chosen, DeadLetters
+    from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
 
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         transaction, decided = _found(database, channel, id)
         if transaction is None or decided is not None:
             raise click.ClickException(f"transaction {id} {_was(decided)}; nobody has to be asked")
         if not transaction.given_up:
             raise click.ClickException(f"transaction {id} was not given up; its checks go on{_when(transaction)}")
         check = check_of(transaction.group)
-        chosen = Chosen(ids=transaction.given_up_ids)
-        DeadLetters(database, check).wish(channel, chosen, "replay", by or me(), reason)
+        chosen = DeadLetterFilter(ids=transaction.given_up_ids)
+        DeadLetters(database, check).request(channel, chosen, "replay", by or me(), reason)
         resumed = _Resumed(transaction, carry_out(database, channel, check), database)
     tell(resumed, json=json)
 
@@ -176,7 +176,7 @@ class _Ended:
     decided: Decided | None
     is_new: bool
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words."""
         if not self.is_new:
             return f"transaction {self.id} {_was(self.decided)}; nothing changed"
@@ -204,7 +204,7 @@ class _Resumed:
     worker: str | None
     database: Database
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words."""
         id, group = self.transaction.transaction_id, self.transaction.group
         if self.worker is not None:
@@ -232,7 +232,7 @@ def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None
     from outbox.store.transactions.half import half_of
     from outbox.store.transactions.pending import HalfTransactions
 
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         pending, stands = _found(database, channel, id)
         if pending is not None and stands is None and pending.verdict == "record" and not unchecked:
             rows = HalfTransactions(database).messages(channel, id)
@@ -288,8 +288,9 @@ def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransacti
 
 def _unchecked(database: Database, channel: Channel, transactions: Sequence[HalfTransaction]) -> list[str]:
     """Say of which groups nobody is asked."""
+    from outbox.model.lease import Partition
     from outbox.model.subscription import check_of
-    from outbox.store.subscriptions.leases import Leases, Partition
+    from outbox.store.subscriptions.leases import Leases
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     known = {each.name: each for each in Subscriptions(database).all(channel)}

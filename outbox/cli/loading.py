@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from outbox.cli.output import scrubbed
-from outbox.model.verdict import told
+from outbox.model.verdict import describe
 
 
 def loaded(name: str, given_as: str) -> object:
@@ -47,4 +47,4 @@ def _imported(module: str, about: str, folder: str) -> object:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(scrubbed(told(error)).split())
+    return " ".join(scrubbed(describe(error)).split())

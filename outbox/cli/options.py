@@ -113,11 +113,11 @@ class Target:
     schema: str | None = None
 
     @contextmanager
-    def opened(self) -> Iterator[tuple[Database, Channel]]:
+    def open_outbox(self) -> Iterator[tuple[Database, Channel]]:
         """The outbox there, with a connection."""
-        from outbox.cli.connection import opened
+        from outbox.cli.connection import open_outbox
 
-        with opened(self.url, self.schema) as found:
+        with open_outbox(self.url, self.schema) as found:
             yield found
 
 

@@ -54,7 +54,7 @@ def purge(
     if archive is None and plot is not None:
         raise click.UsageError("--plot shows the comparison with an archive; say which by --archive PATH")
     require_drawable(plot)
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         if archive is None:
             work = Purge(database)
             done = work.rehearse(channel, older_than) if dry_run else work.run(channel, older_than)

@@ -9,25 +9,27 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
-from outbox.cli.connection import asked, opened, reached
+from outbox.cli.connection import open_channel_of, open_database, open_outbox
 from outbox.cli.failures import UNFINISHED
 from outbox.cli.options import Target
 from outbox.cli.output import age, say
+from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, chosen_topics, compensation_of
-from outbox.model.verdict import Done, RetryPolicy, Unavailable, Verdict, told
+from outbox.model.verdict import Done, RetryPolicy, Unavailable, Verdict, describe
 from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
 from outbox.runtime.signals import stopping_on_signals
-from outbox.senders.port import Sender, deadline_of, destination_of, open_sender
+from outbox.senders.opening import open_sender
+from outbox.senders.port import Sender, deadline_of, destination_of
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.log.log import Limits
-from outbox.store.subscriptions.leases import Leases, Partition
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.worker import Settings
+from outbox.worker.settings import Settings
 
 _AGAIN_SECONDS = 0.5
 
@@ -49,7 +51,7 @@ class Counted:
         try:
             verdicts = self._sender.send(messages)
         except Exception as error:
-            self.refusal = told(error)
+            self.refusal = describe(error)
             raise
         self.refusal = next((each.error for each in verdicts if isinstance(each, Unavailable)), self.refusal)
         self.sent += sum(isinstance(verdict, Done) for verdict in verdicts)
@@ -63,14 +65,14 @@ class Counted:
 
 
 class Relaying:
-    """A relay from the command line. Among several, what it says begins with its `place`."""
+    """A relay from the command line. Among several, what it says begins with its `label`."""
 
     def __init__(
         self,
         target: Target,
         to: str,
         *,
-        place: str | None = None,
+        label: str | None = None,
         name: str,
         topics: tuple[str, ...] | None,
         start: str | datetime,
@@ -82,7 +84,7 @@ class Relaying:
         attempts: int,
     ) -> None:
         self._target = target
-        self._about = "" if place is None else f"{place}: "
+        self._about = "" if label is None else f"{label}: "
         self._name = name
         self._topics = chosen_topics(topics)
         self._start: Any = start
@@ -116,14 +118,14 @@ class Relaying:
 
     def run(self) -> int:
         """Send until stopped; the exit code."""
-        with reached(self._target.url, self._target.schema) as database, database.explained():
+        with open_database(self._target.url, self._target.schema) as database, database.explained():
             self._relay_of(self._announced(database)).run()
         self.say_what_was_sent()
         return 0
 
     def serve(self) -> None:
         """Send until stopped, among others: beside calls that hang it begins again, and the sender stays open."""
-        with reached(self._target.url, self._target.schema) as database, database.explained():
+        with open_database(self._target.url, self._target.schema) as database, database.explained():
             self._relay_of(self._announced(database)).serve()
 
     def say_what_was_sent(self) -> None:
@@ -132,7 +134,7 @@ class Relaying:
 
     def end_by_itself(self, *, once: bool, patience: timedelta) -> int:
         """Send one batch, or all there is; the exit code says whether it gave up because nothing moved."""
-        with opened(self._target.url, self._target.schema) as (database, channel):
+        with open_outbox(self._target.url, self._target.schema) as (database, channel):
             self._announce(database, channel)
             relay = self._relay_of(database)
             nothing_moved = partial(self._nothing_moved, database, channel)
@@ -183,7 +185,7 @@ class Relaying:
 
     def _announced(self, database: Database) -> Database:
         """The outbox, after it was said where it begins: on a connection that is gone when the work starts."""
-        with asked(database) as (outbox, channel):
+        with open_channel_of(database) as (outbox, channel):
             self._announce(outbox, channel)
             return outbox
 

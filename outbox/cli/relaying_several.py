@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from outbox.cli.connection import named
-from outbox.cli.failures import UNFINISHED, told
+from outbox.cli.connection import checked_label
+from outbox.cli.failures import UNFINISHED, report_failure
 from outbox.cli.options import Target
 from outbox.cli.output import say
 from outbox.cli.relaying import Relaying
@@ -25,13 +25,13 @@ class RelayingSeveral:
 
     def __init__(self, targets: Sequence[Target], to: str, *, lease: timedelta, **options: Any) -> None:
         require_own_name(options["name"])
-        places = told_apart([named(target.url, target.schema) for target in targets])
+        labels = told_apart([checked_label(target.url, target.schema) for target in targets])
         if len(set(targets)) < len(targets):
-            twice = next(place for target, place in zip(targets, places, strict=True) if targets.count(target) > 1)
+            twice = next(label for target, label in zip(targets, labels, strict=True) if targets.count(target) > 1)
             raise click.UsageError(f"{twice} is given twice")
         self._each = [
-            OneOfSeveral(Relaying(target, to, place=place, lease=lease, **options), place)
-            for target, place in zip(targets, places, strict=True)
+            OneOfSeveral(Relaying(target, to, label=label, lease=lease, **options), label)
+            for target, label in zip(targets, labels, strict=True)
         ]
         # What a healthy one may need: for the call under way, and for a renewal of its lease.
         self._relays = Relays(self._each, drain=self._each[0].relaying.deadline + lease)
@@ -59,9 +59,9 @@ class RelayingSeveral:
 class OneOfSeveral:
     """A relay beside others, which opens its database by itself, as often as it takes."""
 
-    def __init__(self, relaying: Relaying, place: str) -> None:
+    def __init__(self, relaying: Relaying, label: str) -> None:
         self.relaying = relaying
-        self.place = place
+        self.label = label
         #: After so much silence of the destination it gives up, if it is to end by itself.
         self.patience = timedelta.max
         self.code = 0
@@ -95,14 +95,14 @@ class OneOfSeveral:
         self.relaying.close()
 
     def _end(self, *, once: bool) -> None:
-        about = f"{self.place}: "
+        about = f"{self.label}: "
         try:
             self.code = self.relaying.end_by_itself(once=once, patience=self.patience)
         except click.ClickException as error:
             say(f"Error: {about}{error.message}")
             self.code = error.exit_code
         except Exception as error:
-            code = told(error, about)
+            code = report_failure(error, about)
             if code is None:
                 raise
             self.code = code

@@ -87,7 +87,7 @@ class Work:
 
         if self.archive is not None:
             Archive(self.archive).newest()
-        with self.target.opened() as (database, channel):
+        with self.target.open_outbox() as (database, channel):
             source = source_options(self.target, local=self.master is None and self.remote is None)
             with session(master=self.master, remote=self.remote) as spark:
                 register(spark)

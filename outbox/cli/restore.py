@@ -24,7 +24,7 @@ def restore(*, target: Target, accept: bool, yes: bool, json: bool) -> None:
     """
     from outbox.store.operations import restore as store
 
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         if database.dialect.name == "sqlite":
             done = _Restored("none", "there is nothing to restore: the ids of an SQLite file are its own")
         elif accept:
@@ -46,7 +46,7 @@ class _Restored:
     text: str
     again: int = 0
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words."""
         return self.text
 

@@ -18,9 +18,9 @@ from outbox.cli.output import age, counted, moment, say, show_json, show_table
 if TYPE_CHECKING:
     from outbox.store.database import Database
     from outbox.store.dialects.dialect import Channel
-    from outbox.store.operations.half_status import HalfStanding
+    from outbox.store.operations.half_status import HalfStatus
     from outbox.store.operations.parked_status import Trouble
-    from outbox.store.operations.status import Standing
+    from outbox.store.operations.status import SubscriptionStatus
     from outbox.store.subscriptions.readers import Hold
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
@@ -63,7 +63,7 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta, chec
     if watch:
         _watch(target, show, interval)
         return
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         look = _looked(database, channel)
         show(look)
     if check and look.warnings:
@@ -77,8 +77,8 @@ class _Look:
     """What one look at a database has found, at a moment of its clock."""
 
     now: datetime
-    standings: list[Standing]
-    halves: list[HalfStanding]
+    standings: list[SubscriptionStatus]
+    halves: list[HalfStatus]
 
     @property
     def warnings(self) -> list[str]:
@@ -96,12 +96,12 @@ def _looked(database: Database, channel: Channel) -> _Look:
 
 def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta) -> None:
     """Over any number of lost connections, as a worker does."""
-    from outbox.cli.failures import UNREACHABLE, told
+    from outbox.cli.failures import UNREACHABLE, report_failure
 
     reached = False
     while True:
         try:
-            with target.opened() as (database, channel):
+            with target.open_outbox() as (database, channel):
                 while True:
                     found = _looked(database, channel)
                     reached = True
@@ -113,7 +113,7 @@ def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta) -
             return
         except Exception as error:
             # Only who was there before is waited for: a wrong URL does not get better.
-            code = told(error) if reached else None
+            code = report_failure(error) if reached else None
             if code is None:
                 raise
             if code != UNREACHABLE:
@@ -131,14 +131,14 @@ def _show_table(look: _Look) -> None:
         say(f"warning: {warning}")
 
 
-def _half_row(half: HalfStanding) -> tuple[str, ...]:
+def _half_row(half: HalfStatus) -> tuple[str, ...]:
     ages = ("-" if each is None else age(each) for each in (half.oldest, half.decided))
     oldest, decided = ages
     counts = (str(each) for each in (half.given_up, half.committed, half.rolled_back))
     return (half.group, half.topic, str(half.pending), oldest, *counts, decided)
 
 
-def _row(standing: Standing) -> tuple[str, ...]:
+def _row(standing: SubscriptionStatus) -> tuple[str, ...]:
     lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.lag else "-"
     worker = str(standing.holder.owner)[:_OWNER] + "…" if standing.is_run and standing.holder is not None else "nobody"
     if standing.hold is not None:
@@ -147,7 +147,7 @@ def _row(standing: Standing) -> tuple[str, ...]:
     return (standing.subscription.name, str(standing.backlog), lag, *parked, worker)
 
 
-def _warnings(standing: Standing, look: _Look) -> list[str]:
+def _warnings(standing: SubscriptionStatus, look: _Look) -> list[str]:
     name, holder = standing.subscription.name, standing.holder
     told: list[str] = []
     if holder is not None and holder.notice is not None:
@@ -158,7 +158,7 @@ def _warnings(standing: Standing, look: _Look) -> list[str]:
     return told + found + (_of_blocked(standing) if found else []) + _of_nobody(standing, look)
 
 
-def _of_blocked(standing: Standing) -> list[str]:
+def _of_blocked(standing: SubscriptionStatus) -> list[str]:
     """Say how many more messages a trouble holds back: it counts only the first of each key."""
     blocked = standing.parked["blocked"]
     if standing.subscription.kind == "check" or not blocked.number:
@@ -167,7 +167,7 @@ def _of_blocked(standing: Standing) -> list[str]:
     return [f"{standing.subscription.name}: {held} blocked behind an earlier one of the same key that is not sent"]
 
 
-def _of_trouble(trouble: Trouble, standing: Standing, now: datetime) -> str | None:
+def _of_trouble(trouble: Trouble, standing: SubscriptionStatus, now: datetime) -> str | None:
     """Say what did not succeed; None: it is not worth a warning."""
     from outbox.store.failure import without_server
 
@@ -196,7 +196,7 @@ def _since(moment: datetime, now: datetime) -> str:
     return age(max(0.0, (now - moment).total_seconds()))
 
 
-def _of_nobody(standing: Standing, look: _Look) -> list[str]:
+def _of_nobody(standing: SubscriptionStatus, look: _Look) -> list[str]:
     name, all, holder = standing.subscription.name, look.standings, standing.holder
     if standing.hold is not None:
         return _of_extract(name, standing.hold, standing.idle or 0.0)
@@ -220,7 +220,7 @@ def _of_nobody(standing: Standing, look: _Look) -> list[str]:
     return [f"nobody runs {name}{since}; {waits}messages after its position are not purged{advice}"]
 
 
-def _start(standing: Standing) -> str:
+def _start(standing: SubscriptionStatus) -> str:
     """Say how to start the worker of a subscription; where it sends to a function, only its application can."""
     subscription = standing.subscription
     destination = subscription.destination or ""
@@ -240,7 +240,7 @@ def _of_extract(name: str, hold: Hold, idle: float) -> list[str]:
     return [f"extract {name} has made no progress since {since}; after {until} purge no longer waits for it"]
 
 
-def _others_are_used(name: str, all: Sequence[Standing]) -> bool:
+def _others_are_used(name: str, all: Sequence[SubscriptionStatus]) -> bool:
     """Whether another subscription does the work; its own direct writers' is none: it would be dropped with it."""
     others = (each.subscription for each in all if each.subscription.name != name and each.subscription.kind != "check")
     return any(each.destination is not None and each.direct != name for each in others)
@@ -258,7 +258,7 @@ def _show_json(look: _Look) -> None:
     show_json(shown)
 
 
-def _half_as_json(half: HalfStanding) -> dict[str, object]:
+def _half_as_json(half: HalfStatus) -> dict[str, object]:
     counts = {
         "half": half.pending, "given_up": half.given_up, "committed": half.committed, "rolled_back": half.rolled_back,
     }  # fmt: skip
@@ -301,7 +301,7 @@ def _metrics(look: _Look) -> dict[str, object]:
     }
 
 
-def _as_json(standing: Standing, look: _Look) -> dict[str, object]:
+def _as_json(standing: SubscriptionStatus, look: _Look) -> dict[str, object]:
     holder = standing.holder
     return {
         "name": standing.subscription.name,

@@ -17,9 +17,9 @@ from outbox.cli.output import age, moment, show_json, show_table
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from outbox.model.lease import Holder
     from outbox.model.subscription import Subscription
     from outbox.store.operations.parked_status import Count
-    from outbox.store.subscriptions.leases import Holder
     from outbox.store.subscriptions.readers import Hold
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "CREATED (UTC)", "WORKER")
@@ -35,11 +35,12 @@ def subscriptions() -> None:
 @as_json
 def list_(*, target: Target, json: bool) -> None:
     """List the subscriptions: what they read, where they send it, who works on them."""
-    from outbox.store.subscriptions.leases import Leases, Partition
+    from outbox.model.lease import Partition
+    from outbox.store.subscriptions.leases import Leases
     from outbox.store.subscriptions.readers import Readers
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         found = [
             (
                 each,
@@ -85,13 +86,13 @@ def alter(
         raise click.UsageError("--topics and --all-topics exclude each other")
     if topics is None and not all_topics and to is None and on_dead is None and grace is None:
         raise click.UsageError("nothing to alter: give --topics, --all-topics, --to, --on-dead or --grace")
-    from outbox.admin import commands as errand
+    from outbox.admin import commands
     from outbox.model.subscription import chosen_topics
     from outbox.senders.port import destination_of
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     destination = None if to is None else destination_of(to)
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         stored = Subscriptions(database).get(channel, name)
         if stored.destination is None and destination is None and stored.direct is None:
             raise click.UsageError(f"{name} has no destination yet: its first worker declares all of it; or say --to")
@@ -102,7 +103,7 @@ def alter(
             on_dead=on_dead or stored.on_dead or "block",
             grace=stored.grace if grace is None else grace,
         )
-        errand.alter(database, channel, changed)
+        commands.alter(database, channel, changed)
     tell(_Altered(changed), json=json)
 
 
@@ -112,7 +113,7 @@ class _Altered:
 
     subscription: Subscription
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words."""
         now = self.subscription
         where = f"{_topics(now)} to {_destination(now)}"
@@ -134,12 +135,12 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
     What belongs to its direct writers, NAME:compensation, goes with it. Stop those writers first: nobody sends what
     they leave behind.
     """
-    from outbox.admin import commands as errand
+    from outbox.admin import commands
     from outbox.model.subscription import compensation_of
     from outbox.store.operations.parked_status import parked_counts
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    with target.opened() as (database, channel):
+    with target.open_outbox() as (database, channel):
         stored = Subscriptions(database).get(channel, name)
         names = [name, compensation_of(name)]
         found = [each for each in names if Subscriptions(database).find(channel, each) is not None]
@@ -151,7 +152,7 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
         if stored.kind == "extract":
             then = "Messages that its archive does not have yet may be purged then."
         confirmed(f"drop {' and '.join(found)}{dropped.lost}? {then}", yes=yes)
-        errand.drop(database, channel, stored)
+        commands.drop(database, channel, stored)
     tell(dropped, json=json)
 
 
@@ -168,7 +169,7 @@ class _Dropped:
         aside = ", ".join(f"{count} {state}" for state, count in self.aside)
         return f", with the messages that were set aside ({aside})" if aside else ""
 
-    def told(self) -> str:
+    def describe(self) -> str:
         """In words."""
         return f"{' and '.join(self.names)} {'is' if len(self.names) == 1 else 'are'} dropped{self.lost}"
 

@@ -18,7 +18,7 @@ from outbox.model.delays import require_window
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Retry, Unavailable, Verdict
 from outbox.store.database import Database
-from outbox.store.dialects.statements import aon, arun, on, run
+from outbox.store.dialects.statements import arun, async_executor, executor, run
 from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxRows, prune
 from outbox.writing.engines import engine_of, own_engine_of
 from outbox.writing.handles import Handle, of_scope, require_async
@@ -117,10 +117,10 @@ class Inbox:
             SchemaError: the tables are not there.
         """
         name, id = self._named(consumer), _id_of(message)
-        link = self._transactions.link_of(handle, "once", flush=False)
+        connection = self._transactions.connection_of(handle, "once", flush=False)
         with self._database.explained():
-            first = run(on(link), self._rows.handle(name, id))
-        self._transactions.sent(link)
+            first = run(executor(connection), self._rows.handle(name, id))
+        self._transactions.sent(connection)
         return first
 
     async def aonce(self, handle: AsyncHandle, message: Message | UUID | str, consumer: str | None = None) -> bool:
@@ -131,7 +131,7 @@ class Inbox:
             return bool(await of_scope(handle).run_sync(self.once, id, name))
         self._transactions.require_driver(handle)
         with self._database.explained():
-            return await arun(aon(handle), self._rows.handle(name, id))
+            return await arun(async_executor(handle), self._rows.handle(name, id))
 
     @overload
     def idempotent(

@@ -1,4 +1,4 @@
-"""The courier of direct sends: reads back what was committed, hands it to the sender, and acknowledges it."""
+"""The delivery of direct sends: reads back what was committed, hands it to the sender, and acknowledges it."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from outbox.model.subscription import Declaration, Selection, compensation_of
 from outbox.model.verdict import Done, Unavailable, Verdict
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
-from outbox.senders.opening import Destination, opened
+from outbox.senders.opening import Destination, open_sender
 from outbox.senders.port import Sender, deadline_of, destination_of
-from outbox.senders.shared import SharedSender
+from outbox.senders.serialized import SerializedSender
 from outbox.store import identity
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.log.append import Direct, Place
+from outbox.store.log.append import Direct, LogRef
 from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -46,7 +46,7 @@ _REFRESH_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 
 
-class Courier:
+class DirectDelivery:
     """Works for one subscription, on a connection of its own, in one thread."""
 
     def __init__(self, database: Database, destination: Destination, name: str) -> None:
@@ -86,8 +86,8 @@ class Courier:
             OutboxError: anything else that people have to mend.
         """
         if self._sender is None:
-            self._sender = opened(self._destination)
-        channel = self._connected()
+            self._sender = open_sender(self._destination)
+        channel = self._open_channel()
         with self._database.explained():
             identity.establish(self._database, channel)
         identity.verify(self._database, channel)
@@ -125,28 +125,28 @@ class Courier:
             )
         return right
 
-    def deliver(self, bag: dict[Place, float]) -> None:
-        """Send what the bag says stands at these places, each before the moment until which it is ours to send.
+    def deliver(self, claims: dict[LogRef, float]) -> None:
+        """Send what was claimed: the messages at these refs, each before the moment until which the claim is good.
 
         Memory is not asked: only what was committed can be read, and SQLite gives the id of a rolled-back row away
-        again. What is dealt with is taken out of the bag. What is left was rolled back to a savepoint; or the database
-        failed before its turn came.
+        again. The claim of a message that is dealt with is taken out. What is left was rolled back to a savepoint; or
+        the database failed before its turn came.
         """
         self.away = False
-        places = sorted(bag)
-        while places and not self.away:
-            page = places[:MOST_AT_ONCE]
-            reading = self._log.at(self._connected(), [id for id, _ in page])
-            if not reading.complete and reading.reached is not None:
-                page = [place for place in page if place[0] <= (reading.reached or 0)]
-            places = places[len(page) :]
-            found = [message for message in reading.messages if _place(message) in bag]
+        refs = sorted(claims)
+        while refs and not self.away:
+            wanted = refs[:MOST_AT_ONCE]
+            page = self._log.at(self._open_channel(), [id for id, _ in wanted])
+            if not page.complete and page.reached is not None:
+                wanted = [ref for ref in wanted if ref[0] <= (page.reached or 0)]
+            refs = refs[len(wanted) :]
+            found = [message for message in page.messages if _ref(message) in claims]
             if found:
-                self._send(found, bag)
+                self._send(found, claims)
         if self.away:
-            bag.clear()
+            claims.clear()
 
-    def begin_again(self, error: Exception) -> None:
+    def reset(self, error: Exception) -> None:
         """Let go of the connection after an error, and see whether all is well before anything else."""
         self.usable = False
         self._tell(error)
@@ -161,17 +161,17 @@ class Courier:
             with suppress(Exception):
                 self._sender.close()
 
-    def _send(self, messages: list[Message], bag: dict[Place, float]) -> None:
+    def _send(self, messages: list[Message], claims: dict[LogRef, float]) -> None:
         """Hand over what we may send still, in calls that are over before the compensation begins."""
         while messages and not self.away:
             part, messages = messages[: self._size], messages[self._size :]
-            self._send_at_once(part, bag)
+            self._send_at_once(part, claims)
 
-    def _send_at_once(self, messages: list[Message], bag: dict[Place, float]) -> None:
+    def _send_at_once(self, messages: list[Message], claims: dict[LogRef, float]) -> None:
         with self._turn() as sender:
             now = clock()
-            ours = [message for message, until in ((m, bag.pop(_place(m))) for m in messages) if now < until]
-            verdicts = self._asked(sender, ours) if ours else []
+            ours = [message for message, until in ((m, claims.pop(_ref(m))) for m in messages) if now < until]
+            verdicts = self._ask(sender, ours) if ours else []
             if ours:
                 took = clock() - now
                 self._size = next_size(self._size, len(ours), took, allowed=_CALL_SECONDS, most=_MOST_IN_A_CALL)
@@ -182,36 +182,36 @@ class Courier:
 
     def _turn(self) -> AbstractContextManager[Sender]:
         assert self._sender is not None
-        return self._sender.turn() if isinstance(self._sender, SharedSender) else nullcontext(self._sender)
+        return self._sender.hold() if isinstance(self._sender, SerializedSender) else nullcontext(self._sender)
 
-    def _asked(self, sender: Sender, messages: list[Message]) -> Sequence[Verdict]:
+    def _ask(self, sender: Sender, messages: list[Message]) -> Sequence[Verdict]:
         """What the destination says. Whatever is not done is the compensation's, with all that is to be counted."""
         crash_point("direct.before_send")
         try:
             verdicts = sender.send(messages)
         except Exception as error:
             self._tell(error)
-            verdicts = [Unavailable(_told(error))] * len(messages)
+            verdicts = [Unavailable(_describe(error))] * len(messages)
         crash_point("direct.after_send")
         self.away = any(isinstance(verdict, Unavailable) for verdict in verdicts)
         return verdicts
 
     def _acknowledge(self, ids: list[int]) -> None:
         try:
-            self._acks.insert(self._connected(), self._writer, ids)
+            self._acks.insert(self._open_channel(), self._writer, ids)
         except Exception:
             # What is sent must not be sent again for the sake of a connection. An ack may stand there twice.
             self._disconnect()
-            self._acks.insert(self._connected(), self._writer, ids)
+            self._acks.insert(self._open_channel(), self._writer, ids)
 
     def _tell(self, error: Exception) -> None:
         """Say once why it does not work."""
-        told = _told(error)
-        if told != self._last_told:
-            self._last_told = told
-            logger.warning("direct sends of %s go by the relay meanwhile: %s", self._name, told)
+        described = _describe(error)
+        if described != self._last_told:
+            self._last_told = described
+            logger.warning("direct sends of %s go by the relay meanwhile: %s", self._name, described)
 
-    def _connected(self) -> Channel:
+    def _open_channel(self) -> Channel:
         if self._channel is None:
             self._channel = self._database.open()
         return self._channel
@@ -222,10 +222,10 @@ class Courier:
             channel.close()
 
 
-def _place(message: Message) -> Place:
+def _ref(message: Message) -> LogRef:
     return message.id or 0, message.message_id
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     """Our own errors say what to do; a driver's text may hold anything."""
     return str(error) if isinstance(error, OutboxError) else type(error).__name__

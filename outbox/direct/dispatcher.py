@@ -1,4 +1,4 @@
-"""The rounds of a courier: what was committed, when it is due, and the thread that has it delivered."""
+"""The dispatcher of direct sends: what was committed, when it is due, and the thread that has it delivered."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
-from outbox.direct.delivery import MOST_AT_ONCE, Courier
+from outbox.direct.delivery import MOST_AT_ONCE, DirectDelivery
 from outbox.runtime.clock import clock
-from outbox.runtime.linger import Pace
-from outbox.store.log.append import Direct, Place
+from outbox.runtime.linger import Linger
+from outbox.store.log.append import Direct, LogRef
 
 #: For so long no more is promised when the destination is away, or when a round takes longer.
 _PAUSE_SECONDS = 1.0
@@ -23,19 +23,19 @@ _LONGEST_WAIT = 30.0
 class _Committed(NamedTuple):
     """What a transaction leaves to be sent, and no more after the moment `until`."""
 
-    places: Sequence[Place]
+    refs: Sequence[LogRef]
     until: float
 
 
-class Rounds:
+class Dispatcher:
     """A queue, and a daemon thread that works it off, for as long as it is not told to end.
 
     Commit hooks, signal handlers and finalizers only put into the queue, whose `put` may interrupt itself; everything
     else is the thread's own.
     """
 
-    def __init__(self, courier: Courier) -> None:
-        self._courier = courier
+    def __init__(self, delivery: DirectDelivery) -> None:
+        self._delivery = delivery
         self._news: SimpleQueue[_Committed | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="outbox-direct", daemon=True)
         self._ending = False
@@ -46,7 +46,7 @@ class Rounds:
         self.known: Direct | None = None
         # The thread's own
         self._due: deque[_Committed] = deque()
-        self._pace = Pace()
+        self._linger = Linger()
         self._away_until = 0.0
         self._busy_since: float | None = None
 
@@ -62,13 +62,13 @@ class Rounds:
         return now >= self._away_until and (busy_since is None or now - busy_since < _PAUSE_SECONDS)
 
     def start(self) -> None:
-        """Begin the rounds."""
+        """Start the thread."""
         self._thread.start()
 
-    def committed(self, places: Sequence[Place], *, since: float) -> None:
+    def committed(self, refs: Sequence[LogRef], *, since: float) -> None:
         """Send these messages, whose commit began at the moment `since`, while we have the right to."""
-        self._count(len(places))
-        self._news.put(_Committed(places=places, until=since + self._courier.right))
+        self._count(len(refs))
+        self._news.put(_Committed(refs=refs, until=since + self._delivery.right))
 
     def end(self) -> None:
         """End when nothing waits any more."""
@@ -90,7 +90,7 @@ class Rounds:
             while not (self._ending and self._idle):
                 self._round()
         finally:
-            self._courier.close()
+            self._delivery.close()
 
     @property
     def _idle(self) -> bool:
@@ -100,15 +100,15 @@ class Rounds:
         self._listen(self._seconds_to_wait())
         self._busy_since = clock()
         try:
-            if self._courier.wants_refresh:
-                self.known = self._courier.refresh()
+            if self._delivery.wants_refresh:
+                self.known = self._delivery.refresh()
             batch = self._take()
-            if batch and self._courier.usable:
+            if batch and self._delivery.usable:
                 self._deliver(batch)
         except Exception as error:
             # Whoever has something to send directly meanwhile leaves it to the relay.
             self.known = None
-            self._courier.begin_again(error)
+            self._delivery.reset(error)
         finally:
             self._busy_since = None
 
@@ -121,8 +121,8 @@ class Rounds:
                 news = self._news.get_nowait()
 
     def _seconds_to_wait(self) -> float:
-        refresh_in = min(self._courier.refresh_in, _LONGEST_WAIT)
-        if not self._courier.usable:
+        refresh_in = min(self._delivery.refresh_in, _LONGEST_WAIT)
+        if not self._delivery.usable:
             # What waits meanwhile is let go in its time.
             return refresh_in if self._idle else min(refresh_in, _PAUSE_SECONDS)
         return 0.0 if self._due else refresh_in
@@ -131,34 +131,34 @@ class Rounds:
         """What is due now, about as much as goes into one call. What we may not send any more is the compensation's."""
         now = clock()
         batch: list[_Committed] = []
-        room = MOST_AT_ONCE if self._courier.usable else 0
+        room = MOST_AT_ONCE if self._delivery.usable else 0
         while self._due and (room > 0 or self._due[0].until <= now):
             committed = self._due.popleft()
-            self._count(-len(committed.places))
+            self._count(-len(committed.refs))
             if now < committed.until:
                 batch.append(committed)
-                room -= len(committed.places)
+                room -= len(committed.refs)
         return batch
 
     def _deliver(self, batch: list[_Committed]) -> None:
-        bag = {place: committed.until for committed in batch for place in committed.places}
+        claims = {ref: committed.until for committed in batch for ref in committed.refs}
         try:
-            self._courier.deliver(bag)
+            self._delivery.deliver(claims)
         except Exception:
-            for committed in _left(batch, bag):
+            for committed in _left(batch, claims):
                 self._due.append(committed)
-                self._count(len(committed.places))
+                self._count(len(committed.refs))
             raise
         # What is left now was rolled back to a savepoint.
-        if self._courier.away:
+        if self._delivery.away:
             self._away_until = clock() + _PAUSE_SECONDS
         if not self._due:
-            time.sleep(self._pace.after(len(batch)))
+            time.sleep(self._linger.after(len(batch)))
 
 
-def _left(batch: list[_Committed], bag: Collection[Place]) -> Iterator[_Committed]:
-    """What of a batch is left in the bag."""
+def _left(batch: list[_Committed], claims: Collection[LogRef]) -> Iterator[_Committed]:
+    """What of a batch is claimed still."""
     for committed in batch:
-        places = [place for place in committed.places if place in bag]
-        if places:
-            yield committed._replace(places=places)
+        refs = [ref for ref in committed.refs if ref in claims]
+        if refs:
+            yield committed._replace(refs=refs)

@@ -12,8 +12,8 @@ import threading
 import weakref
 from contextlib import suppress
 
-from outbox.direct.delivery import Courier
-from outbox.direct.dispatcher import Rounds
+from outbox.direct.delivery import DirectDelivery
+from outbox.direct.dispatcher import Dispatcher
 from outbox.runtime.clock import clock
 from outbox.senders.opening import Destination
 from outbox.store.database import Database
@@ -34,8 +34,8 @@ class DirectSends:
         self._destination = destination
         self._name = name
         self._abandoned = False
-        self._rounds: Rounds | None
-        self._begin_anew()
+        self._dispatcher: Dispatcher | None
+        self._reset()
         _all.add(self)
 
     def for_more(self, number: int) -> Direct | None:
@@ -45,25 +45,25 @@ class DirectSends:
         then all goes by the relay, whose business such things are.
         """
         with suppress(Exception):
-            rounds = None if self._abandoned else self._running()
-            if rounds is not None and rounds.ready and rounds.waiting + number <= _MOST_WAITING:
-                return rounds.known
+            dispatcher = None if self._abandoned else self._running()
+            if dispatcher is not None and dispatcher.ready and dispatcher.waiting + number <= _MOST_WAITING:
+                return dispatcher.known
         return None
 
     def committed(self, sent: Sent, since: float) -> None:
         """Messages were committed that we are to send."""
         if sent.direct:
             with suppress(Exception):
-                rounds = self._running()
-                if rounds is not None and rounds.waiting <= _MOST_WAITING:
-                    rounds.committed(sent.direct, since=since)
+                dispatcher = self._running()
+                if dispatcher is not None and dispatcher.waiting <= _MOST_WAITING:
+                    dispatcher.committed(sent.direct, since=since)
 
     def end(self) -> None:
         """Send what is waiting, and then nothing any more. Takes no lock: it may be called from anywhere."""
         self._abandoned = True
-        rounds = self._rounds
-        if rounds is not None:
-            rounds.end()
+        dispatcher = self._dispatcher
+        if dispatcher is not None:
+            dispatcher.end()
 
     def close(self, timeout: float = _LAST_SECONDS) -> None:
         """`end`, and wait for it: for at most `timeout` seconds."""
@@ -72,37 +72,37 @@ class DirectSends:
 
     def drain(self, timeout: float) -> None:
         """Send what is waiting, for at most `timeout` seconds, and end the thread; a later commit begins anew."""
-        rounds, self._rounds = self._rounds, None
-        if rounds is not None:
-            rounds.end()
-            rounds.join(timeout)
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None:
+            dispatcher.end()
+            dispatcher.join(timeout)
 
-    def _running(self) -> Rounds | None:
-        rounds = self._rounds
-        if rounds is not None and rounds.running:
-            return rounds
+    def _running(self) -> Dispatcher | None:
+        dispatcher = self._dispatcher
+        if dispatcher is not None and dispatcher.running:
+            return dispatcher
         if self._abandoned:
             return None
         with self._lock:
-            if self._rounds is None or not self._rounds.running:
+            if self._dispatcher is None or not self._dispatcher.running:
                 _drain_at_exit()
-                rounds = Rounds(Courier(self._database, self._destination, self._name))
+                dispatcher = Dispatcher(DirectDelivery(self._database, self._destination, self._name))
                 # May fail for want of memory, or because the interpreter is about to end: then the next one tries.
-                rounds.start()
-                _under_way.add(rounds)
-                self._rounds = rounds
-            return self._rounds
+                dispatcher.start()
+                _under_way.add(dispatcher)
+                self._dispatcher = dispatcher
+            return self._dispatcher
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         """At first, and in a fork: it copies locks in any state, but no threads."""
         # Signal handlers commit, too: they may interrupt whoever has the lock.
         self._lock = threading.RLock()
-        self._rounds = None
+        self._dispatcher = None
 
 
 _all: weakref.WeakSet[DirectSends] = weakref.WeakSet()
-#: Also of those that nobody holds any more: a thread holds its rounds until they are over.
-_under_way: weakref.WeakSet[Rounds] = weakref.WeakSet()
+#: Also of those that nobody holds any more: a thread holds its dispatcher until they are over.
+_under_way: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 _left_behind: list[object] = []
 _drains_at_exit = False
 #: When a process that ends waits no longer.
@@ -115,10 +115,10 @@ def _drain() -> None:
     for each in list(_all):
         with suppress(Exception):
             each.drain(max(0.0, deadline - clock()))
-    for rounds in list(_under_way):
+    for dispatcher in list(_under_way):
         with suppress(Exception):
-            rounds.end()
-            rounds.join(max(0.0, deadline - clock()))
+            dispatcher.end()
+            dispatcher.join(max(0.0, deadline - clock()))
 
 
 def _drain_at_exit() -> None:
@@ -141,7 +141,7 @@ def _after_fork_in_child() -> None:
     _left_behind.extend(_under_way)
     _under_way.clear()
     for each in list(_all):
-        each._begin_anew()
+        each._reset()
 
 
 if hasattr(os, "register_at_fork"):

@@ -93,12 +93,13 @@ def dumped(dumps: Callable[[Any], str | bytes], body: object) -> bytes:
     return data
 
 
-def check_charset(body: object, content_type: str) -> None:
-    """Refuse a content type that contradicts how the body was encoded: text becomes UTF-8, JSON is UTF-8."""
+def checked_charset(body: object, content_type: str) -> str:
+    """The content type, unless it contradicts how the body was encoded: text becomes UTF-8, JSON is UTF-8."""
     named = _CHARSET.search(content_type)
     if named is not None and not isinstance(body, bytes | bytearray | memoryview) and not _is_utf8(named[1]):
         limit = f"says charset {named[1]:.40}, but a {type(body).__name__} becomes UTF-8"
         raise InvalidMessageError("content_type", limit, "leave the charset out, or pass bytes encoded by yourself")
+    return content_type
 
 
 def decode_text(data: bytes, content_type: str | None, message_id: uuid.UUID) -> str:

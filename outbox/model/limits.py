@@ -14,7 +14,6 @@ from typing import NoReturn
 
 from outbox.errors import InvalidMessageError
 from outbox.model.delays import DELAY_LEVELS, MAX_DELAY, DelayLevel
-from outbox.model.encoding import check_charset
 
 #: Half messages live in the same log under this topic; only a transaction producer writes it.
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -163,12 +162,11 @@ def _check_header_value(name: str, value: str) -> None:
         _refuse(f"headers[{name!r:.80}]", "must not hold control characters or begin or end with white space", fix)
 
 
-def checked_content_type(content_type: str, body: object) -> str:
-    """A content type whose charset, if it names one, is that of the body."""
+def checked_content_type(content_type: str) -> str:
+    """A content type, whatever it says of the body."""
     known = isinstance(content_type, str) and len(content_type) <= MAX_CONTENT_TYPE
     if not known or not _CONTENT_TYPE.fullmatch(content_type):
         _refuse("content_type", f"must be 1 to {MAX_CONTENT_TYPE} printable ASCII characters", "pass a MIME type")
-    check_charset(body, content_type)
     return content_type
 
 

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any, TypedDict, Unpack, final
 
 from outbox.model.delays import DelayLevel
-from outbox.model.encoding import decode_json, decode_text, encode_body
+from outbox.model.encoding import checked_charset, decode_json, decode_text, encode_body
 from outbox.model.limits import (
     checked_content_type,
     checked_dedup_key,
@@ -134,7 +134,9 @@ class Message:
     ) -> None:
         self.topic = checked_topic(topic)
         self.body, default_type = encode_body(body)
-        self.content_type = default_type if content_type is None else checked_content_type(content_type, body)
+        self.content_type = (
+            default_type if content_type is None else checked_charset(body, checked_content_type(content_type))
+        )
         self.key = None if key is None else checked_key(key)
         self.tags = None if tags is None else checked_tags(tags)
         self._headers = checked_headers(headers) if headers else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Self
 
 from outbox.errors import PositionError
@@ -105,3 +106,12 @@ class Progress:
     def __post_init__(self) -> None:
         if (self.target is None) != (self.after is None):
             raise PositionError("progress inside a window needs both its target and the id it came to")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """The position of now, the incarnation of the server that gave it, and its clock."""
+
+    position: Position
+    incarnation: str
+    now: datetime

@@ -12,7 +12,7 @@ from tenacity.wait import wait_base, wait_random_exponential
 from outbox.model.delays import MAX_DELAY
 
 
-def told(said: object) -> str:
+def describe(said: object) -> str:
     """What other people's code says, as text that every database takes; an exception's with the name of its kind."""
     try:
         text = f"{type(said).__name__}: {said}" if isinstance(said, BaseException) else str(said)
@@ -29,7 +29,7 @@ class _Failed:
     error: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "error", told(self.error))
+        object.__setattr__(self, "error", describe(self.error))
 
 
 @final

@@ -26,7 +26,7 @@ _BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
 _WELL_SECONDS = 60.0
 
 
-class Companion:
+class CompensationWorker:
     """Begins when `look` finds its subscription, in a thread; ends with `stop`. Whatever else ends it is logged, and
     the next `look` begins again.
     """

@@ -15,19 +15,20 @@ from outbox.errors import SubscriptionError
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, require_own_name
 from outbox.model.verdict import RetryPolicy, Verdict
-from outbox.relay.companion import Companion
+from outbox.relay.companion import CompensationWorker
 from outbox.relay.supervision import Supervision
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.signals import stopping_on_signals
-from outbox.runtime.turns import Turns
-from outbox.senders.opening import Destination, opened
+from outbox.senders.opening import Destination, open_sender
 from outbox.senders.port import Sender, deadline_of, destination_of
 from outbox.store.database import Database
-from outbox.store.label import place_of
+from outbox.store.label import label_of
 from outbox.worker.calls import HungCalls
 from outbox.worker.handle import HandlerPolicy
-from outbox.worker.worker import Settings, Worker
-from outbox.writing.notifier import Hints
+from outbox.worker.settings import Settings
+from outbox.worker.worker import Worker
+from outbox.writing.notifier import Notifier
 
 logger = logging.getLogger("outbox")
 
@@ -36,7 +37,7 @@ class Source(Protocol):
     """What a relay needs of an `Outbox`."""
 
     database: Database
-    hints: Hints
+    notifier: Notifier
     #: By subscription, the calls that did not come back.
     hung_calls: dict[str, HungCalls]
 
@@ -79,7 +80,7 @@ class Relay:
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
         require_own_name(name)
-        self._sender = opened(sender)
+        self._sender = open_sender(sender)
         declared = Declaration(
             name=name,
             destination=destination_of(sender),
@@ -89,15 +90,15 @@ class Relay:
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline or deadline_of(self._sender))
         # A sender that others use as well is called in turns with them: a turn comes before the deadline of a call.
-        turn = getattr(self._sender, "turn", None) or Turns().turn
+        serialize = getattr(self._sender, "hold", None) or FairLock().hold
         self._handler: Sender = getattr(self._sender, "alone", self._sender)
-        shared: dict[str, Any] = {"policy": policy, "settings": settings, "turn": turn}
+        shared: dict[str, Any] = {"policy": policy, "settings": settings, "serialize": serialize}
         hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
         # Writers create the compensation, at a position before their first row.
         second = Worker(outbox.database, left_behind, self._send, start=None, hung=hung[1], **shared)
-        self._companion = Companion(outbox.database, left_behind.name, second, hangs=self._stop_first)
+        self._companion = CompensationWorker(outbox.database, left_behind.name, second, hangs=self._stop_first)
         self._worker = Worker(
-            outbox.database, declared, self._send, start=start, look=self._companion.look, hung=hung[0], **shared
+            outbox.database, declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0], **shared
         )
         self._stop_asked = False
         self._thread: threading.Thread | None = None
@@ -105,9 +106,9 @@ class Relay:
         self._process, self._at_work = os.getpid(), threading.Lock()
 
     @property
-    def place(self) -> str:
+    def label(self) -> str:
         """Which database its messages come from: host, name and schema, for people to read."""
-        return place_of(self._outbox.database.engine.url, self._outbox.database.schema)
+        return label_of(self._outbox.database.engine.url, self._outbox.database.schema)
 
     @property
     def stopping(self) -> bool:
@@ -148,7 +149,7 @@ class Relay:
         self._worker.stop()
 
     def _run(self, *, gives_up: bool = True) -> None:
-        listener = self._outbox.hints.listen(self._worker.wake.set)
+        listener = self._outbox.notifier.listen(self._worker.wake.set)
         self._companion.prepare(in_background=True, gives_up=gives_up)
         try:
             self._worker.run(gives_up=gives_up)
@@ -210,7 +211,7 @@ class Relay:
             raise SubscriptionError("this relay is at work still; stop it and join it before it is started again")
         # Asked after the end of the one before: there was nothing to stop.
         self._stop_asked = False
-        self._worker.go_on()
+        self._worker.reset()
         self._supervision = supervision = Supervision(self.serve)
         thread = threading.Thread(target=self._run_in_background, args=(supervision,), name="outbox-relay", daemon=True)
         thread.start()

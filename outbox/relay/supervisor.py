@@ -26,14 +26,14 @@ logger = logging.getLogger("outbox")
 _LOOK_SECONDS = 1.0
 
 #: Where the relay of this thread works.
-_place: ContextVar[str | None] = ContextVar("outbox_place", default=None)
+_label: ContextVar[str | None] = ContextVar("outbox_label", default=None)
 
 
 class OneRelay(Protocol):
     """What runs beside others: a `Relay`, or whatever has to open its database first."""
 
     @property
-    def place(self) -> str:
+    def label(self) -> str:
         """Which database it is about, without secrets."""
 
     @property
@@ -92,7 +92,7 @@ class Relays:
     @property
     def unfinished(self) -> tuple[str, ...]:
         """Where relays were left behind that had not finished in time."""
-        return tuple(each.place for each in self._beside if each.alive)
+        return tuple(each.label for each in self._beside if each.alive)
 
     def run(self, *, signals: bool = True) -> None:
         """Send until stopped. In the main thread SIGTERM and SIGINT drain all and return; a second one ends at once."""
@@ -128,9 +128,9 @@ class Relays:
     def _side_by_side(self, work: Callable[[_Beside], None]) -> None:
         for named in (logger, lease_logger, activity_logger):
             named.addFilter(_say_where)
-        places = told_apart([relay.place for relay in self._relays])
-        pairs = zip(self._relays, places, strict=True)
-        self._beside = [_Beside(relay, place, self._pause, ended=self._wake.set) for relay, place in pairs]
+        labels = told_apart([relay.label for relay in self._relays])
+        pairs = zip(self._relays, labels, strict=True)
+        self._beside = [_Beside(relay, label, self._pause, ended=self._wake.set) for relay, label in pairs]
         try:
             if self._stopping:
                 self.stop()
@@ -141,10 +141,10 @@ class Relays:
             self.stop()
             raise
         self._stopping = False
-        for place in self.unfinished:
+        for label in self.unfinished:
             logger.error(
                 "%s: not finished %g s after it was to stop, left behind; what was under way may be sent again",
-                place,
+                label,
                 self._drain.total_seconds(),
             )
 
@@ -165,9 +165,9 @@ class Relays:
 class _Beside:
     """One of the relays, with its thread."""
 
-    def __init__(self, relay: OneRelay, place: str, pause: wait_base, *, ended: Callable[[], None]) -> None:
+    def __init__(self, relay: OneRelay, label: str, pause: wait_base, *, ended: Callable[[], None]) -> None:
         self.relay = relay
-        self.place = place
+        self.label = label
         self.error: Exception | None = None
         self._ended = ended
         self._thread: threading.Thread | None = None
@@ -183,16 +183,16 @@ class _Beside:
         """Do the work in a thread of its own, which never keeps the process alive."""
 
         def perform() -> None:
-            _place.set(self.place)
+            _label.set(self.label)
             try:
                 work(self)
             except Exception as error:
-                error.add_note(self.place)
+                error.add_note(self.label)
                 self.error = error
             finally:
                 self._ended()
 
-        self._thread = threading.Thread(target=perform, name=f"outbox-relay {self.place}", daemon=True)
+        self._thread = threading.Thread(target=perform, name=f"outbox-relay {self.label}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
@@ -219,7 +219,7 @@ class _Beside:
 
 def _say_where(record: logging.LogRecord) -> bool:
     """Begin what a relay's thread logs with its database; every other line stays as it is."""
-    place = _place.get()
-    if place is not None:
-        record.msg = f"{place.replace('%', '%%') if record.args else place}: {record.msg}"
+    label = _label.get()
+    if label is not None:
+        record.msg = f"{label.replace('%', '%%') if record.args else label}: {record.msg}"
     return True

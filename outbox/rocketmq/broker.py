@@ -5,23 +5,25 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from outbox.errors import DatabaseError, MQClientError, StandbyError, SubscriptionError, VerdictStandsError
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Start, check_of
-from outbox.outbox import Outbox
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.runtime.failpoints import crash_point
 from outbox.store import identity
+from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.dialects.statements import Steps, run
+from outbox.store.dialects.statements import Script, run
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.store.transactions.half import Half, Halves
 from outbox.store.transactions.op import Decision, Op, Ops
 from outbox.store.transactions.pending import HalfTransactions
+from outbox.writing.notifier import Notifier
+from outbox.writing.transaction import Transactions
 
 R = TypeVar("R")
 
@@ -34,10 +36,18 @@ _TRIES = 3
 _DECLARE_SECONDS = 60.0
 
 
+class Home(Protocol):
+    """What a broker needs of an `Outbox`."""
+
+    database: Database
+    notifier: Notifier
+    transactions: Transactions
+
+
 class Broker:
     """Stores half messages and verdicts of one outbox, on connections of its own: nobody's pool is drained by them."""
 
-    def __init__(self, outbox: Outbox, *, connections: int, reject_transactions: bool) -> None:
+    def __init__(self, outbox: Home, *, connections: int, reject_transactions: bool) -> None:
         self.outbox = outbox
         self.database = outbox.database
         self.ops = Ops(self.database)
@@ -113,7 +123,7 @@ class Broker:
         decision = self._run(lambda: decide(transaction, by=by, group=group), patience)
         crash_point("half.after_end")
         if decision.restored:
-            self.outbox.hints.hint()
+            self.outbox.notifier.hint()
         require(decision, transaction, op, group)
         return decision.first
 
@@ -138,7 +148,7 @@ class Broker:
     def _address(self) -> str:
         return self.database.engine.url.host or "localhost"
 
-    def _run(self, steps: Callable[[], Steps[R]], patience: float | None = None) -> R:
+    def _run(self, steps: Callable[[], Script[R]], patience: float | None = None) -> R:
         """Take the steps in a transaction of their own."""
 
         def take(channel: Channel) -> R:

@@ -11,10 +11,10 @@ from sqlalchemy import Connection, Engine
 from outbox.errors import DatabaseError, MQClientError, NoTransactionError, VerdictStandsError
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.store.database import Database
-from outbox.store.dialects.statements import on, run
+from outbox.store.dialects.statements import executor, run
 from outbox.store.transactions.op import Op, Ops
 from outbox.store.transactions.record import RecordDatabase, Records
-from outbox.writing.handles import Link
+from outbox.writing.handles import DriverConnection
 from outbox.writing.transaction import Transactions
 
 #: How long a business transaction that is under way is waited for before it is fenced, in seconds.
@@ -52,18 +52,18 @@ class Business:
                 ' verdict="join" or "commit", without a record'
             )
 
-    def join(self, link: Link, transaction: str) -> None:
+    def join(self, connection: DriverConnection, transaction: str) -> None:
         """Write the record as part of a business transaction.
 
         Raises:
             VerdictStandsError: a checker has decided for a rollback, or the business was committed before; this
                 transaction cannot be committed any more.
         """
-        with or_doomed(self.transactions, None, link), self._database.explained():
-            stands = run(on(link), self._records.insert(transaction))
+        with or_doomed(self.transactions, None, connection), self._database.explained():
+            stands = run(executor(connection), self._records.insert(transaction))
             if stands is not None:
                 raise VerdictStandsError(transaction, stands, "business transaction")
-        before_commit(self.transactions, link, lambda: self._require_still_there(link, transaction))
+        before_commit(self.transactions, connection, lambda: self._require_still_there(connection, transaction))
 
     def standing(self, transaction: str) -> Op | None:
         """Find out which verdict is recorded."""
@@ -108,21 +108,21 @@ class Business:
         """Close the connections; a later call opens others."""
         self._connections.close()
 
-    def _require_still_there(self, link: Link, transaction: str) -> None:
-        if run(on(link), self._records.standing(transaction)) != "commit":
+    def _require_still_there(self, connection: DriverConnection, transaction: str) -> None:
+        if run(executor(connection), self._records.standing(transaction)) != "commit":
             raise NoTransactionError(
                 f"the record of transaction {transaction} was undone with a savepoint; join outside of every savepoint"
             )
 
 
-def before_commit(transactions: Transactions, link: Link, do: Callable[[], None]) -> None:
+def before_commit(transactions: Transactions, connection: DriverConnection, do: Callable[[], None]) -> None:
     """Do something right before the commit; nobody is told of those of a driver's own connection."""
-    if isinstance(link, Connection):
-        transactions.before_commit(link, do)
+    if isinstance(connection, Connection):
+        transactions.before_commit(connection, do)
 
 
 @contextmanager
-def or_doomed(transactions: Transactions, ops: Ops | None, link: Link) -> Iterator[None]:
+def or_doomed(transactions: Transactions, ops: Ops | None, connection: DriverConnection) -> Iterator[None]:
     """Let a business transaction in which this raises not be committed, also when the application swallows the error.
 
     Whatever it is: of a statement that fails SQLite undoes that statement only, and goes on without the verdict.
@@ -130,16 +130,16 @@ def or_doomed(transactions: Transactions, ops: Ops | None, link: Link) -> Iterat
     try:
         yield
     except Exception as error:
-        _doom(transactions, ops, link, error)
+        _doom(transactions, ops, connection, error)
         raise
 
 
-def _doom(transactions: Transactions, ops: Ops | None, link: Link, error: Exception) -> None:
+def _doom(transactions: Transactions, ops: Ops | None, connection: DriverConnection, error: Exception) -> None:
     def raise_again() -> None:
         raise error
 
-    if isinstance(link, Connection):
-        transactions.before_commit(link, raise_again)
+    if isinstance(connection, Connection):
+        transactions.before_commit(connection, raise_again)
     elif ops is not None:
         with suppress(Exception):
-            run(on(link), ops.abort())
+            run(executor(connection), ops.abort())

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from outbox.model.message import Message
-from outbox.model.verdict import DONE, Reject, Retry, Verdict, told
+from outbox.model.verdict import DONE, Reject, Retry, Verdict, describe
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import PATIENCE_SECONDS, Business
 from outbox.rocketmq.connections import on_channel
@@ -90,8 +90,8 @@ class Checker:
         except Exception as error:
             # The database's fault, or ours: no transaction's, and nothing counts.
             self.close()
-            logger.warning("check-back failed, trying again: %s", told(error))
-            return [self._later(told(error), _AGAIN) for _ in rows]
+            logger.warning("check-back failed, trying again: %s", describe(error))
+            return [self._later(describe(error), _AGAIN) for _ in rows]
 
     def close(self) -> None:
         """Close the connection; a later call opens another one."""
@@ -101,7 +101,7 @@ class Checker:
 
     def _check(self, rows: Sequence[Message]) -> list[Verdict]:
         heads = {row.key or "": row for row in reversed(rows)}
-        channel = self._connected()
+        channel = self._open_channel()
         pending = self._broker.ops.pending(channel, heads, self._policy.transaction_timeout)
         verdicts: dict[str, Verdict] = {}
         to_ask: list[Message] = []
@@ -116,7 +116,7 @@ class Checker:
                 to_ask.append(row)
             else:
                 verdicts[transaction] = found
-        verdicts |= self._asked(channel, to_ask)
+        verdicts |= self._ask(channel, to_ask)
         return [verdicts[row.key or ""] for row in rows]
 
     def _without_question(self, channel: Channel, half: Half, pending: Pending | None) -> Verdict | None:
@@ -156,7 +156,7 @@ class Checker:
                 return self._later(mismatch)
             stands = self._business.fence(half.transaction)
         except Exception as error:
-            return self._later(f"the business database does not say: {told(error)}")
+            return self._later(f"the business database does not say: {describe(error)}")
         if stands is None:
             return self._later("the business database does not say")
         return self._decided(channel, half.transaction, stands)
@@ -167,7 +167,7 @@ class Checker:
             self._logged.add(mismatch)
             logger.warning("transaction %s: %s", transaction, mismatch)
 
-    def _asked(self, channel: Channel, rows: list[Message]) -> dict[str, Verdict]:
+    def _ask(self, channel: Channel, rows: list[Message]) -> dict[str, Verdict]:
         """Ask the listener about transactions, many at a time."""
         verdicts: dict[str, Verdict] = {}
         if not rows:
@@ -200,7 +200,7 @@ class Checker:
             return self._later("its business transaction is under way")
         crash_point("check.after_end")
         if decision.restored:
-            self._broker.outbox.hints.hint()
+            self._broker.outbox.notifier.hint()
         if decision.op not in (op, None):
             logger.warning("transaction %s: the answer was %s, but %s stands", transaction, op, decision.op)
         return DONE
@@ -212,7 +212,7 @@ class Checker:
     def _spaced(self, interval: timedelta) -> timedelta:
         return interval * (1 + _JITTER * self._spread())
 
-    def _connected(self) -> Channel:
+    def _open_channel(self) -> Channel:
         if self._channel is None:
             self._channel = self._broker.database.open()
         return self._channel

@@ -20,13 +20,13 @@ class Connections:
     def __init__(self, open_channel: Callable[[], Channel], most: int) -> None:
         self._open = open_channel
         self._most = most
-        self._begin_anew()
+        self._reset()
 
     @contextmanager
     def one(self) -> Iterator[Channel]:
         """A connection that is nobody else's meanwhile; one that failed is closed."""
         if self._process != os.getpid():
-            self._begin_anew()
+            self._reset()
         free = self._free
         try:
             channel = free.get(timeout=_WAIT_SECONDS)
@@ -57,7 +57,7 @@ class Connections:
                 channel.close()
             self._free.put(None)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         """At first, and in a fork, which must not use the parent's."""
         self._process = os.getpid()
         self._free: LifoQueue[Channel | None] = LifoQueue()

@@ -13,7 +13,7 @@ from sqlalchemy import Engine
 
 from outbox.errors import MQClientError, OutboxError, VerdictStandsError
 from outbox.model.message import TRANSACTION_ID, Message
-from outbox.model.verdict import told
+from outbox.model.verdict import describe
 from outbox.outbox import Outbox
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
@@ -124,7 +124,7 @@ class TransactionMQProducer:
         except OutboxError:
             raise
         except Exception as error:
-            raise MQClientError(f"send message Exception: {told(error)}") from error
+            raise MQClientError(f"send message Exception: {describe(error)}") from error
         state, raised, odd = LocalTransactionState.UNKNOW, None, None
         try:
             answer = execute(_in_transaction(message, transaction.id), arg)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from outbox.model.message import Message
-from outbox.model.verdict import DONE, Verdict, told
+from outbox.model.verdict import DONE, Verdict, describe
 from outbox.rocketmq.listener import Question
 from outbox.rocketmq.states import LocalTransactionState, TransactionResolution
 from outbox.runtime.clock import clock
@@ -73,8 +73,8 @@ class Questions:
                 self._hung[row.key] = call
                 found.append((row, Answer(None, f"no answer within {self._seconds:g} s")))
             elif call.error is not None:
-                logger.warning("the check of transaction %s raised %s", row.key, told(call.error))
-                found.append((row, Answer(None, told(call.error))))
+                logger.warning("the check of transaction %s raised %s", row.key, describe(call.error))
+                found.append((row, Answer(None, describe(call.error))))
             else:
                 state = answered.get(row.id)
                 found.append((row, Answer(state, _reason(state))))

@@ -13,7 +13,8 @@ from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.listener import Question
 from outbox.store.log.log import Limits
 from outbox.worker.handle import HandlerPolicy
-from outbox.worker.worker import Settings, Worker
+from outbox.worker.settings import Settings
+from outbox.worker.worker import Worker
 
 logger = logging.getLogger("outbox")
 
@@ -86,7 +87,7 @@ class CheckService:
     def _rest_aside(self) -> bool:
         """Wait until others had their turn; False when a stop is asked."""
         self._aside = False
-        self._worker.go_on()
+        self._worker.reset()
         return not self._stopped and self._worker.rest(_ASIDE_SECONDS)
 
     def once(self) -> None:
@@ -101,7 +102,7 @@ class CheckService:
         if self._thread is not None and self._thread.is_alive():
             return
         self._stopped = False
-        self._worker.go_on()
+        self._worker.reset()
         self._supervision = Supervision(self.run, name="the check")
         self._thread = threading.Thread(target=self._supervision.run, name=self._name, daemon=True)
         self._thread.start()

@@ -21,7 +21,7 @@ from outbox.rocketmq.broker import Broker, require
 from outbox.rocketmq.business import before_commit, or_doomed
 from outbox.rocketmq.limits import check_message, immunity_of
 from outbox.rocketmq.states import MessageQueue, TransactionResolution
-from outbox.store.dialects.statements import on, run
+from outbox.store.dialects.statements import executor, run
 from outbox.store.transactions.half import Half, Way
 from outbox.store.transactions.op import Decision, Op
 from outbox.writing.handles import is_async
@@ -29,7 +29,7 @@ from outbox.writing.transaction import Transactions
 
 if TYPE_CHECKING:
     from outbox.rocketmq.business import Business
-    from outbox.writing.handles import Handle, Link
+    from outbox.writing.handles import DriverConnection, Handle
 
 
 class Transaction:
@@ -134,19 +134,21 @@ class Transaction:
         if self.verdict == "record":
             assert self._business is not None
             transactions = self._business.transactions
-            link = self._outermost(transactions, handle, "join")
-            if not self._decides(transactions, link):
-                self._business.join(link, self.id)
-                self._decided = _Decided(transactions, link)
+            connection = self._outermost(transactions, handle, "join")
+            if not self._decides(transactions, connection):
+                self._business.join(connection, self.id)
+                self._decided = _Decided(transactions, connection)
         elif self.verdict == "join":
             transactions = self._broker.outbox.transactions
-            link = self._outermost(transactions, handle, "join")
-            if not self._decides(transactions, link):
-                with or_doomed(transactions, self._broker.ops, link):
-                    self._require_first(link, run(on(link), self._broker.ops.join(self.id, by=self._by)))
-                transactions.sent(link)
-                before_commit(transactions, link, lambda: self._restore_on(link))
-                self._decided = _Decided(transactions, link)
+            connection = self._outermost(transactions, handle, "join")
+            if not self._decides(transactions, connection):
+                with or_doomed(transactions, self._broker.ops, connection):
+                    self._require_first(
+                        connection, run(executor(connection), self._broker.ops.join(self.id, by=self._by))
+                    )
+                transactions.sent(connection)
+                before_commit(transactions, connection, lambda: self._restore_on(connection))
+                self._decided = _Decided(transactions, connection)
         else:
             with_business = ' (or "record", for one of the business database)' if self._business is not None else ""
             raise MQClientError(
@@ -237,33 +239,35 @@ class Transaction:
                 " commit() after its commit"
             )
         transactions = self._broker.outbox.transactions
-        link = self._outermost(transactions, handle, "commit", flush=True)
-        if self._decides(transactions, link):
+        connection = self._outermost(transactions, handle, "commit", flush=True)
+        if self._decides(transactions, connection):
             # Once more in the same transaction; or by its first statement, and the messages follow before its end.
             return
-        with or_doomed(transactions, self._broker.ops, link):
-            decision = run(on(link), self._broker.ops.commit(self.id, by=self._by, group=self._half.group))
+        with or_doomed(transactions, self._broker.ops, connection):
+            decision = run(executor(connection), self._broker.ops.commit(self.id, by=self._by, group=self._half.group))
             if decision.op is None:
                 self._require_all(0)
-            self._require_first(link, decision)
+            self._require_first(connection, decision)
             self._require_all(decision.restored)
-        transactions.sent(link)
+        transactions.sent(connection)
         if not (self._broker.database.dialect.chains_writes and decision.outermost):
-            before_commit(transactions, link, lambda: self._require_still_there(link))
-        self._decided = _Decided(transactions, link, restored=True)
+            before_commit(transactions, connection, lambda: self._require_still_there(connection))
+        self._decided = _Decided(transactions, connection, restored=True)
 
-    def _decides(self, transactions: Transactions, link: Link) -> bool:
+    def _decides(self, transactions: Transactions, connection: DriverConnection) -> bool:
         """Whether the transaction that runs on this connection decides already."""
-        running = transactions.running(link)
+        running = transactions.running(connection)
         return running is not None and self._decided is not None and running is self._decided.transaction
 
-    def _outermost(self, transactions: Transactions, handle: Handle, verb: str, *, flush: bool = False) -> Link:
+    def _outermost(
+        self, transactions: Transactions, handle: Handle, verb: str, *, flush: bool = False
+    ) -> DriverConnection:
         if is_async(handle):
             fix = f"; with this one: await handle.run_sync(transaction.{verb})" if hasattr(handle, "run_sync") else ""
             raise TypeError(f"{verb} takes a Session or a Connection that blocks, not {type(handle).__name__}{fix}")
-        link = transactions.link_of(handle, verb, flush=flush)
-        if isinstance(link, Connection):
-            if link.in_nested_transaction():
+        connection = transactions.connection_of(handle, verb, flush=flush)
+        if isinstance(connection, Connection):
+            if connection.in_nested_transaction():
                 raise NoTransactionError(
                     f"{verb} in a savepoint would be undone with it, while the business may be committed; call it"
                     " outside of every savepoint"
@@ -273,20 +277,20 @@ class Transaction:
                 "join takes a Session or a Connection of SQLAlchemy, because nobody is told of the commit of psycopg's"
                 ' own; begin with verdict="commit", and call commit(connection) last in the transaction'
             )
-        return link
+        return connection
 
-    def _require_first(self, link: Link, decision: Decision) -> None:
+    def _require_first(self, connection: DriverConnection, decision: Decision) -> None:
         """Make sure that the verdict is that of this business transaction."""
         if not decision.first:
             require(decision, self.id, "commit", self._half.group)
             raise VerdictStandsError(self.id, "commit", "business transaction")
         # Of SQLAlchemy's connections it is asked before the commit whether the verdict is still there: a savepoint that
         # was rolled back stays open on PostgreSQL, and most are never rolled back to again.
-        if not decision.outermost and not isinstance(link, Connection):
+        if not decision.outermost and not isinstance(connection, Connection):
             raise NoTransactionError("a savepoint is open on this connection; decide outside of every savepoint")
 
-    def _restore_on(self, link: Link) -> None:
-        self._require_all(run(on(link), self._broker.ops.restore(self.id)))
+    def _restore_on(self, connection: DriverConnection) -> None:
+        self._require_all(run(executor(connection), self._broker.ops.restore(self.id)))
 
     def _require_all(self, restored: int) -> None:
         if restored < len(self._sent):
@@ -296,20 +300,20 @@ class Transaction:
                 " is isolated from them; send before it begins"
             )
 
-    def _require_still_there(self, link: Link) -> None:
-        if run(on(link), self._broker.ops.standing(self.id)).op != "commit":
+    def _require_still_there(self, connection: DriverConnection) -> None:
+        if run(executor(connection), self._broker.ops.standing(self.id)).op != "commit":
             self._require_all(0)
 
 
 class _Decided:
     """The business transaction that decides; `restored`: with the messages that there were."""
 
-    def __init__(self, transactions: Transactions, link: Link, *, restored: bool = False) -> None:
+    def __init__(self, transactions: Transactions, connection: DriverConnection, *, restored: bool = False) -> None:
         self._transactions = transactions
-        self._link = link
+        self._connection = connection
         self._restored = restored
         #: What stands for it; None on a driver's own connection.
-        self.transaction = transactions.running(link)
+        self.transaction = transactions.running(connection)
 
     def leaves_behind(self) -> bool:
         """Whether a message that is sent now would not be delivered by it."""
@@ -317,9 +321,9 @@ class _Decided:
 
     def is_running(self) -> bool:
         """Whether it has not ended yet; of a driver's own connection: whether one runs, perhaps its next."""
-        if isinstance(self._link, psycopg.Connection):
-            return self._link.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
-        return self._transactions.running(self._link) is self.transaction
+        if isinstance(self._connection, psycopg.Connection):
+            return self._connection.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
+        return self._transactions.running(self._connection) is self.transaction
 
 
 def end_by_word(

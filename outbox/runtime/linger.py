@@ -12,7 +12,7 @@ BUSY_SECONDS = 0.0033
 _CROWD_SECONDS = 10 * BUSY_SECONDS
 
 
-class Pace:
+class Linger:
     """Pauses of `shortest` seconds, so that a single commit is not waited for; of `longest` while there are many."""
 
     def __init__(self, longest: float = 0.05, shortest: float = 0.01, *, clock: Callable[[], float] = now) -> None:

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from outbox.errors import InvalidMessageError
 from outbox.model.message import Message
-from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, told
+from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
 from outbox.senders.headers import own_headers
 from outbox.senders.key_order import EARLIER
 from outbox.senders.port import deadline_of, destination_of
@@ -37,7 +37,7 @@ class FunctionSender:
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """One verdict per message, in their order."""
         if len(messages) == 1:
-            return [self._asked(messages[0])]
+            return [self._ask(messages[0])]
         verdicts: list[Verdict] = []
         stopped: set[str] = set()
         raised: Exception | None = None
@@ -47,13 +47,13 @@ class FunctionSender:
                 verdicts.append(EARLIER)
                 continue
             if raised is not None and time.monotonic() > deadline:
-                verdict: Verdict = Unavailable(f"not asked after {told(raised)}")
+                verdict: Verdict = Unavailable(f"not asked after {describe(raised)}")
             else:
                 try:
-                    verdict = self._asked(message)
+                    verdict = self._ask(message)
                 except Exception as error:
                     raised = error
-                    verdict = Unavailable(told(error))
+                    verdict = Unavailable(describe(error))
             if verdict.__class__ is not Done and message.key is not None:
                 stopped.add(message.key)
             verdicts.append(verdict)
@@ -62,7 +62,7 @@ class FunctionSender:
     def close(self) -> None:
         """Nothing is held."""
 
-    def _asked(self, message: Message) -> Verdict:
+    def _ask(self, message: Message) -> Verdict:
         try:
             verdict = self._function(message)
         except Exception:

@@ -39,7 +39,8 @@ from outbox.runtime.event_loop import BackgroundLoop
 from outbox.senders.headers import Reserved, read_headers, wire_headers
 from outbox.senders.jetstream import Dropped, verdict_of
 from outbox.senders.key_order import Chains
-from outbox.senders.port import destination_of, redacted
+from outbox.senders.port import destination_of
+from outbox.senders.urls import redacted
 
 try:
     from nats.aio.client import Client

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Generator
+from importlib.metadata import EntryPoint, entry_points
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, cast
 
+from outbox.errors import SenderError
 from outbox.model.message import Message
 from outbox.model.verdict import Verdict
 from outbox.senders.function import FunctionSender
-from outbox.senders.port import Sender, destination_of, open_sender
+from outbox.senders.port import Sender, destination_of
+from outbox.senders.urls import perhaps_meant, split_url
+
+#: Packages offer senders in this group of entry points: the name is a URL scheme, the value a `(url: str) -> Sender`.
+ENTRY_POINTS = "outbox.senders"
 
 #: Where messages go: a sender, a function of one message, or a URL.
 Destination = Sender | Callable[[Message], Verdict | None] | str
 
 
-def opened(sender: Destination) -> Sender:
+def open_sender(sender: Destination) -> Sender:
     """The sender that a destination stands for.
 
     Raises:
@@ -23,7 +29,7 @@ def opened(sender: Destination) -> Sender:
         SenderError: the URL is malformed, or nobody offers its scheme.
     """
     if isinstance(sender, str):
-        return open_sender(sender)
+        return _offered(sender)
     if isinstance(sender, type):
         raise TypeError(f"a destination is an object, not a class: pass {sender.__name__}()")
     verbs = [getattr(sender, verb, None) for verb in ("send", "close")]
@@ -38,6 +44,29 @@ def opened(sender: Destination) -> Sender:
     _require_blocking(sender, sender)
     _require_blocking(sender, type(sender).__call__)
     return FunctionSender(sender)
+
+
+def _offered(url: str) -> Sender:
+    """The sender for a destination's URL, from whichever installed package offers its scheme.
+
+    Raises:
+        SenderError: the URL is malformed, or nobody offers its scheme. Credentials are never part of the text.
+        MissingExtraError: the sender is known, the driver it needs is not installed.
+    """
+    scheme = split_url(url).scheme
+    offers = tuple(entry_points(group=ENTRY_POINTS, name=scheme))
+    if not offers:
+        known = ", ".join(sorted({offer.name for offer in entry_points(group=ENTRY_POINTS)})) or "none"
+        raise SenderError(f"there is no sender for {scheme}: URLs; installed are {known}{perhaps_meant(url)}")
+    if len({offer.value for offer in offers}) > 1:
+        values = " and ".join(sorted(offer.value for offer in offers))
+        raise SenderError(f"{scheme}: URLs are claimed twice, by {values}; uninstall one of them")
+    return _loaded(offers[0])(url)
+
+
+def _loaded(offer: EntryPoint) -> Callable[[str], Sender]:
+    factory: Callable[[str], Sender] = offer.load()
+    return factory
 
 
 def _require_blocking(sender: Destination, verb: Any) -> None:

@@ -27,7 +27,8 @@ from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.senders.headers import own_headers
 from outbox.senders.key_order import EARLIER
-from outbox.senders.port import destination_of, redacted
+from outbox.senders.port import destination_of
+from outbox.senders.urls import redacted
 
 
 class StdoutSender:

@@ -21,7 +21,7 @@ class Offset:
     `gone`: what had been purged when the stream began at earliest; of the window that begins there it is not missed.
     `latest`: the stream begins where its first batch ends. Spark keeps no beginning: when it repeats the first batch it
     asks for it anew, and a position of that later moment would take the batch's rows for old ones.
-    `selected`: what the stream selects, as `Narrowing.told` says it; None: stored by a version that did not keep it.
+    `selected`: what the stream selects, as `Narrowing.describe` says it; None: stored by a version that kept none.
     """
 
     server: Server

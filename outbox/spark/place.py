@@ -11,7 +11,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from outbox.errors import DatabaseError, OptionError
-from outbox.store.label import place_of
+from outbox.store.label import label_of
 
 _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 _POSTGRESQL = ("postgresql", "postgres")
@@ -86,7 +86,7 @@ class Place:
 
     def _label(self, address: Address) -> str:
         try:
-            return place_of(address.resolve(), self.schema)
+            return label_of(address.resolve(), self.schema)
         except OptionError:
             return f"${address.env}"
 

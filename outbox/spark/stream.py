@@ -37,7 +37,7 @@ class Follower:
         self._idle: tuple[Offset, Stamp] | None = None
         self._looked_at = self._idle_since = 0.0
         self._head: Stamp | None = None
-        self._selected = options.narrowing.told()
+        self._selected = options.narrowing.describe()
 
     def initial(self) -> Offset:
         """Return where the stream begins; the same whenever it is asked."""

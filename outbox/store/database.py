@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from sqlalchemy import Engine
@@ -14,12 +15,11 @@ from sqlalchemy.pool import StaticPool
 from outbox.errors import DatabaseError, SchemaError
 from outbox.schema import SLOTS, Tables, tables
 from outbox.store.dialects.dialect import Channel, Dialect
-from outbox.store.dialects.postgresql.dialect import POSTGRESQL
-from outbox.store.dialects.sqlite.dialect import SQLITE
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TABLES = ("message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "meta")
-_DIALECTS = {"postgresql": POSTGRESQL, "sqlite": SQLITE}
+#: The databases that may hold an outbox: each is a folder of `dialects`, imported when there is one of its kind.
+_DIALECTS = ("postgresql", "sqlite")
 
 
 class Database:
@@ -44,7 +44,7 @@ class Database:
         self.engine = engine
         self.schema = schema
         self.slots = slots
-        self.dialect = dialect or _DIALECTS[name]
+        self.dialect = dialect or _dialect_of(name)
         self.tables: Tables = tables(schema, self.dialect.name)
         prefix = f'"{schema}".' if schema else ""
         self._names = {
@@ -121,3 +121,8 @@ class Database:
                 "a worker cannot share the one connection of a StaticPool: it would read and commit what the"
                 " application has not committed; use a file or a server, with the default pool"
             )
+
+
+def _dialect_of(name: str) -> Dialect:
+    found: Dialect = import_module(f"outbox.store.dialects.{name}.dialect").DIALECT
+    return found

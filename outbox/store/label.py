@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sqlalchemy import URL
 
 
-def place_of(url: URL, schema: str | None = None) -> str:
+def label_of(url: URL, schema: str | None = None) -> str:
     """Host, database and schema, as `db1:5432/shop/tenant_a`; of SQLite the path of its file."""
     if url.get_backend_name() == "sqlite":
         return "/".join(filter(None, (url.database or "memory", schema)))
@@ -18,13 +18,13 @@ def place_of(url: URL, schema: str | None = None) -> str:
     return "/".join(filter(None, (f"{host}{port}", name, schema)))
 
 
-def told_apart(places: Sequence[str]) -> list[str]:
-    """The places in their order; what comes again, a second relay of one database, gets a number."""
+def told_apart(labels: Sequence[str]) -> list[str]:
+    """The labels in their order; what comes again, a second relay of one database, gets a number."""
     seen: Counter[str] = Counter()
     found = []
-    for place in places:
-        seen[place] += 1
-        found.append(place if seen[place] == 1 else f"{place} ({seen[place]})")
+    for label in labels:
+        seen[label] += 1
+        found.append(label if seen[label] == 1 else f"{label} ({seen[label]})")
     return found
 
 

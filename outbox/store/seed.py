@@ -7,8 +7,8 @@ from sqlalchemy.engine import Dialect
 
 from outbox.model.position import EARLIEST
 from outbox.schema import PREFIX, VERSION, Tables, now_default
-from outbox.store.dialects.postgresql.dialect import POSTGRESQL
-from outbox.store.dialects.sqlite.dialect import SQLITE
+from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
+from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
 
 _DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE)}
 

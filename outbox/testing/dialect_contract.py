@@ -29,7 +29,7 @@ from outbox.model.subscription import Selection
 from outbox.outbox import Outbox
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel, Dialect
-from outbox.store.dialects.statements import on, run
+from outbox.store.dialects.statements import executor, run
 from outbox.store.idempotency.inbox import InboxRows
 from outbox.store.log.cursor import Cursor
 from outbox.store.log.log import Limits, Log
@@ -180,7 +180,7 @@ class DialectContract(LeaseContract, ParkedContract):
         ]:  # fmt: skip
             with outbox.engine.connect() as connection:
                 connection.begin()
-                answers.append(run(on(connection), inbox.handle(consumer, id)))
+                answers.append(run(executor(connection), inbox.handle(consumer, id)))
                 getattr(connection, end)()
 
         assert answers == [True, True, False, True, True]

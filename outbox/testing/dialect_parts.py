@@ -6,7 +6,9 @@ import time
 from collections.abc import Sequence
 from datetime import timedelta
 
+from outbox.model.lease import Lease, Partition
 from outbox.model.message import Message
+from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import Declaration
 from outbox.outbox import Outbox
@@ -14,8 +16,8 @@ from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.log.log import Log
 from outbox.store.operations import probe
-from outbox.store.subscriptions.leases import Lease, Leases, Partition
-from outbox.store.subscriptions.parked import Aside, Parked
+from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
@@ -123,14 +125,14 @@ class ParkedContract:
         ids = _appended(outbox, channel, ["a", "b", "a", "b", None, None, "c"])
         parked = Parked(database, _NAME)
         now, later = timedelta(0), timedelta(hours=1)
-        fates = {
-            Aside(state="retry", blocks=True, attempts=1, error="x", delay=now): [ids[0], ids[4]],
-            Aside(state="waiting", blocks=True, error="y", delay=later): [ids[1], ids[5]],
-            Aside(state="blocked", blocks=True): [ids[2], ids[3]],
-            Aside(state="dead", blocks=True, attempts=9, error="z"): [ids[6]],
+        parkings = {
+            Parking(state="retry", blocks=True, attempts=1, error="x", delay=now): [ids[0], ids[4]],
+            Parking(state="waiting", blocks=True, error="y", delay=later): [ids[1], ids[5]],
+            Parking(state="blocked", blocks=True): [ids[2], ids[3]],
+            Parking(state="dead", blocks=True, attempts=9, error="z"): [ids[6]],
         }
         with channel.transaction():
-            parked.park(channel, fates)
+            parked.park(channel, parkings)
 
         assert _ready(parked, channel) == [(ids[0], 2), (ids[4], 2)]
         assert parked.keys(channel, 4) == parked.held_among(channel, ["a", "b", "c", "d"]) == {"a", "b", "c"}
@@ -139,7 +141,7 @@ class ParkedContract:
         parked.remove(channel, [ids[0]])
         assert (parked.keys(channel, 4), parked.released_keys(channel)) == ({"b", "c"}, {"a"})
         assert _ready(parked, channel, released=["a", "b"]) == [(ids[2], 1), (ids[4], 2)]
-        parked.change(channel, {Aside(state="retry", blocks=True, attempts=3, delay=now): [ids[1]]})
+        parked.change(channel, {Parking(state="retry", blocks=True, attempts=3, delay=now): [ids[1]]})
         assert _ready(parked, channel, released=["a", "b"]) == [(ids[1], 4), (ids[2], 1), (ids[3], 1), (ids[4], 2)]
         assert _ready(parked, channel, released=["a", "b"], sick=["alpha"]) == []
         assert _ready(parked, channel, released=["a", "b"], rows=2) == [(ids[1], 4), (ids[2], 1)]
@@ -154,8 +156,8 @@ class ParkedContract:
         sent = Log(database).read_on(channel, EARLIEST).messages
         parked = Parked(database, _NAME)
         with channel.transaction():
-            fate = Aside(state="retry", blocks=True, delay=timedelta(0))
-            parked.park(channel, {fate: [message.id or 0 for message in sent]})
+            parking = Parking(state="retry", blocks=True, delay=timedelta(0))
+            parked.park(channel, {parking: [message.id or 0 for message in sent]})
         probe.empty(database, channel)
 
         ready = [each.message for each in parked.ready(channel, [], [], 10, 12_000)]
@@ -176,7 +178,7 @@ class ParkedContract:
         ids = [message.id or 0 for message in log.read_on(channel, EARLIEST).messages]
         parked = Parked(database, _NAME)
         with channel.transaction():
-            parked.park(channel, {Aside(state="delayed", blocks=False): ids})
+            parked.park(channel, {Parking(state="delayed", blocks=False): ids})
         assert parked.keys(channel, 10) == set()
         time.sleep(0.35)
 

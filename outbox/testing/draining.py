@@ -10,8 +10,8 @@ from outbox.model.verdict import Done, Verdict
 from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
 from outbox.senders.function import FunctionSender
-from outbox.senders.opening import Destination
-from outbox.senders.port import Sender, destination_of, open_sender
+from outbox.senders.opening import Destination, open_sender
+from outbox.senders.port import Sender, destination_of
 from outbox.testing.scripted import ScriptedSender
 
 

@@ -17,17 +17,17 @@ import os
 import signal
 import threading
 
-from outbox.runtime import failpoints as faults
+from outbox.runtime import failpoints
 
 
 def arm_kill(name: str, hit: int = 1) -> None:
     """End this process with SIGKILL, as a crash does, when the point is reached for the `hit`-th time."""
-    faults.arm(_Trap(name, hit, signal.SIGKILL))
+    failpoints.arm(_Trap(name, hit, signal.SIGKILL))
 
 
 def arm_stop(name: str, hit: int = 1) -> None:
     """Stop this process there, until somebody sends SIGCONT, as a machine that is suspended stops."""
-    faults.arm(_Trap(name, hit, signal.SIGSTOP))
+    failpoints.arm(_Trap(name, hit, signal.SIGSTOP))
 
 
 class _Trap:

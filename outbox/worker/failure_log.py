@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from outbox.model.message import Message
+from outbox.model.parking import Parking
 from outbox.runtime.text import age, one_line
 from outbox.store.failure import in_one_line, without_server
-from outbox.store.subscriptions.parked import Aside
 from outbox.worker.words import Sending, Words
 
 logger = logging.getLogger("outbox")
@@ -29,10 +29,10 @@ class _Outage:
 
     since: float
     error: str
-    told: bool = False
+    logged: bool = False
 
 
-class Notices:
+class FailureLog:
     """What one subscription tells, over all its leases: to the log, and of a paused worker to the database."""
 
     def __init__(
@@ -81,7 +81,7 @@ class Notices:
         news = [each for each in refused if now - self._said_at.get(each, float("-inf")) >= _SAY_AGAIN_SECONDS]
         for place in news:
             self._said_at[place] = now
-            self._outages[place].told = True
+            self._outages[place].logged = True
         self._tell(news, now)
 
     def _tell(self, news: list[str | None], now: float) -> None:
@@ -116,7 +116,7 @@ class Notices:
         now = time.monotonic()
         for place in [each for each in self._outages if each is None or each in topics]:
             outage = self._outages.pop(place)
-            if outage.told:
+            if outage.logged:
                 lasted = age(now - outage.since)
                 logger.warning(
                     "%s: %s after %s; %s had waited",
@@ -129,9 +129,11 @@ class Notices:
             self._refused_chores.add(chore)
             logger.warning("%s: cannot delete %s, going on: %s", self._subscription, chore, in_one_line(error)[0])
 
-    def settled(self, fates: Iterable[tuple[Message, Aside]]) -> None:
+    def settled(self, parkings: Iterable[tuple[Message, Parking]]) -> None:
         """What was set aside just now: dead letters are told, a line for all of a batch."""
-        dead = sorted(((m, fate) for m, fate in fates if fate.state == "dead"), key=lambda each: each[0].id or 0)
+        dead = sorted(
+            ((m, parking) for m, parking in parkings if parking.state == "dead"), key=lambda each: each[0].id or 0
+        )
         if dead:
             error = one_line(dead[0][1].error or "no reason given")
             told = self._words.given_up([message for message, _ in dead], error)

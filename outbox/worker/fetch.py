@@ -19,7 +19,7 @@ logger = logging.getLogger("outbox")
 AHEAD = 2
 
 
-class Reader:
+class Prefetcher:
     """Reads batch by batch. At most one read is under way; the cursor belongs to whoever does it."""
 
     def __init__(self, database: Database, channel: Channel, cursor: Cursor) -> None:

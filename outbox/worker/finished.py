@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.position import Position
 from outbox.store.dialects.dialect import Channel
-from outbox.store.subscriptions.leases import Lease
 
 
 class Finished(Protocol):

@@ -16,15 +16,15 @@ from datetime import datetime, timedelta
 from tenacity.wait import wait_base, wait_random_exponential
 
 from outbox.model.message import Message
-from outbox.model.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, seconds_to_wait, told
-from outbox.store.subscriptions.parked import Aside, Held
+from outbox.model.parking import Held, Parking
+from outbox.model.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, describe, seconds_to_wait
 from outbox.worker.calls import Call, Caller, HungCalls, StrangeAnswerError, next_size
-from outbox.worker.failure_log import Notices
+from outbox.worker.failure_log import FailureLog
 
 logger = logging.getLogger("outbox")
 
-BLOCKED = Aside(state="blocked", blocks=True)
-EXPIRED = Aside(state="dead", blocks=False, error="expired before it was delivered")
+BLOCKED = Parking(state="blocked", blocks=True)
+EXPIRED = Parking(state="dead", blocks=False, error="expired before it was delivered")
 
 #: A call should take no more than this share of its deadline; the number of messages a call adapts to it.
 _SHARE_OF_DEADLINE = 0.25
@@ -53,22 +53,22 @@ class HandlerPolicy:
     max_waiting: int = 10_000
     pause: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=0.05, min=0.05, max=5))
 
-    def dead(self, message: Message, error: str) -> Aside:
+    def dead(self, message: Message, error: str) -> Parking:
         """A dead letter; by policy the rest of its key waits for a person's decision."""
-        return Aside(state="dead", blocks=self.block_on_dead, attempts=message.attempt, error=error[:_MAX_ERROR])
+        return Parking(state="dead", blocks=self.block_on_dead, attempts=message.attempt, error=error[:_MAX_ERROR])
 
-    def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Aside:
+    def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Parking:
         """What becomes of a message that failed; `counts`: an attempt."""
         if counts and self.retry.exhausted(message.attempt):
             return self.dead(message, error)
         delay = self.retry.delay(message.attempt) if after is None else after
         attempts = message.attempt if counts else message.attempt - 1
-        return Aside(state="retry", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+        return Parking(state="retry", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
 
-    def waiting(self, message: Message, error: str) -> Aside:
+    def waiting(self, message: Message, error: str) -> Parking:
         """Set aside until the destination is well; nothing is counted."""
         attempts, delay = message.attempt - 1, timedelta(0)
-        return Aside(state="waiting", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+        return Parking(state="waiting", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
 
 
 @dataclass(slots=True)
@@ -76,7 +76,7 @@ class Outcome:
     """What came of a batch. `open`: nothing yet, because the worker was stopped or the topic is one of the `sick`."""
 
     done: list[Message] = field(default_factory=list)
-    aside: list[tuple[Message, Aside]] = field(default_factory=list)
+    parked: list[tuple[Message, Parking]] = field(default_factory=list)
     open: list[Message] = field(default_factory=list)
     sick: set[str] = field(default_factory=set)
     #: Whether the batch waited for the destination, and whether that accepts nothing at the end.
@@ -86,11 +86,11 @@ class Outcome:
     @property
     def accepted_topics(self) -> set[str]:
         """The topics that the destination accepts, as far as the end of the batch tells."""
-        waiting = {message.topic for message, fate in self.aside if fate.state == "waiting"}
+        waiting = {message.topic for message, parking in self.parked if parking.state == "waiting"}
         return set() if self.away else {message.topic for message in self.done} - waiting - self.sick
 
 
-class HandOver:
+class BatchHandler:
     """Hands batches over, one after the other. Remembers what the destination accepted, and who failed alone."""
 
     def __init__(
@@ -103,11 +103,11 @@ class HandOver:
         most: int,
         hung: HungCalls | None = None,
         gives_up: bool = True,
-        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
-        notices: Notices | None = None,
+        serialize: Callable[[], AbstractContextManager[None]] = nullcontext,
+        failure_log: FailureLog | None = None,
     ) -> None:
         """`before_call` returns the moment before which a call has to begin, and raises when the lease is not good for
-        one; `rest` sleeps, False when a stop is asked. `turn` waits until nobody else calls the same handler.
+        one; `rest` sleeps, False when a stop is asked. `serialize` waits until nobody else calls the same handler.
 
         A call holds at most `most` messages. `hung`: the calls that did not come back, also to hand-overs before this
         one. `gives_up`: whether a process that is started again would end them.
@@ -116,8 +116,8 @@ class HandOver:
         self._policy = policy
         self._before_call = before_call
         self._rest = rest
-        self._turn = turn
-        self._notices = notices
+        self._serialize = serialize
+        self._failure_log = failure_log
         self._limit = self._most = most
         self._careful_until = most
         self._size = 1
@@ -156,21 +156,21 @@ class HandOver:
         self,
         messages: list[Message],
         *,
-        patient: bool,
-        room: int,
+        wait_for_destination: bool,
+        quota: int,
         now: Callable[[], datetime] | None = None,
-        others: Callable[[], bool] = lambda: False,
+        more_available: Callable[[], bool] = lambda: False,
     ) -> Outcome:
         """Call the handler until every message has an outcome, or a stop is asked.
 
-        `patient`: an unavailable destination is waited for, with growing pauses; otherwise the topic is called sick and
-        its messages stay open. `room`: how many messages may be set aside as waiting. `now`: the clock by which they
-        expire meanwhile. `others`: whether there are messages elsewhere that could tell a sick destination from a
-        poison message.
+        `wait_for_destination`: an unavailable destination is waited for, with growing pauses; otherwise the topic is
+        called sick and its messages stay open. `quota`: how many messages may be parked as waiting. `now`: the clock by
+        which they expire meanwhile. `more_available`: whether there are messages elsewhere that could tell a sick
+        destination from a poison message.
         """
-        batch = _Batch(messages, room)
+        batch = _Batch(messages, quota)
         while batch.pending and not self.gave_up and self._rest(0):
-            self._look_after_hung(batch, now, patient=patient)
+            self._look_after_hung(batch, now, wait_for_destination=wait_for_destination)
             chunk = self._choose(batch)
             if chunk:
                 moved = self._judge(batch, self._call(chunk))
@@ -182,14 +182,14 @@ class HandOver:
             if moved:
                 self._let_expire(batch, now)
                 continue
-            if patient:
+            if wait_for_destination:
                 self._tell(batch, batch.answers_by_topic(batch.pending))
                 batch.outcome.paused = True
                 self.meanwhile()
                 if not self._pause():
                     break
                 self._let_expire(batch, now)
-                if not chunk and not self._hung and others():
+                if not chunk and not self._hung and more_available():
                     self._let_pass(batch)
             elif batch.away is not None:
                 # Another message would tell no more.
@@ -217,27 +217,27 @@ class HandOver:
     def _let_pass(self, batch: _Batch) -> None:
         """All that is left failed alone: is it they, or the destination? Only what comes next can tell. They wait."""
         heads = list({message.key or message.id: message for message in reversed(batch.pending)}.values())
-        if len(heads) <= batch.room:
-            batch.room -= len(heads)
+        if len(heads) <= batch.quota:
+            batch.quota -= len(heads)
             batch.resolve([], [(message, self._policy.waiting(message, batch.why(message))) for message in heads])
 
     def _tell_what_waits(self, batch: _Batch) -> None:
-        if batch.outcome.aside or batch.outcome.sick:
-            aside = {m.topic: fate.error or "" for m, fate in batch.outcome.aside if fate.state == "waiting"}
+        if batch.outcome.parked or batch.outcome.sick:
+            aside = {m.topic: parking.error or "" for m, parking in batch.outcome.parked if parking.state == "waiting"}
             sick = batch.answers_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.sick)
             self._tell(batch, sick | aside)
         batch.outcome.away = batch.away is not None
 
     def _tell(self, batch: _Batch, answers: dict[str, str]) -> None:
-        if self._notices is not None and answers:
+        if self._failure_log is not None and answers:
             same = None if batch.outcome.done or len(answers) == 1 else next(iter(answers.values()))
             of_all = same is not None and set(answers.values()) == {same}
-            self._notices.refused(answers, by_all=batch.away or (same if of_all else None))
+            self._failure_log.refused(answers, by_all=batch.away or (same if of_all else None))
 
     def _call(self, chunk: list[Message]) -> Call:
         # A call that is past its deadline has had its turn: the handler is called again beside it.
         while True:
-            with self._turn():
+            with self._serialize():
                 call = self._caller.start(chunk, self._before_call())
                 try:
                     self._await(call, self._policy.deadline.total_seconds())
@@ -284,8 +284,8 @@ class HandOver:
         if call.verdicts is None:
             if isinstance(call.error, StrangeAnswerError):
                 # Not of this batch, but of the handler: nobody would find out from calls that get smaller and smaller.
-                self._tell(batch, {message.topic: told(call.error) for message in call.messages})
-            return self._nobody_knows(batch, call.messages, told(call.error))
+                self._tell(batch, {message.topic: describe(call.error) for message in call.messages})
+            return self._nobody_knows(batch, call.messages, describe(call.error))
         self._adapt(call)
         return self._apply(batch, call.messages, call.verdicts)
 
@@ -313,22 +313,22 @@ class HandOver:
         done = [message for message, verdict in zip(messages, verdicts, strict=True) if isinstance(verdict, Done)]
         if done:
             self._accepted(batch, len(done))
-        aside: list[tuple[Message, Aside]] = []
+        aside: list[tuple[Message, Parking]] = []
         failed_keys: set[str] = set()
         for message, verdict in zip(messages, verdicts, strict=True):
             if isinstance(verdict, Done) or message.key in failed_keys:
                 continue
             if message.key is not None:
                 failed_keys.add(message.key)
-            fate = self._fate(batch, message, verdict, others_done=bool(done), alone=len(messages) == 1)
-            if fate is not None:
-                aside.append((message, fate))
+            parking = self._parking(batch, message, verdict, others_done=bool(done), alone=len(messages) == 1)
+            if parking is not None:
+                aside.append((message, parking))
         batch.resolve(done, aside)
         return bool(done or aside)
 
-    def _fate(
+    def _parking(
         self, batch: _Batch, message: Message, verdict: Verdict, *, others_done: bool, alone: bool
-    ) -> Aside | None:
+    ) -> Parking | None:
         match verdict:
             case Retry(error, after, counts):
                 return self._policy.failed(message, error, after, counts=counts)
@@ -337,8 +337,8 @@ class HandOver:
             case Unavailable(error, everything):
                 batch.away = error if everything else None
                 others_done = others_done or bool(batch.outcome.done)
-                if (others_done or self._accepted_since_failure(message)) and batch.room > 0:
-                    batch.room -= 1
+                if (others_done or self._accepted_since_failure(message)) and batch.quota > 0:
+                    batch.quota -= 1
                     return self._policy.waiting(message, error)
                 self._size = 1
                 batch.answers[message.id] = error
@@ -348,10 +348,12 @@ class HandOver:
                     batch.refused |= {message.topic} if batch.outcome.done else set()
         return None
 
-    def _look_after_hung(self, batch: _Batch, now: Callable[[], datetime] | None, *, patient: bool) -> None:
+    def _look_after_hung(
+        self, batch: _Batch, now: Callable[[], datetime] | None, *, wait_for_destination: bool
+    ) -> None:
         if self._use_late_answers(batch):
             self._let_expire(batch, now)
-        if patient:
+        if wait_for_destination:
             self._leave_hopeless(batch)
 
     def _use_late_answers(self, batch: _Batch) -> bool:
@@ -391,9 +393,9 @@ class HandOver:
         for call in filter(self._is_hopeless, self._hung.unfinished):
             ids = {message.id for message in call.messages}
             keys = {message.key for message in call.messages if message.key is not None}
-            stuck = [message for message in batch.pending if message.id in ids or message.key in keys][: batch.room]
+            stuck = [message for message in batch.pending if message.id in ids or message.key in keys][: batch.quota]
             if stuck:
-                batch.room -= len(stuck)
+                batch.quota -= len(stuck)
                 why = "its call has not come back; it is held until the call does, or the process is started again"
                 logger.warning("a call with %d messages hangs for %d s: %s", len(ids), call.seconds, why)
                 batch.resolve([], [(message, self._policy.waiting(message, why)) for message in stuck])
@@ -409,8 +411,8 @@ class HandOver:
         if self._failed_alone:
             for message in outcome.done:
                 self._failed_alone.pop(message.id, None)
-            for message, fate in outcome.aside:
-                if fate.state != "retry":
+            for message, parking in outcome.parked:
+                if parking.state != "retry":
                     self._failed_alone.pop(message.id, None)
 
     def _accepted_since_failure(self, message: Message) -> bool:
@@ -426,8 +428,8 @@ class HandOver:
 
     def _pause(self) -> bool:
         self._failures += 1
-        if self._notices is not None:
-            self._notices.paused()
+        if self._failure_log is not None:
+            self._failure_log.paused()
         return self._rest(seconds_to_wait(self._policy.pause, self._failures))
 
 
@@ -439,9 +441,9 @@ def _arrived(call: Call) -> list[Message]:
 class _Batch:
     """The messages of one run: those without an outcome yet, and the outcomes."""
 
-    def __init__(self, messages: list[Message], room: int) -> None:
+    def __init__(self, messages: list[Message], quota: int) -> None:
         self.pending = messages
-        self.room = room
+        self.quota = quota
         #: Failed since the destination last accepted something: others are tried before.
         self.tried: set[int | None] = set()
         #: Topics that were refused alone, while others were accepted.
@@ -468,18 +470,18 @@ class _Batch:
         """Whether a topic failed for sure, or for one message and then for another."""
         return topic in self.refused or sum(m.topic == topic for m in self.pending if m.id in self.tried) > 1
 
-    def resolve(self, done: Sequence[Message], aside: list[tuple[Message, Aside]]) -> None:
+    def resolve(self, done: Sequence[Message], aside: list[tuple[Message, Parking]]) -> None:
         """Give messages their outcome; what stands behind one that blocks its key is blocked with it."""
         self.outcome.done.extend(done)
         if len(done) == len(self.pending):
             self.pending = []
             return
-        self.outcome.aside.extend(aside)
+        self.outcome.parked.extend(aside)
         resolved = {message.id for message in done} | {message.id for message, _ in aside}
-        blocked_keys = {message.key for message, fate in aside if fate.blocks and message.key is not None}
+        blocked_keys = {message.key for message, parking in aside if parking.blocks and message.key is not None}
         rest = [message for message in self.pending if message.id not in resolved]
         if blocked_keys:
-            self.outcome.aside.extend((message, BLOCKED) for message in rest if message.key in blocked_keys)
+            self.outcome.parked.extend((message, BLOCKED) for message in rest if message.key in blocked_keys)
             rest = [message for message in rest if message.key not in blocked_keys]
         self.pending = rest
 

@@ -9,16 +9,17 @@ from collections.abc import Callable
 from datetime import timedelta
 
 from outbox.errors import LeaseLostError
+from outbox.model.lease import Lease
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.subscriptions.leases import Lease, Leases
+from outbox.store.subscriptions.leases import Leases
 
 logger = logging.getLogger("outbox")
 
 
-class Keeper:
+class LeaseHeartbeat:
     """Renews a lease on a thread and a connection of its own, also while a handler works.
 
     The deadline counts from before the renewal was sent: whatever the network does, the database will not give the

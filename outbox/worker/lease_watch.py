@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 
+from outbox.model.lease import Claim, Holder
 from outbox.runtime.clock import clock
-from outbox.store.subscriptions.leases import Claim, Holder
 
 
 class LeaseWatch:

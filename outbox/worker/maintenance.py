@@ -1,4 +1,4 @@
-"""Chores of a lease holder: what has had its day is deleted, a portion at a time, beside the work."""
+"""What a lease holder keeps in order: rows that are not needed any more are deleted, a portion at a time."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outbox.errors import LeaseLostError
+from outbox.model.lease import Lease
 from outbox.model.position import Position
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.idempotency import dedup, inbox
-from outbox.store.subscriptions.leases import Lease
-from outbox.worker.failure_log import Notices
+from outbox.worker.failure_log import FailureLog
 from outbox.worker.finished import Finished
 from outbox.worker.settle import Settlement
 
@@ -33,8 +33,8 @@ class _Chore:
     do: Callable[[Position], bool]
 
 
-class Chores:
-    """Of one tenure. Cheap to be asked for when nothing is due."""
+class Maintenance:
+    """Works as long as one lease. A step in which nothing is due costs little."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class Chores:
         lease: Lease,
         settlement: Settlement,
         finished: Finished | None,
-        notices: Notices | None = None,
+        failure_log: FailureLog | None = None,
     ) -> None:
         """`finished`: knows what of the subscription's messages is done already, if anybody does."""
         now = time.monotonic()
         self._database = database
-        self._notices = notices
+        self._failure_log = failure_log
 
         def settled(_base: Position) -> bool:
             settlement.prune()
@@ -83,6 +83,6 @@ class Chores:
             raise
         except Exception as error:
             # A connection that is lost shows in the next read.
-            if self._notices is not None and not self._database.transient(error):
-                self._notices.chore_refused(chore.name, error)
+            if self._failure_log is not None and not self._database.transient(error):
+                self._failure_log.chore_refused(chore.name, error)
             return False

@@ -14,21 +14,21 @@ from outbox.model.verdict import seconds_to_wait
 from outbox.runtime.text import counted, one_line
 from outbox.store.dialects.dialect import Channel
 from outbox.store.log.log import Limits
-from outbox.store.subscriptions.parked import Parked, Ready, Wish
+from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.worker.activity import Activity
-from outbox.worker.failure_log import Notices
+from outbox.worker.failure_log import FailureLog
 from outbox.worker.finished import Finished
-from outbox.worker.handle import BLOCKED, EXPIRED, HandOver, Outcome
-from outbox.worker.settle import Fates, Settlement
+from outbox.worker.handle import BLOCKED, EXPIRED, BatchHandler, Outcome
+from outbox.worker.settle import Parkings, Settlement
 
 logger = logging.getLogger("outbox")
 
 #: Keys held in memory; beyond that every batch asks the database.
 _MOST_KEYS = 100_000
-_MOST_WISHES = _MOST_BURIED = 1000
+_MOST_REQUESTS = _MOST_BURIED = 1000
 #: Counted up to here when an outage is over.
 _MOST_WAITED = 10_000
-#: How often to look for wishes and due messages when none is known to be due sooner.
+#: How often to look for requests and due messages when none is known to be due sooner.
 _LOOK_SECONDS = 1.0
 #: How often to look for dead letters that are done by now.
 _BURY_SECONDS = 5.0
@@ -36,7 +36,7 @@ _BURY_SECONDS = 5.0
 _SICK_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
 
 
-class KeysAside:
+class ParkedKeys:
     """The keys that are held back. Only the lease holder changes parked rows, so memory is right."""
 
     def __init__(self, parked: Parked, channel: Channel) -> None:
@@ -86,20 +86,23 @@ class _Sick:
     failures: int
 
 
-def grant_wishes(parked: Parked, channel: Channel, settlement: Settlement) -> list[Wish]:
+def carry_out_requests(parked: Parked, channel: Channel, settlement: Settlement) -> list[Request]:
     """Carry out what people asked of dead letters, a portion at a time; returns what was done."""
-    wishes = parked.wishes(channel, _MOST_WISHES)
-    if wishes:
+    requests = parked.requests(channel, _MOST_REQUESTS)
+    if requests:
         with settlement.held():
-            parked.discard(channel, [wish.id for wish in wishes if wish.verb == "discard"])
-            parked.replay(channel, [wish.id for wish in wishes if wish.verb == "replay"])
-        for wish in wishes:
-            by, why = one_line(wish.by or "somebody"), "" if wish.reason is None else f" ({one_line(wish.reason)})"
-            logger.info("dead letter %d: %s by %s%s", wish.id, wish.verb, by, why)
-    return wishes
+            parked.discard(channel, [request.id for request in requests if request.verb == "discard"])
+            parked.replay(channel, [request.id for request in requests if request.verb == "replay"])
+        for request in requests:
+            by, why = (
+                one_line(request.by or "somebody"),
+                "" if request.reason is None else f" ({one_line(request.reason)})",
+            )
+            logger.info("dead letter %d: %s by %s%s", request.id, request.verb, by, why)
+    return requests
 
 
-class SetAside:
+class ParkedQueue:
     """Handles what is parked, whenever some of it is due."""
 
     def __init__(
@@ -107,9 +110,9 @@ class SetAside:
         parked: Parked,
         channel: Channel,
         settlement: Settlement,
-        hand_over: HandOver,
+        batch_handler: BatchHandler,
         limits: Limits,
-        notices: Notices | None = None,
+        failure_log: FailureLog | None = None,
         finished: Finished | None = None,
         activity: Activity | None = None,
     ) -> None:
@@ -117,13 +120,13 @@ class SetAside:
         self._parked = parked
         self._channel = channel
         self._settlement = settlement
-        self._hand_over = hand_over
+        self._batch_handler = batch_handler
         self._limits = limits
-        self._notices = notices
+        self._failure_log = failure_log
         self._finished = finished
         self._activity = activity
         self._bury_at = 0.0
-        self.keys = KeysAside(parked, channel)
+        self.keys = ParkedKeys(parked, channel)
         self._sick: dict[str, _Sick] = {}
         self._look_at = 0.0
         #: Whether messages may wait for their destination, with or without keys.
@@ -134,18 +137,18 @@ class SetAside:
         """Seconds until there may be something to do."""
         return max(0.0, self._look_at - time.monotonic())
 
-    def parked(self, fates: Fates) -> None:
+    def parked(self, parkings: Parkings) -> None:
         """Messages of the log were set aside just now."""
-        self._tell(fates)
+        self._tell(parkings)
         # What is blocked stands behind what holds its key already; if that is only its turn, it must not lose it.
-        self.keys.hold(message.key for message, fate in fates if fate.blocks and fate is not BLOCKED)
-        self._some_wait = self._some_wait or any(fate.state == "waiting" for _, fate in fates)
-        delays = [fate.delay.total_seconds() for _, fate in fates if fate.delay is not None]
+        self.keys.hold(message.key for message, parking in parkings if parking.blocks and parking is not BLOCKED)
+        self._some_wait = self._some_wait or any(parking.state == "waiting" for _, parking in parkings)
+        delays = [parking.delay.total_seconds() for _, parking in parkings if parking.delay is not None]
         self._look_at = min(self._look_at, time.monotonic() + min(delays, default=_LOOK_SECONDS))
-        if any(fate.state == "delayed" for _, fate in fates):
+        if any(parking.state == "delayed" for _, parking in parkings):
             self._look_at = 0.0
 
-    def room(self, most: int) -> int:
+    def quota(self, most: int) -> int:
         """How many more messages may wait for their destination."""
         if not self._some_wait:
             return most
@@ -154,17 +157,17 @@ class SetAside:
         return most - waiting
 
     def step(self) -> bool:
-        """Carry out wishes, let delayed messages fall due, hand over what is ready; False when nothing was done."""
+        """Carry out requests, let delayed messages fall due, hand over what is ready; False when nothing was done."""
         if self.due_in > 0:
             return False
-        worked = self._grant_wishes() + self._bury() + self._fall_due() > 0
+        worked = self._carry_out_requests() + self._bury() + self._fall_due() > 0
         ready = self._parked.ready(
             self._channel,
             self.keys.released,
             self._sick_topics(),
             self._limits.rows,
             self._limits.bytes,
-            held=self._hand_over.held(),
+            held=self._batch_handler.held(),
         )
         if ready:
             worked = self._handle(ready) or worked
@@ -179,12 +182,12 @@ class SetAside:
             moments.append(now + max(0.02, due))
         return min([now + _LOOK_SECONDS, *moments])
 
-    def _grant_wishes(self) -> int:
-        wishes = grant_wishes(self._parked, self._channel, self._settlement)
-        if wishes:
-            self.keys.hold(wish.key for wish in wishes if wish.verb == "replay")
-            self.keys.reconsider({wish.key for wish in wishes if wish.key is not None})
-        return len(wishes)
+    def _carry_out_requests(self) -> int:
+        requests = carry_out_requests(self._parked, self._channel, self._settlement)
+        if requests:
+            self.keys.hold(request.key for request in requests if request.verb == "replay")
+            self.keys.reconsider({request.key for request in requests if request.key is not None})
+        return len(requests)
 
     def _bury(self) -> int:
         """Remove dead letters that are done by now."""
@@ -209,33 +212,33 @@ class SetAside:
     def _handle(self, ready: list[Ready]) -> bool:
         """Hand over what is ready, and write what came of it; False when nothing moved."""
         # What a call has that hangs may have arrived: it is not handed over again, and waits for the answer.
-        unanswered = self._hand_over.unanswered
+        unanswered = self._batch_handler.unanswered
         late = {r.message.id for r in ready if r.expired} - unanswered
-        expired: Fates = [(r.message, EXPIRED) for r in ready if r.message.id in late]
+        expired: Parkings = [(r.message, EXPIRED) for r in ready if r.message.id in late]
         to_send = [r.message for r in ready if r.message.id not in late]
         done = self._finished.finished(self._channel, to_send) if self._finished is not None and to_send else set()
-        outcome = self._hand_over.run([m for m in to_send if m.id not in done], patient=False, room=0)
+        outcome = self._batch_handler.run([m for m in to_send if m.id not in done], wait_for_destination=False, quota=0)
         self._tell_accepted(outcome)
         if self._activity is not None:
             self._activity.count(outcome.done)
         outcome.done += [message for message in to_send if message.id in done]
         self._note_sick(outcome.sick, {message.topic for message in outcome.done})
         # What is blocked behind its key stands there already.
-        changed = expired + [(message, fate) for message, fate in outcome.aside if fate is not BLOCKED]
+        changed = expired + [(message, parking) for message, parking in outcome.parked if parking is not BLOCKED]
         if outcome.done or changed:
             self._settlement.settle_parked([message.id or 0 for message in outcome.done], changed)
             self.keys.reconsider({m.key for m in (*outcome.done, *(m for m, _ in changed)) if m.key is not None})
-            self.keys.hold(message.key for message, fate in changed if fate.blocks)
+            self.keys.hold(message.key for message, parking in changed if parking.blocks)
             self._tell(changed)
         return bool(outcome.done or changed)
 
-    def _tell(self, fates: Fates) -> None:
-        if self._notices is not None:
-            self._notices.settled(fates)
+    def _tell(self, parkings: Parkings) -> None:
+        if self._failure_log is not None:
+            self._failure_log.settled(parkings)
 
     def _tell_accepted(self, outcome: Outcome) -> None:
-        if self._notices is not None and self._notices.in_trouble and outcome.accepted_topics:
-            self._notices.accepted(outcome.accepted_topics, self.waited)
+        if self._failure_log is not None and self._failure_log.in_trouble and outcome.accepted_topics:
+            self._failure_log.accepted(outcome.accepted_topics, self.waited)
 
     def waited(self, topic: str | None, more: int = 0, *, at_least: bool = False) -> str:
         """Say how many messages have waited for the destination to accept a topic, or anything; `more` in the log."""

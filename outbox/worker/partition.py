@@ -8,36 +8,36 @@ import time
 from datetime import datetime
 
 from outbox.errors import HungHandlerError, LeaseLostError
+from outbox.model.lease import Lease
 from outbox.model.message import Message
+from outbox.model.parking import Parking
 from outbox.model.position import Progress
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.grace import Grace
-from outbox.store.log.log import Limits, Log
-from outbox.store.subscriptions.leases import Lease
-from outbox.store.subscriptions.parked import Aside, Parked
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.worker.activity import Activity
-from outbox.worker.failure_log import Notices
-from outbox.worker.fetch import Reader
+from outbox.worker.failure_log import FailureLog
+from outbox.worker.fetch import Prefetcher
 from outbox.worker.finished import Finished
-from outbox.worker.handle import BLOCKED, EXPIRED, HandlerPolicy, HandOver, Outcome
-from outbox.worker.maintenance import Chores
-from outbox.worker.parked import SetAside
-from outbox.worker.settle import Fates, Settlement, Unsettled
+from outbox.worker.handle import BLOCKED, EXPIRED, BatchHandler, HandlerPolicy, Outcome
+from outbox.worker.maintenance import Maintenance
+from outbox.worker.parked import ParkedQueue
+from outbox.worker.settings import Settings
+from outbox.worker.settle import Parkings, Settlement, Unsettled
 
 logger = logging.getLogger("outbox")
 
-_DELAYED = Aside(state="delayed", blocks=False)
+_DELAYED = Parking(state="delayed", blocks=False)
 #: An advanced position is stored after this time also when nothing matched, so that a silent topic pins nothing.
 _STORE_IDLE_SECONDS = 30.0
 _STORE_PASSED_SECONDS = 1.0
-#: Where messages come in quick succession they are settled together, so long after the first of them was handed over.
-_SETTLE_SECONDS = 0.005
 
 
-class Tenure:
+class PartitionWorker:
     """What a lease holder remembers. All of it goes with the lease or the connection; the database knows the rest."""
 
     def __init__(
@@ -46,13 +46,13 @@ class Tenure:
         channel: Channel,
         lease: Lease,
         log: Log,
-        limits: Limits,
-        hand_over: HandOver,
+        settings: Settings,
+        batch_handler: BatchHandler,
         policy: HandlerPolicy,
         *,
         grace: Grace | None = None,
         finished: Finished | None = None,
-        notices: Notices | None = None,
+        failure_log: FailureLog | None = None,
         unsettled: Unsettled | None = None,
         activity: Activity | None = None,
     ) -> None:
@@ -61,7 +61,7 @@ class Tenure:
         """
         self._channel = channel
         self._lease = lease
-        self._hand_over = hand_over
+        self._batch_handler = batch_handler
         self._policy = policy
         self._incarnation = log.now(channel).incarnation
         newest = ProgressLog(database).newest(channel, lease.partition)
@@ -70,10 +70,12 @@ class Tenure:
         self._settlement = Settlement(database, channel, lease, self._incarnation, unsettled)
         self._settlement.rehearse(newest.progress)
         parked = Parked(database, lease.partition.subscription)
-        self._aside = SetAside(parked, channel, self._settlement, hand_over, limits, notices, finished, activity)
-        self._reader = Reader(database, channel, Cursor(log, newest.progress, grace))
+        self._parked_queue = ParkedQueue(
+            parked, channel, self._settlement, batch_handler, settings.limits, failure_log, finished, activity
+        )
+        self._prefetcher = Prefetcher(database, channel, Cursor(log, newest.progress, grace))
         self._finished = finished
-        self._notices = notices
+        self._failure_log = failure_log
         self._activity = activity
         self._stored = newest.progress
         self._passed = False
@@ -82,45 +84,46 @@ class Tenure:
         self._handled: Progress | None = None
         self._handled_messages = 0
         self._settle_at = math.inf
-        self._most = limits.rows
+        self._most = settings.limits.rows
+        self._settle_within = settings.settle_within.total_seconds()
         # A call may take long, and an outage hours: what was handled before is settled meanwhile.
-        hand_over.meanwhile = self.settle_handled
-        self._chores = Chores(database, channel, lease, self._settlement, finished, notices)
+        batch_handler.meanwhile = self.settle_handled
+        self._maintenance = Maintenance(database, channel, lease, self._settlement, finished, failure_log)
 
     def close(self) -> None:
         """Let go of the thread that reads ahead."""
-        self._reader.close()
+        self._prefetcher.close()
 
     @property
     def due_in(self) -> float:
         """Seconds until there is something to do: about what is parked, waits for its grace, or is not settled."""
-        return min(self._aside.due_in, self._reader.due_in, max(0.0, self._settle_at - time.monotonic()))
+        return min(self._parked_queue.due_in, self._prefetcher.due_in, max(0.0, self._settle_at - time.monotonic()))
 
     def awaits_grace(self) -> bool:
         """Whether messages from before the first step wait for their grace still; asked after an idle step."""
-        return any(self._left(batch.messages) for batch in self._reader.young())
+        return any(self._left(batch.messages) for batch in self._prefetcher.young())
 
     def step(self, *, postpone: bool = False) -> int:
         """Handle what is due aside, and the next batch of the log; return the number of rows seen.
 
         `postpone`: a few messages may be settled some milliseconds later, together with those that follow.
         """
-        if self._hand_over.gave_up:
+        if self._batch_handler.gave_up:
             raise HungHandlerError("calls of the handler never came back; the process has to be restarted")
         if self._settle_at <= time.monotonic():
             self.settle_handled()
-        worked = self._aside.step()
-        batch = self._reader.read()
+        worked = self._parked_queue.step()
+        batch = self._prefetcher.read()
         if batch.incarnation not in (None, self._incarnation):
             raise LeaseLostError("the server was restarted: positions in memory are void")
         if batch.end.target is not None:
             # A window is open, so there is more: let the server work while we do.
-            self._reader.read_ahead()
+            self._prefetcher.read_ahead()
         if batch.messages:
             self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
             self._store_in_passing(batch)
-        self._chores.step(self._stored.base)
+        self._maintenance.step(self._stored.base)
         return int(worked) + batch.seen
 
     def settle_handled(self) -> None:
@@ -133,37 +136,43 @@ class Tenure:
         if not messages:
             self._store_in_passing(batch)
             return
-        to_send, fates = self._sort_out(messages, batch.now)
+        to_send, parkings = self._sort_out(messages, batch.now)
         if self._handled_messages + len(to_send) > self._most:
             # What a crash would repeat is never more than a batch.
             self.settle_handled()
-        settle_at = time.monotonic() + _SETTLE_SECONDS
+        settle_at = time.monotonic() + self._settle_within
         outcome = Outcome()
         if to_send:
-            room = self._aside.room(self._policy.max_waiting)
-            outcome = self._hand_over.run(to_send, patient=True, room=room, now=lambda: batch.now, others=self._others)
+            quota = self._parked_queue.quota(self._policy.max_waiting)
+            outcome = self._batch_handler.run(
+                to_send,
+                wait_for_destination=True,
+                quota=quota,
+                now=lambda: batch.now,
+                more_available=self._more_available,
+            )
             self._tell_accepted(outcome, to_send, batch)
             if self._activity is not None:
                 self._activity.count(outcome.done, batch.now)
-        fates += outcome.aside
+        parkings += outcome.parked
         if outcome.open:
-            self._settle_partly(batch, outcome, fates)
-        elif postpone and not fates and time.monotonic() < settle_at:
+            self._settle_partly(batch, outcome, parkings)
+        elif postpone and not parkings and time.monotonic() < settle_at:
             self._handled, self._settle_at = batch.end, min(self._settle_at, settle_at)
             self._handled_messages += len(to_send)
         else:
-            self._settle(batch.end, fates)
+            self._settle(batch.end, parkings)
 
     def _tell_accepted(self, outcome: Outcome, messages: list[Message], batch: Batch) -> None:
         """Tell when an outage is over; before the settle, while what was set aside for it is still there."""
-        if self._notices is None or not self._notices.in_trouble or not outcome.accepted_topics:
+        if self._failure_log is None or not self._failure_log.in_trouble or not outcome.accepted_topics:
             return
 
         def waited(topic: str | None) -> str:
             inside = sum(topic in (None, each.topic) for each in messages) if outcome.paused else 0
-            return self._aside.waited(topic, inside, at_least=outcome.paused and batch.end.target is not None)
+            return self._parked_queue.waited(topic, inside, at_least=outcome.paused and batch.end.target is not None)
 
-        self._notices.accepted(outcome.accepted_topics, waited)
+        self._failure_log.accepted(outcome.accepted_topics, waited)
 
     def _left(self, messages: list[Message]) -> list[Message]:
         """What is not done already; asked as late as possible, because that may change at any moment."""
@@ -172,43 +181,45 @@ class Tenure:
         done = self._finished.finished(self._channel, messages)
         return [message for message in messages if message.id not in done] if done else messages
 
-    def _others(self) -> bool:
+    def _more_available(self) -> bool:
         """Whether anything else could be tried: behind this batch, or of what is set aside."""
-        return self._aside.due_in <= 0 or self._reader.more()
+        return self._parked_queue.due_in <= 0 or self._prefetcher.more()
 
-    def _sort_out(self, messages: list[Message], now: datetime) -> tuple[list[Message], Fates]:
+    def _sort_out(self, messages: list[Message], now: datetime) -> tuple[list[Message], Parkings]:
         """Part what can be handed over from what has to be set aside at once."""
-        held = self._aside.keys.among(messages)
+        held = self._parked_queue.keys.among(messages)
         timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
         if not held and not timed:
             return messages, []
         to_send: list[Message] = []
-        fates: Fates = []
+        parkings: Parkings = []
         for message in messages:
             if message.expires_at is not None and message.expires_at <= now:
-                fates.append((message, EXPIRED))
+                parkings.append((message, EXPIRED))
             elif message.deliver_at is not None and message.deliver_at > now:
-                fates.append((message, _DELAYED))
+                parkings.append((message, _DELAYED))
             elif message.key in held:
-                fates.append((message, BLOCKED))
+                parkings.append((message, BLOCKED))
             else:
                 to_send.append(message)
-        return to_send, fates
+        return to_send, parkings
 
-    def _settle(self, end: Progress, fates: Fates) -> None:
-        self._settlement.settle(end, fates)
+    def _settle(self, end: Progress, parkings: Parkings) -> None:
+        self._settlement.settle(end, parkings)
         self._handled, self._handled_messages, self._settle_at = None, 0, math.inf
-        if fates:
-            self._aside.parked(fates)
+        if parkings:
+            self._parked_queue.parked(parkings)
         self._stored, self._passed, self._stored_at = end, False, time.monotonic()
 
-    def _settle_partly(self, batch: Batch, outcome: Outcome, fates: Fates) -> None:
+    def _settle_partly(self, batch: Batch, outcome: Outcome, parkings: Parkings) -> None:
         """Stopped within a batch: settle up to the last message that was handled, park what is open before it."""
         self.settle_handled()
-        handled = [m.id or 0 for m in outcome.done] + [m.id or 0 for m, fate in outcome.aside if fate is not BLOCKED]
+        handled = [m.id or 0 for m in outcome.done] + [
+            m.id or 0 for m, parking in outcome.parked if parking is not BLOCKED
+        ]
         if handled:
             last = max(handled)
-            kept = [(message, fate) for message, fate in fates if (message.id or 0) <= last]
+            kept = [(message, parking) for message, parking in parkings if (message.id or 0) <= last]
             kept += [
                 (message, self._policy.waiting(message, "the worker stopped before it was sent"))
                 for message in outcome.open
@@ -216,7 +227,7 @@ class Tenure:
             ]
             self._settle(batch.upto(last), kept)
         # Whatever is open will be read again from the stored progress.
-        self._reader.forget().move_to(self._stored)
+        self._prefetcher.forget().move_to(self._stored)
 
     def _store_in_passing(self, batch: Batch) -> None:
         """Remember that nothing came, or only what others read, without a write each time."""
@@ -225,4 +236,4 @@ class Tenure:
         if batch.end != self._stored and idle >= (_STORE_PASSED_SECONDS if self._passed else _STORE_IDLE_SECONDS):
             self._settle(batch.end, [])
             if not batch.seen:
-                self._reader.forget().move_to(batch.end)
+                self._prefetcher.forget().move_to(batch.end)

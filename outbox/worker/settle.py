@@ -8,25 +8,27 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from outbox.errors import LeaseLostError
+from outbox.model.lease import Lease
 from outbox.model.message import Message
+from outbox.model.parking import Parking
 from outbox.model.position import Progress
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.subscriptions.leases import Lease, Leases
-from outbox.store.subscriptions.parked import Aside, Parked
+from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 
-Fates = list[tuple[Message, Aside]]
+Parkings = list[tuple[Message, Parking]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedChanges:
     """What a settle does to parked messages, by log id."""
 
-    parked: dict[Aside, list[int]] = field(default_factory=dict)
+    parked: dict[Parking, list[int]] = field(default_factory=dict)
     removed: list[int] = field(default_factory=list)
-    changed: dict[Aside, list[int]] = field(default_factory=dict)
+    changed: dict[Parking, list[int]] = field(default_factory=dict)
 
 
 class Unsettled:
@@ -92,16 +94,16 @@ class Settlement:
         self._parked = Parked(database, lease.partition.subscription)
         self._n = 0
 
-    def settle(self, end: Progress, fates: Fates) -> None:
+    def settle(self, end: Progress, parkings: Parkings) -> None:
         """Park what was not done and append the progress; all or nothing.
 
         Raises:
             LeaseLostError: the partition has another owner, or the server was restarted; nothing was written.
         """
         crash_point("worker.before_settle")
-        changes = ParkedChanges(parked=by_fate(fates))
+        changes = ParkedChanges(parked=by_parking(parkings))
         with self._unsettled.unless_written(changes):
-            if fates:
+            if parkings:
                 with self.held():
                     self._write(changes)
                     crash_point("worker.after_park")
@@ -110,9 +112,9 @@ class Settlement:
                 self._append(end)
         crash_point("worker.after_settle")
 
-    def settle_parked(self, done: list[int], fates: Fates) -> None:
+    def settle_parked(self, done: list[int], parkings: Parkings) -> None:
         """Remove parked messages that are done and give the others their new state; errors as in `settle`."""
-        changes = ParkedChanges(removed=done, changed=by_fate(fates))
+        changes = ParkedChanges(removed=done, changed=by_parking(parkings))
         with self._unsettled.unless_written(changes), self.held():
             self._write(changes)
 
@@ -160,11 +162,11 @@ class _TakenBack(Exception):  # noqa: N818 - it is no error, it ends a transacti
     pass
 
 
-def by_fate(fates: Iterable[tuple[Message, Aside]]) -> dict[Aside, list[int]]:
-    """Messages with the same fate together: one statement each."""
-    grouped: dict[Aside, list[int]] = defaultdict(list)
-    for message, fate in fates:
-        grouped[fate].append(message.id or 0)
+def by_parking(parkings: Iterable[tuple[Message, Parking]]) -> dict[Parking, list[int]]:
+    """Messages with the same parking together: one statement each."""
+    grouped: dict[Parking, list[int]] = defaultdict(list)
+    for message, parking in parkings:
+        grouped[parking].append(message.id or 0)
     return grouped
 
 

@@ -1,4 +1,4 @@
-"""What notices say of a subscription: that messages are sent to a destination, or that half messages are decided on."""
+"""What the log says of a subscription: that messages are sent to a destination, or half messages are decided on."""
 
 from __future__ import annotations
 

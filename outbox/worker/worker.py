@@ -9,13 +9,13 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field, replace
-from datetime import timedelta
+from dataclasses import replace
 from functools import partial
 
 from outbox.errors import HungHandlerError, LeaseLostError, StandbyError, SubscriptionError
+from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.subscription import Declaration, Start, Subscription
-from outbox.model.verdict import told
+from outbox.model.verdict import describe
 from outbox.runtime.clock import clock
 from outbox.runtime.wakeup import Wake
 from outbox.store import identity
@@ -23,21 +23,22 @@ from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel, Hint
 from outbox.store.failure import in_one_line
 from outbox.store.log.grace import Grace
-from outbox.store.log.log import Limits, Log
+from outbox.store.log.log import Log
 from outbox.store.operations.parked_status import Count, parked_counts
 from outbox.store.subscriptions.acks import Acks
-from outbox.store.subscriptions.leases import Holder, Lease, Leases, Partition
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.store.transactions.op import Ops
 from outbox.worker.activity import Activity
 from outbox.worker.calls import Caller, Handler, HungCalls
-from outbox.worker.failure_log import Notices
+from outbox.worker.failure_log import FailureLog
 from outbox.worker.finished import Finished
-from outbox.worker.handle import HandlerPolicy, HandOver
-from outbox.worker.heartbeat import Keeper
+from outbox.worker.handle import BatchHandler, HandlerPolicy
+from outbox.worker.heartbeat import LeaseHeartbeat
 from outbox.worker.lease_watch import LeaseWatch
-from outbox.worker.partition import Tenure
+from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
+from outbox.worker.settings import Settings
 from outbox.worker.settle import Unsettled
 from outbox.worker.words import words_of
 
@@ -49,20 +50,6 @@ _LOG_EVERY_SECONDS, _LOG_SELDOM_SECONDS = 5.0, 60.0
 #: The longest pause between two tries: of a database that is away, and of settling what was sent already.
 _PAUSE_SECONDS, _UNSETTLED_PAUSE_SECONDS = 2.0, 30.0
 _MOST_NOTICE = 500
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """How a worker paces itself. `poll` is the shortest and the longest pause between two looks at an idle log."""
-
-    limits: Limits = field(default_factory=Limits)
-    poll: tuple[timedelta, timedelta] = (timedelta(milliseconds=50), timedelta(seconds=1))
-    lease: timedelta = timedelta(seconds=10)
-    renew_every: timedelta = timedelta(seconds=3)
-
-    def __post_init__(self) -> None:
-        if self.renew_every * 2 > self.lease:
-            raise ValueError(f"renew_every {self.renew_every} leaves no second try within a lease of {self.lease}")
 
 
 class Worker:
@@ -80,13 +67,13 @@ class Worker:
         start: Start | None = "earliest",
         policy: HandlerPolicy | None = None,
         settings: Settings | None = None,
-        turn: Callable[[], AbstractContextManager[None]] = nullcontext,
-        look: Callable[[Channel], None] = lambda _channel: None,
+        serialize: Callable[[], AbstractContextManager[None]] = nullcontext,
+        on_idle: Callable[[Channel], None] = lambda _channel: None,
         hung: HungCalls | None = None,
     ) -> None:
-        """`start`: where a new subscription begins; None: somebody else creates it. `turn`: held during each call of
-        the handler. `look`: called again and again, with a connection that does nothing else meanwhile. `hung`: calls
-        that workers before this one have left behind.
+        """`start`: where a new subscription begins; None: somebody else creates it. `serialize`: held during each call
+        of the handler. `on_idle`: called again and again, with a connection that does nothing else meanwhile. `hung`:
+        calls that workers before this one have left behind.
         """
         self._database = database
         self._declared = declared
@@ -94,9 +81,9 @@ class Worker:
         self._start = start
         self._policy = policy or HandlerPolicy()
         self._settings = settings or Settings()
-        self._turn = turn
-        self._look = look
-        self._notices = Notices(declared.name, declared.destination, words=words_of(declared), note=self._note)
+        self._serialize = serialize
+        self._on_idle = on_idle
+        self._failure_log = FailureLog(declared.name, declared.destination, words=words_of(declared), note=self._note)
         self._activity = Activity(declared.name, done="sent" if declared.destination else "done")
         self._stands_by = self._leases_differ = False
         self._owner, self._process = secrets.token_hex(8), os.getpid()
@@ -146,11 +133,11 @@ class Worker:
 
         What waits for its grace is waited for.
         """
-        self._work(lambda tenure: bool(tenure.step()) or self._wait_for_grace(tenure))
+        self._work(lambda partition_worker: bool(partition_worker.step()) or self._wait_for_grace(partition_worker))
 
     def once(self) -> None:
         """Handle one batch, if there is one."""
-        self._work(lambda tenure: not tenure.step() and self._wait_for_grace(tenure))
+        self._work(lambda partition_worker: not partition_worker.step() and self._wait_for_grace(partition_worker))
 
     def stop(self) -> None:
         """Finish what is under way, give the lease back, and return from `run`. May be called from anywhere.
@@ -161,30 +148,30 @@ class Worker:
         self._halt.set()
         self.wake.set()
 
-    def go_on(self) -> None:
+    def reset(self) -> None:
         """Forget a stop that was not followed."""
         self._stopping = False
 
     # The stages
 
-    def _work(self, go_on: Callable[[Tenure], bool]) -> None:
-        """Take the lease and keep calling `go_on` until it says no, over any number of lost connections."""
+    def _work(self, step: Callable[[PartitionWorker], bool]) -> None:
+        """Take the lease and keep calling `step` until it says no, over any number of lost connections."""
         try:
-            self._work_until_stopped(go_on)
+            self._work_until_stopped(step)
         finally:
             self._stopping = False
 
-    def _work_until_stopped(self, go_on: Callable[[Tenure], bool]) -> None:
+    def _work_until_stopped(self, step: Callable[[PartitionWorker], bool]) -> None:
         failures = 0
         self._hung.begin()
         while not self._stopping:
             try:
                 with closing(self._database.open()) as channel:
                     subscription = self._declare(channel)
-                    with self._tenure(channel, subscription) as tenure:
-                        while tenure is not None and not self._stopping:
-                            self._look(channel)
-                            goes_on = go_on(tenure)
+                    with self._at_work(channel, subscription) as partition_worker:
+                        while partition_worker is not None and not self._stopping:
+                            self._on_idle(channel)
+                            goes_on = step(partition_worker)
                             if not self._unsettled:
                                 failures = 0
                                 self._withdraw_notice(channel)
@@ -241,7 +228,7 @@ class Worker:
         return subscription
 
     @contextmanager
-    def _tenure(self, channel: Channel, subscription: Subscription) -> Iterator[Tenure | None]:
+    def _at_work(self, channel: Channel, subscription: Subscription) -> Iterator[PartitionWorker | None]:
         """The time between taking the lease and losing it; None when a stop came first."""
         partition = Partition(subscription.name, subscription.generation)
         taken = self._acquire(channel, partition)
@@ -251,9 +238,9 @@ class Worker:
         lease, at = taken
         settings = self._settings
         caller = Caller(self._handler)
-        keeper: Keeper | None = None
+        keeper: LeaseHeartbeat | None = None
         try:
-            keeper = Keeper(
+            keeper = LeaseHeartbeat(
                 self._database, lease, length=settings.lease, every=settings.renew_every, taken=at, lost=self.wake.set
             )
             # Declared again: while this worker waited, somebody may have altered what is sent where.
@@ -261,10 +248,10 @@ class Worker:
             if not subscription.grace:
                 # Else there is nothing to do when something was committed, but long after.
                 channel.listen()
-            tenure = self._begin(channel, lease, subscription, keeper, caller)
-            with closing(tenure):
-                yield tenure
-                tenure.settle_handled()
+            partition_worker = self._begin(channel, lease, subscription, keeper, caller)
+            with closing(partition_worker):
+                yield partition_worker
+                partition_worker.settle_handled()
         finally:
             if keeper is not None:
                 keeper.stop()
@@ -275,11 +262,11 @@ class Worker:
                     Leases(self._database).release(channel, lease)
 
     def _begin(
-        self, channel: Channel, lease: Lease, subscription: Subscription, keeper: Keeper, caller: Caller
-    ) -> Tenure:
+        self, channel: Channel, lease: Lease, subscription: Subscription, keeper: LeaseHeartbeat, caller: Caller
+    ) -> PartitionWorker:
         policy = self._policy_of(subscription)
         enough = min(policy.deadline, self._settings.lease / 2).total_seconds()
-        hand_over = HandOver(
+        batch_handler = BatchHandler(
             caller,
             policy,
             before_call=lambda: keeper.require(enough),
@@ -287,24 +274,24 @@ class Worker:
             most=self._settings.limits.rows,
             hung=self._hung,
             gives_up=self._gives_up,
-            turn=self._turn,
-            notices=self._notices,
+            serialize=self._serialize,
+            failure_log=self._failure_log,
         )
         log = Log(self._database, self._settings.limits, subscription.selection)
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, lease.epoch)
         self._channel = channel
         self._polling = Polling(*(pause.total_seconds() for pause in self._settings.poll))
-        return Tenure(
+        return PartitionWorker(
             self._database,
             channel,
             lease,
             log,
-            self._settings.limits,
-            hand_over,
+            self._settings,
+            batch_handler,
             policy,
             grace=Grace(subscription.grace, self._settings.poll) if subscription.grace else None,
             finished=self._finished_of(subscription),
-            notices=self._notices,
+            failure_log=self._failure_log,
             unsettled=self._unsettled,
             activity=self._activity,
         )
@@ -313,7 +300,7 @@ class Worker:
         """Wait for the lease, and return it with a moment before it was taken; None when a stop came first."""
         leases, length = Leases(self._database), self._settings.lease
         while not self._stopping:
-            self._look(channel)
+            self._on_idle(channel)
             holder = leases.look(channel, partition)
             if holder is None:
                 raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
@@ -327,22 +314,22 @@ class Worker:
             self.rest(random.uniform(0.2, 0.4))
         return None
 
-    def _step_or_wait(self, tenure: Tenure) -> bool:
+    def _step_or_wait(self, partition_worker: PartitionWorker) -> bool:
         """Handle what there is, or wait for a hint: a little at first, longer when nothing comes."""
-        if found := tenure.step(postpone=self._polling.many):
+        if found := partition_worker.step(postpone=self._polling.many):
             self._polling.came(found)
             return True
         hint = self._channel.hinted()
-        if hint is None and self.wake.wait(min(self._polling.pause(), tenure.due_in), self._channel.fileno):
+        if hint is None and self.wake.wait(min(self._polling.pause(), partition_worker.due_in), self._channel.fileno):
             # Notifications are read before the next look, so that none is left to cause another one.
             hint = self._channel.hinted() or Hint()
         if hint is not None:
             self._polling.hinted(hint.pause)
         return True
 
-    def _wait_for_grace(self, tenure: Tenure) -> bool:
+    def _wait_for_grace(self, partition_worker: PartitionWorker) -> bool:
         """After an idle step: rest, if there is anything to wait for."""
-        return tenure.awaits_grace() and self.rest(tenure.due_in)
+        return partition_worker.awaits_grace() and self.rest(partition_worker.due_in)
 
     # Helpers
 
@@ -379,10 +366,10 @@ class Worker:
         """Write why this worker does not work, for `since` seconds already, where `outbox status` reads it."""
         self._noticed = True
         with suppress(Exception), closing(self._database.open()) as channel:
-            Leases(self._database).note(channel, self._declared.name, told(text)[:_MOST_NOTICE], since=since)
+            Leases(self._database).note(channel, self._declared.name, describe(text)[:_MOST_NOTICE], since=since)
 
     def _withdraw_notice(self, channel: Channel) -> None:
-        self._notices.went_on()
+        self._failure_log.went_on()
         if self._noticed:
             Leases(self._database).note(channel, self._declared.name, None)
             self._noticed = False

@@ -25,7 +25,7 @@ _SENT = object()
 _prepared: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Watcher(Protocol):
+class CommitListener(Protocol):
     """Whoever sends in a transaction."""
 
     def is_aborted(self, driver: Any) -> bool:
@@ -35,18 +35,18 @@ class Watcher(Protocol):
         """It was committed; `since`: a moment before, by `clock`. Never blocks and never raises."""
 
 
-def sent_so_far(watcher: Watcher, connection: Connection) -> Sent | None:
-    """What this watcher has sent in the running transaction, if anything."""
-    everyone: dict[Watcher, Sent] = _info_of(connection).get(_SENT, {})
-    return everyone.get(watcher)
+def sent_so_far(listener: CommitListener, connection: Connection) -> Sent | None:
+    """What this listener has sent in the running transaction, if anything."""
+    everyone: dict[CommitListener, Sent] = _info_of(connection).get(_SENT, {})
+    return everyone.get(listener)
 
 
-def sent_by(watcher: Watcher, connection: Connection) -> Sent:
-    """What this watcher has sent in the running transaction; to be added to."""
-    everyone: dict[Watcher, Sent] = connection.info.setdefault(_SENT, {})
-    sent = everyone.get(watcher)
+def sent_by(listener: CommitListener, connection: Connection) -> Sent:
+    """What this listener has sent in the running transaction; to be added to."""
+    everyone: dict[CommitListener, Sent] = connection.info.setdefault(_SENT, {})
+    sent = everyone.get(listener)
     if sent is None:
-        sent = everyone[watcher] = Sent()
+        sent = everyone[listener] = Sent()
     return sent
 
 
@@ -67,15 +67,15 @@ def _wrap(dialect: Any) -> None:
     prepare_first, commit_prepared = dialect.do_prepare_twophase, dialect.do_commit_twophase
     roll_back_prepared: Callable[..., None] = dialect.do_rollback_twophase
 
-    def do_commit(link: Any) -> None:
-        everyone = _about_to_commit(dialect, link, "rollback")
+    def do_commit(pooled: Any) -> None:
+        everyone = _about_to_commit(dialect, pooled, "rollback")
         since = clock()
-        commit(link)
+        commit(pooled)
         _tell(everyone, since)
 
-    def do_rollback(link: Any) -> None:
-        _info_of(link).pop(_SENT, None)
-        roll_back(link)
+    def do_rollback(pooled: Any) -> None:
+        _info_of(pooled).pop(_SENT, None)
+        roll_back(pooled)
 
     def do_prepare_twophase(connection: Connection, xid: Any) -> None:
         _require_sound(dialect, connection.connection)
@@ -96,54 +96,54 @@ def _wrap(dialect: Any) -> None:
         setattr(dialect, each.__name__, each)
 
 
-def _about_to_commit(dialect: Any, link: Any, roll_back: str) -> dict[Watcher, Sent]:
-    """What the commit will be of, by watcher; `roll_back` is the driver's word for the contrary."""
-    info = _info_of(link)
+def _about_to_commit(dialect: Any, pooled: Any, roll_back: str) -> dict[CommitListener, Sent]:
+    """What the commit will be of, by listener; `roll_back` is the driver's word for the contrary."""
+    info = _info_of(pooled)
     if _SENT not in info:
         return {}
     try:
-        _require_sound(dialect, link)
-        _do_last(link)
+        _require_sound(dialect, pooled)
+        _do_last(pooled)
     except BaseException:
         # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
         del info[_SENT]
-        getattr(link.dbapi_connection, roll_back)()
+        getattr(pooled.dbapi_connection, roll_back)()
         raise
-    everyone: dict[Watcher, Sent] = info.pop(_SENT)
+    everyone: dict[CommitListener, Sent] = info.pop(_SENT)
     crash_point("outbox.before_commit")
     return everyone
 
 
-def _do_last(link: Any) -> None:
+def _do_last(pooled: Any) -> None:
     """Do what belongs right before the commit, once; what fails has to fail again, if a commit is tried again."""
-    for sent in _info_of(link).get(_SENT, {}).values():
+    for sent in _info_of(pooled).get(_SENT, {}).values():
         for each in sent.last:
             each()
         sent.last = []
 
 
-def _tell(everyone: dict[Watcher, Sent], since: float) -> None:
+def _tell(everyone: dict[CommitListener, Sent], since: float) -> None:
     """It was committed."""
     if everyone:
         crash_point("outbox.after_commit")
-        for watcher, sent in everyone.items():
-            watcher.committed(sent, since)
+        for listener, sent in everyone.items():
+            listener.committed(sent, since)
 
 
-def _require_sound(dialect: Any, link: Any) -> None:
+def _require_sound(dialect: Any, pooled: Any) -> None:
     """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
-    for watcher in _info_of(link).get(_SENT, ()):
-        if watcher.is_aborted(dialect.get_driver_connection(link.dbapi_connection)):
+    for listener in _info_of(pooled).get(_SENT, ()):
+        if listener.is_aborted(dialect.get_driver_connection(pooled.dbapi_connection)):
             raise TransactionAbortedError(
                 "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
                 " would be lost; roll back, or use a savepoint around what may fail"
             )
 
 
-def _info_of(link: Any) -> dict[Any, Any]:
+def _info_of(pooled: Any) -> dict[Any, Any]:
     """What is remembered of a connection: nothing of one that is lost, or that the pool is only trying out."""
     try:
-        info: dict[Any, Any] = link.info
+        info: dict[Any, Any] = pooled.info
     except (NotImplementedError, InvalidRequestError):
         return {}
     return info

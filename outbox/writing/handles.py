@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Handle = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
 #: What a transaction is on in the end.
-Link = Connection | psycopg.Connection[Any]
+DriverConnection = Connection | psycopg.Connection[Any]
 
 _SYNC = "a Session, a scoped_session, a Connection or a psycopg Connection"
 _ASYNC = "an AsyncSession, an async_scoped_session, an AsyncConnection or a psycopg AsyncConnection"

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
-from outbox.runtime.linger import Pace
+from outbox.runtime.linger import Linger
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.log.append import Sent
@@ -23,14 +23,14 @@ _LONGEST_WAIT_SECONDS = 30.0
 _BUSY_PAUSE_SECONDS = 0.05
 
 
-class Hints:
+class Notifier:
     """Tells workers that something was committed. Never blocks and never raises: it is called in commit hooks."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
         self._listeners: weakref.WeakSet[_Listener] = weakref.WeakSet()
         self._thread: threading.Thread | None
-        self._begin_anew()
+        self._reset()
 
     def listen(self, wake: Callable[[], None]) -> _Listener:
         """Call `wake` at every hint in this process, for as long as the returned object lives."""
@@ -50,22 +50,22 @@ class Hints:
         with suppress(Exception):
             if self._pid != os.getpid():
                 # A fork copies locks in any state, but no threads.
-                self._begin_anew()
+                self._reset()
             if self._thread is None:
                 self._start()
-            self._bell.ring()
+            self._signal.ring()
 
     def close(self) -> None:
         """End the thread and its connection; a later hint begins anew."""
         thread = self._thread
         if thread is not None and self._pid == os.getpid():
-            self._bell.close()
-            self._begin_anew()
+            self._signal.close()
+            self._reset()
             thread.join(timeout=_RECONNECT_SECONDS)
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         self._pid = os.getpid()
-        self._bell = _Bell()
+        self._signal = _Signal()
         # Signal handlers commit, too: they may interrupt whoever has the lock.
         self._lock = threading.RLock()
         self._starting = False
@@ -78,7 +78,7 @@ class Hints:
             self._starting = True
             try:
                 thread = threading.Thread(
-                    target=_notify_for_ever, args=(weakref.ref(self), self._bell), name="outbox-hints", daemon=True
+                    target=_notify_for_ever, args=(weakref.ref(self), self._signal), name="outbox-hints", daemon=True
                 )
                 # May fail for want of memory, or because the interpreter is about to end: then the next hint tries.
                 thread.start()
@@ -91,12 +91,12 @@ class Hints:
             with suppress(Exception):
                 listener.wake()
 
-    def _connected(self) -> Channel | None:
+    def _open_channel(self) -> Channel | None:
         """A connection of our own, where others can be notified."""
         return self._database.open() if self._database.dialect.notifies else None
 
 
-class _Bell:
+class _Signal:
     """Rings for one thread. Whoever rings takes no lock, and may be interrupted by somebody else who does."""
 
     def __init__(self) -> None:
@@ -134,18 +134,18 @@ class _Bell:
         self._rung.put(None)
 
 
-def _notify_for_ever(reference: weakref.ref[Hints], bell: _Bell) -> None:
-    """What the thread does, until the hints are closed, or forgotten: it must not keep them and their engine alive."""
+def _notify_for_ever(reference: weakref.ref[Notifier], signal: _Signal) -> None:
+    """What the thread does, until the notifier is closed or forgotten: it must not keep it and its engine alive."""
     channel: Channel | None = None
-    pace = Pace(_BUSY_PAUSE_SECONDS, shortest=0)
-    while bell.open and reference() is not None:
-        times = bell.heard(_LONGEST_WAIT_SECONDS)
-        hints = reference() if times and bell.open else None
-        if hints is None:
+    linger = Linger(_BUSY_PAUSE_SECONDS, shortest=0)
+    while signal.open and reference() is not None:
+        times = signal.heard(_LONGEST_WAIT_SECONDS)
+        notifier = reference() if times and signal.open else None
+        if notifier is None:
             continue
         try:
-            channel = channel or hints._connected()
-            pause = pace.after(times)
+            channel = channel or notifier._open_channel()
+            pause = linger.after(times)
             if channel is not None:
                 channel.notify(pause)
         except Exception as error:
@@ -153,8 +153,8 @@ def _notify_for_ever(reference: weakref.ref[Hints], bell: _Bell) -> None:
             if channel is not None:
                 channel.close()
             channel, pause = None, _RECONNECT_SECONDS
-        del hints
-        bell.rest(pause)
+        del notifier
+        signal.rest(pause)
     if channel is not None:
         channel.close()
 

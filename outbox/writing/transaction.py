@@ -16,9 +16,9 @@ from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedE
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Location, driver_of
-from outbox.store.log.append import Place, Sent
+from outbox.store.log.append import LogRef, Sent
 from outbox.writing import commit_hook as commits
-from outbox.writing.handles import Handle, Link, refuse
+from outbox.writing.handles import DriverConnection, Handle, refuse
 
 logger = logging.getLogger("outbox")
 
@@ -42,7 +42,7 @@ class Transactions:
         self._homes: list[Location | None] = []
         self.watch(database.engine)
 
-    def link_of(self, handle: Handle, verb: str, *, flush: bool) -> Link:
+    def connection_of(self, handle: Handle, verb: str, *, flush: bool) -> DriverConnection:
         """The connection that the handle's transaction is on; `verb` is the method that was called with it.
 
         Raises:
@@ -88,31 +88,35 @@ class Transactions:
         self._require_transaction(driver)
 
     def sent(
-        self, link: Link | psycopg.AsyncConnection[Any], direct: Sequence[Place] = (), *, more: bool = True
+        self,
+        connection: DriverConnection | psycopg.AsyncConnection[Any],
+        direct: Sequence[LogRef] = (),
+        *,
+        more: bool = True,
     ) -> None:
         """Messages are part of this connection's transaction now; `direct`: those that their writer will send."""
-        if isinstance(link, Connection):
-            sent = commits.sent_by(self, link)
+        if isinstance(connection, Connection):
+            sent = commits.sent_by(self, connection)
             sent.direct.extend(direct)
             sent.more = sent.more or more
         crash_point("outbox.after_insert")
 
-    def before_commit(self, link: Connection, do: Callable[[], None]) -> None:
+    def before_commit(self, connection: Connection, do: Callable[[], None]) -> None:
         """Do something in this connection's transaction, right before its commit; what it raises ends the transaction.
 
         After the session's flush, and after whatever else is done in the transaction.
         """
-        sent = commits.sent_by(self, link)
+        sent = commits.sent_by(self, connection)
         sent.last.append(do)
 
-    def running(self, link: Link) -> object | None:
+    def running(self, connection: DriverConnection) -> object | None:
         """Return what stands for the running transaction, and for no other; None: nothing was sent in it, or the
         connection is a driver's own, of which nobody knows.
         """
-        if not isinstance(link, Connection):
+        if not isinstance(connection, Connection):
             return None
         try:
-            return commits.sent_so_far(self, link)
+            return commits.sent_so_far(self, connection)
         except InvalidRequestError:
             # It is closed, or the server has closed it.
             return None

@@ -35,13 +35,13 @@ from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
-from outbox.runtime import failpoints as faults
+from outbox.runtime import failpoints
 from outbox.runtime.failpoints import crash_point
 from outbox.store.log.log import Limits
-from outbox.worker.worker import Settings
+from outbox.worker.settings import Settings
 from tests.rocketmq.fire_business import Effect, FencingListener, NaiveListener, decided, reading, undecided
 from tests.rocketmq.fire_plan import ANYWHERE, Act, Way, act_of
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 GROUP = "fire"
 TIMEOUT, INTERVAL = timedelta(seconds=0.5), timedelta(seconds=0.3)
@@ -207,7 +207,7 @@ class Actor:
             if point in act.deaths:
                 die(self._task, point)
 
-        faults.arm(reached)
+        failpoints.arm(reached)
         if ANYWHERE in act.deaths:
             timer = threading.Timer(random.uniform(0, 0.05), die, (self._task, ANYWHERE))
             timer.daemon = True
@@ -304,7 +304,7 @@ def check_back(task: Task, works_since: Any) -> None:
         ):
             die(task, point)
 
-    faults.arm(reached)
+    failpoints.arm(reached)
     service.run()
 
 

@@ -14,8 +14,8 @@ from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.service import CheckService
-from outbox.worker.worker import Settings
-from tests.readers import delivered
+from outbox.worker.settings import Settings
+from tests.support.readers import delivered
 
 GROUP = "orders-group"
 CHECK = f"check:{GROUP}"

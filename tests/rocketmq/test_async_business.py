@@ -7,8 +7,8 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from outbox import Outbox
 from outbox.rocketmq import TransactionResolution
-from tests.handles import awaited
 from tests.rocketmq.parts import arrived, producer_of
+from tests.support.handles import awaited
 
 
 @pytest.mark.parametrize("verb", ["join", "commit"])

@@ -18,7 +18,6 @@ from outbox.rocketmq import LocalTransactionState, TransactionMQProducer, Transa
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.service import CheckService
-from tests.readers import QUICK
 from tests.rocketmq.parts import (
     AT_ONCE,
     COMMIT,
@@ -36,7 +35,8 @@ from tests.rocketmq.parts import (
     service_of,
     verdicts,
 )
-from tests.waiting import eventually
+from tests.support.readers import QUICK
+from tests.support.waiting import eventually
 
 
 def begun(producer, *bodies):

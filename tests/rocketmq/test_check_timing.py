@@ -19,8 +19,8 @@ from outbox.schema import record_metadata
 from outbox.store.database import Database
 from outbox.worker.handle import HandlerPolicy
 from outbox.worker.worker import Worker
-from tests.orders import Base
 from tests.rocketmq.parts import CHECK, COMMIT, GROUP, UNKNOW, Listener, arrived, half_rows, parked, verdicts
+from tests.support.orders import Base
 
 SECOND, MILLISECOND = 1000, timedelta(milliseconds=1)
 HOURS_72 = 72 * 3600 * SECOND

@@ -5,7 +5,7 @@ from contextlib import closing
 
 import pytest
 
-from tests.examples import run, typed
+from tests.support.examples import run, typed
 
 PLACED, KILLED, STARTED_AGAIN = range(3)
 

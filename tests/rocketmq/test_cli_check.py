@@ -12,14 +12,15 @@ from sqlalchemy import URL, Engine, make_url, text
 from sqlalchemy.orm import Session
 
 from outbox import Outbox, SchemaError, create_engine, migrate
+from outbox.model.lease import Partition
 from outbox.rocketmq import TransactionMQProducer
-from outbox.store.label import place_of
-from outbox.store.subscriptions.leases import Leases, Partition
-from tests.command_line import outbox
-from tests.readers import delivered
+from outbox.store.label import label_of
+from outbox.store.subscriptions.leases import Leases
+from tests.cli.test_cli_relay import PROGRAM
 from tests.rocketmq.halves import ask, begun
-from tests.test_cli_relay import PROGRAM
-from tests.waiting import eventually
+from tests.support.command_line import outbox
+from tests.support.readers import delivered
+from tests.support.waiting import eventually
 
 ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 CANARY = "c4nary/Sesame"
@@ -351,7 +352,7 @@ def empty(request, tmp_path):
 def test_the_table_of_records_is_made_and_does_no_harm_again(empty):
     said = [outbox(empty, "db", "upgrade", "--record-only") for _ in range(2)]
 
-    place = place_of(make_url(empty))
+    place = label_of(make_url(empty))
     assert [(each.code, each.err) for each in said] == [
         (0, f"{place}: made the table outbox_record\n"),
         (0, f"{place}: the table outbox_record is there already\n"),

@@ -11,15 +11,16 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from outbox import Outbox
+from outbox.model.lease import Partition
 from outbox.rocketmq import TransactionResolution, VerdictStandsError
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
-from outbox.store.subscriptions.leases import Leases, Partition
-from tests.command_line import outbox
-from tests.readers import delivered
+from outbox.store.subscriptions.leases import Leases
 from tests.rocketmq.halves import ask, begun, producer
-from tests.waiting import eventually
+from tests.support.command_line import outbox
+from tests.support.readers import delivered
+from tests.support.waiting import eventually
 
 #: For what does not depend on the database: one kind is enough.
 ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
@@ -321,7 +322,7 @@ def test_the_opposite_verdict_is_refused_with_the_one_that_stands(engine):
 def test_a_business_transaction_that_is_deciding_is_waited_for_briefly(engine, verb):
     """It has the op's key; on SQLite it has the whole database."""
     transaction = begun(engine, verdict="join")
-    with Session(transaction._broker.outbox.engine) as session:
+    with Session(transaction._broker.database.engine) as session:
         transaction.join(session)
 
         meanwhile = outbox(engine, "half", verb, transaction.id)
@@ -398,7 +399,7 @@ def test_a_worker_asks_again_itself(engine):
 
     assert (ended.code, ended.err) == (0, f"transaction {transaction.id}: worker w0rker will ask about it again\n")
     with engine.connect() as connection:
-        request = connection.execute(text("SELECT wish, wish_by, wish_reason FROM outbox_parked")).one()
+        request = connection.execute(text("SELECT request, requested_by, request_reason FROM outbox_parked")).one()
     assert tuple(request) == ("replay", "ann", "mended")
 
 

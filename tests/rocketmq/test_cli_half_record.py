@@ -8,8 +8,8 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, create_engine, migrate
 from outbox.rocketmq import TransactionMQProducer, VerdictStandsError
-from tests.command_line import outbox
-from tests.readers import delivered
+from tests.support.command_line import outbox
+from tests.support.readers import delivered
 
 
 @pytest.fixture

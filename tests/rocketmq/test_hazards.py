@@ -21,8 +21,6 @@ from outbox.errors import MQClientError, NoTransactionError, OutboxError, Verdic
 from outbox.model.verdict import DONE, Retry
 from outbox.rocketmq import Transaction, TransactionMQProducer, TransactionResolution
 from outbox.schema import record_metadata
-from tests.handles import HANDLES, a_psycopg_connection
-from tests.orders import Base, customers
 from tests.rocketmq.parts import (
     AT_ONCE,
     COMMIT,
@@ -35,7 +33,9 @@ from tests.rocketmq.parts import (
     producer_of,
     verdicts,
 )
-from tests.waiting import eventually
+from tests.support.handles import HANDLES, a_psycopg_connection
+from tests.support.orders import Base, customers
+from tests.support.waiting import eventually
 
 INSERT = text("INSERT INTO orders (customer) VALUES ('ann')")
 UNDER_WAY = Retry("its business transaction is under way", HOUR, counts=False)

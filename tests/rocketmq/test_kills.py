@@ -21,15 +21,15 @@ from sqlalchemy import Engine, text
 import outbox
 from outbox.model.limits import HALF_TOPIC
 from outbox.testing.servers import PostgresServer
-from tests.exactness import relays
-from tests.exactness.history import Delivery, HistoryFile
-from tests.exactness.runs import Child
 from tests.rocketmq import fire_actors
 from tests.rocketmq.fire_actors import Task
 from tests.rocketmq.fire_business import effects, reading, set_up, undecided
 from tests.rocketmq.fire_judge import Findings, Outcome, judge
 from tests.rocketmq.fire_plan import HALF_POINTS, Way
-from tests.waiting import eventually
+from tests.scenarios.exactness import relays
+from tests.scenarios.exactness.history import Delivery, HistoryFile
+from tests.scenarios.exactness.runs import Child
+from tests.support.waiting import eventually
 
 EVERY_WAY: tuple[Way, ...] = ("execute", "listener", "join", "commit", "record")
 BY_LISTENER: tuple[Way, ...] = ("execute", "listener")

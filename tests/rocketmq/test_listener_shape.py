@@ -23,7 +23,6 @@ from outbox.rocketmq import (
 )
 from outbox.store.transactions.half import Halves
 from outbox.store.transactions.op import Decision, Ops
-from tests.readers import delivered
 from tests.rocketmq.parts import (
     COMMIT,
     GROUP,
@@ -37,6 +36,7 @@ from tests.rocketmq.parts import (
     producer_of,
     verdicts,
 )
+from tests.support.readers import delivered
 
 
 def sent(outbox, listener, message=None, **options):

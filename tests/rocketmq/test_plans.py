@@ -24,7 +24,7 @@ from outbox.store.transactions.half import Half, Halves
 from outbox.store.transactions.op import Ops
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
-from tests.test_log_plans import nodes
+from tests.store.test_log_plans import nodes
 
 GROUP, CHECK = "shop", "check:shop"
 #: What one transaction touches, and what a checker's batch of 200 does; the tables have many thousands of pages.
@@ -142,13 +142,13 @@ def of_a_checker(database: Database, rows: int) -> dict[str, Any]:
         "ready": lambda asked: parked.ready(asked, [], [], 200, 8_000_000),
         "next due": parked.next_due,
         "fell due": parked.some_fell_due,
-        "wishes": lambda asked: parked.wishes(asked, 1000),
+        "requests": lambda asked: parked.requests(asked, 1000),
         "released": parked.released_keys,
     }
 
 
 ONE = ("half", "commit", "rollback", "join", "restore", "standing")
-BATCH = ("pending", "finished", "dead", "ready", "next due", "fell due", "wishes", "released")
+BATCH = ("pending", "finished", "dead", "ready", "next due", "fell due", "requests", "released")
 
 
 @dataclass(frozen=True)

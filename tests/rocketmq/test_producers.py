@@ -4,7 +4,7 @@ import pytest
 
 from outbox import Message, Outbox, SubscriptionError
 from outbox.rocketmq import LocalTransactionState, TransactionMQProducer, TransactionResolution
-from tests.readers import bodies
+from tests.support.readers import bodies
 
 
 class Listener:

@@ -9,7 +9,6 @@ from outbox import Outbox
 from outbox.errors import VerdictStandsError
 from outbox.model.message import Message
 from outbox.rocketmq import TransactionResolution
-from tests.readers import delivered
 from tests.rocketmq.parts import (
     AT_ONCE,
     COMMIT,
@@ -25,7 +24,8 @@ from tests.rocketmq.parts import (
     service_of,
     verdicts,
 )
-from tests.waiting import eventually
+from tests.support.readers import delivered
+from tests.support.waiting import eventually
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from outbox import Relay, create_engine, migrate
 from outbox.rocketmq import TransactionMQProducer
-from tests.pages import TOP, run
+from tests.support.pages import TOP, run
 
 PAGE = (TOP / "docs" / "rocketmq.md").read_text()
 

@@ -8,24 +8,24 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox.rocketmq import TransactionMQProducer
-from outbox.store.operations.half_status import HalfStanding, half_standings
+from outbox.store.operations.half_status import HalfStatus, half_standings
 from outbox.store.operations.parked_status import Count
 from outbox.store.operations.status import standings
-from tests.command_line import outbox
 from tests.rocketmq.halves import ask, begun, fill, producer
-from tests.test_status import Explained, looking
+from tests.store.test_status import Explained, looking
+from tests.support.command_line import outbox
 
 ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 
 
-def halves(engine: Engine) -> dict[tuple[str, str], HalfStanding]:
+def halves(engine: Engine) -> dict[tuple[str, str], HalfStatus]:
     """How half messages stand, by group and topic."""
     with looking(engine) as (database, channel):
         found = half_standings(database, channel, *standings(database, channel))
     return {(each.group, each.topic): each for each in found}
 
 
-def numbers(found: HalfStanding) -> tuple[int, int, int, int]:
+def numbers(found: HalfStatus) -> tuple[int, int, int, int]:
     """Pending, given up, committed, rolled back."""
     counts = (found.pending, found.given_up, found.committed, found.rolled_back)
     assert not any(count.about for count in counts)

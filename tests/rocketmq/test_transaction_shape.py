@@ -15,7 +15,6 @@ from outbox.model.message import slot_of
 from outbox.rocketmq import LocalTransactionState, MessageQueue, TransactionMQProducer, TransactionResolution
 from outbox.testing.servers import PostgresServer
 from tests.conftest import started
-from tests.readers import delivered
 from tests.rocketmq.parts import (
     COMMIT,
     GROUP,
@@ -28,7 +27,8 @@ from tests.rocketmq.parts import (
     producer_of,
     verdicts,
 )
-from tests.waiting import eventually
+from tests.support.readers import delivered
+from tests.support.waiting import eventually
 
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 

@@ -14,8 +14,6 @@ from outbox.errors import MQClientError, NoTransactionError
 from outbox.model.verdict import DONE
 from outbox.rocketmq import TransactionMQProducer, TransactionResolution
 from outbox.schema import record_metadata
-from tests.handles import HANDLES, a_psycopg_connection
-from tests.orders import Base, Order, customers
 from tests.rocketmq.parts import (
     AT_ONCE,
     COMMIT,
@@ -30,6 +28,8 @@ from tests.rocketmq.parts import (
     producer_of,
     verdicts,
 )
+from tests.support.handles import HANDLES, a_psycopg_connection
+from tests.support.orders import Base, Order, customers
 
 INSERT = text("INSERT INTO orders (customer) VALUES ('ann')")
 WAYS = ["join", "commit", "record"]

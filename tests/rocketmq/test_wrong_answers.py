@@ -14,7 +14,6 @@ from outbox.model.verdict import Retry
 from outbox.rocketmq import LocalTransactionState, MQClientError, TransactionMQProducer
 from outbox.rocketmq.business import Business
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from tests.command_line import outbox as outbox_command
 from tests.rocketmq.parts import (
     CHECK,
     COMMIT,
@@ -27,7 +26,8 @@ from tests.rocketmq.parts import (
     service_of,
     verdicts,
 )
-from tests.waiting import eventually
+from tests.support.command_line import outbox as outbox_command
+from tests.support.waiting import eventually
 
 ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 AT_ONCE = timedelta(0)

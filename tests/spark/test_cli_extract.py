@@ -19,11 +19,11 @@ from outbox.errors import DatabaseError
 from outbox.model.position import Progress
 from outbox.spark.job import Extract, Going
 from outbox.spark.manifest import Archive
-from tests.command_line import Ended
-from tests.command_line import outbox as run
 from tests.spark.extracts import Here, ids_in, ids_of, run_here
-from tests.test_purge import now, purge
-from tests.test_status import settle
+from tests.store.test_purge import now, purge
+from tests.store.test_status import settle
+from tests.support.command_line import Ended
+from tests.support.command_line import outbox as run
 
 PROGRAM = [sys.executable, "-c", "from outbox.cli import main; main()"]
 

@@ -11,8 +11,8 @@ from outbox import Done, Outbox, Reject, Relay
 from outbox.model.limits import HALF_TOPIC
 from outbox.rocketmq import Transaction
 from outbox.spark import extract
-from tests.command_line import outbox as typed
 from tests.rocketmq.halves import ask, begun
+from tests.support.command_line import outbox as typed
 
 PNG = b"\x89PNG"
 #: What is read is the same by either database; the source's own tests compare them.

@@ -16,12 +16,12 @@ from outbox.spark.place import Address, Place
 from outbox.spark.planner import Planner
 from outbox.store.log import stamp
 from outbox.testing.servers import PostgresServer
-from tests.command_line import outbox as command
 from tests.conftest import started
 from tests.spark.extracts import Here, ids_of, run_here
 from tests.spark.reading import bodies, read
 from tests.spark.streams import Stream
 from tests.spark.test_fetch import fill
+from tests.support.command_line import outbox as command
 
 BURNT = 120
 TRIES, TRIES_IN_FULL = 2, 5

@@ -38,9 +38,9 @@ from outbox.store.log.extraction import MESSAGES, columns_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.spark.extracts import Here, extracted, files_in, ids_in, ids_of, run_here, table_of
 from tests.spark.reading import place_of
-from tests.test_purge import now, purge
-from tests.test_registered_readers import hold, long_ago
-from tests.test_status import settle
+from tests.store.test_purge import now, purge
+from tests.store.test_registered_readers import hold, long_ago
+from tests.store.test_status import settle
 
 
 @pytest.fixture

@@ -30,8 +30,8 @@ from outbox.spark.job import Extract
 from outbox.spark.manifest import Archive, ArchivedFile
 from outbox.testing.servers import PostgresServer
 from tests.conftest import started
-from tests.exactness import writers
-from tests.exactness.business import facts, set_up
+from tests.scenarios.exactness import writers
+from tests.scenarios.exactness.business import facts, set_up
 from tests.spark.extracts import Here, files_in, ids_in, ids_of, run_here, table_of
 from tests.spark.reading import place_of
 

@@ -20,7 +20,7 @@ from outbox.spark.tables import arrow_schema
 from outbox.spark.task import Manner
 from outbox.testing.proxy import TcpProxy
 from tests.spark.reading import place_of, read, tables_of
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 METHODS = ["adbc", "psycopg"]
 

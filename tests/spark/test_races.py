@@ -16,12 +16,12 @@ import psutil
 from sqlalchemy import Engine, insert, text
 
 from outbox import Outbox
-from tests.exactness import writers
-from tests.exactness.business import Scratch, facts, set_up
-from tests.exactness.history import Delivery, Findings, judge
-from tests.exactness.runs import ROOT, Child
+from tests.scenarios.exactness import writers
+from tests.scenarios.exactness.business import Scratch, facts, set_up
+from tests.scenarios.exactness.history import Delivery, Findings, judge
+from tests.scenarios.exactness.runs import ROOT, Child
 from tests.spark.streams import Stream, written
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 WRITERS = 4
 

@@ -11,10 +11,10 @@ from sqlalchemy import Engine, text
 from outbox import Outbox
 from outbox.errors import DatabaseError
 from outbox.spark import position
-from tests.command_line import outbox as typed
-from tests.guests import owner_and_guest
 from tests.spark.extracts import extracted, ids_in, ids_of, run_here
 from tests.spark.streams import Stream
+from tests.support.command_line import outbox as typed
+from tests.support.guests import owner_and_guest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
 TO_READ, *TO_REGISTER = re.findall(r"^GRANT .* TO reader;$", PAGE, re.MULTILINE)

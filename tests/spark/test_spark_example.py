@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.command_line import outbox as typed
-from tests.examples import EXAMPLES
+from tests.support.command_line import outbox as typed
+from tests.support.examples import EXAMPLES
 
 FOLDER = EXAMPLES / "spark"
 

@@ -4,8 +4,8 @@ import shlex
 from pathlib import Path
 
 from outbox import create_engine, migrate
-from tests.command_line import outbox
-from tests.pages import TOP, commands, run
+from tests.support.command_line import outbox
+from tests.support.pages import TOP, commands, run
 
 PAGE = (TOP / "docs" / "spark.md").read_text()
 

@@ -10,7 +10,7 @@ from pyspark.sql.datasource import DataSourceStreamReader
 from sqlalchemy import text
 
 from outbox import Outbox
-from tests.waiting import eventually
+from tests.support.waiting import eventually
 
 
 def url_of(engine):

@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import outbox
-
 
 def path_of(example: str) -> Path:
     """An example's file: beside the package when installed from a wheel, else at the top of the repository."""
-    package = Path(outbox.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[2]
     shipped = package / "_examples"
     return (shipped if shipped.is_dir() else package.parent / "examples") / example
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from sqlalchemy import Connection, Engine
 
 from outbox.model.message import Message
-from outbox.store.dialects.statements import Parameters, Row, Steps
+from outbox.store.dialects.statements import Parameters, Row, Script
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -85,7 +85,7 @@ class Append(Protocol):
 
     def __call__(
         self, names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
-    ) -> Steps[list[tuple[int, bool]]]:
+    ) -> Script[list[tuple[int, bool]]]:
         """The statements that do it; `names`: what `Database.sql` fills in.
 
         `compensation`: the subscription without which no message may be marked as one that its writer sends; given

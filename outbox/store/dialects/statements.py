@@ -33,11 +33,11 @@ class Statement(NamedTuple):
 
 
 #: Asks for statements, is sent their rows, and returns something in the end.
-Steps = Generator[Statement, Sequence[Row], R]
+Script = Generator[Statement, Sequence[Row], R]
 Execute = Callable[[Statement], Sequence[Row]]
 
 
-def run(execute: Execute, steps: Steps[R]) -> R:
+def run(execute: Execute, steps: Script[R]) -> R:
     """Take the steps on a connection that blocks."""
     try:
         statement = next(steps)
@@ -48,7 +48,7 @@ def run(execute: Execute, steps: Steps[R]) -> R:
         return result
 
 
-async def arun(execute: Callable[[Statement], Awaitable[Sequence[Row]]], steps: Steps[R]) -> R:
+async def arun(execute: Callable[[Statement], Awaitable[Sequence[Row]]], steps: Script[R]) -> R:
     """Take the steps on a connection that is awaited."""
     try:
         statement = next(steps)
@@ -59,12 +59,12 @@ async def arun(execute: Callable[[Statement], Awaitable[Sequence[Row]]], steps: 
         return result
 
 
-def on(connection: Connection | psycopg.Connection[Any]) -> Execute:
+def executor(connection: Connection | psycopg.Connection[Any]) -> Execute:
     """How statements are executed on this connection."""
     return _on_core(connection) if isinstance(connection, Connection) else _on_psycopg(connection)
 
 
-def aon(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
+def async_executor(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
     """How statements are executed on this connection; SQLAlchemy's are run on their blocking inner ones."""
 
     async def execute(statement: Statement) -> Sequence[Row]:

@@ -9,7 +9,7 @@ from uuid import UUID
 from outbox.model.message import Message
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.dialects.statements import Statement, Steps
+from outbox.store.dialects.statements import Script, Statement
 
 PRUNED_AT_ONCE = 1_000
 
@@ -42,7 +42,7 @@ class Dedup:
         self._claim = database.sql(_CLAIM, expires=expires, pairs=database.dialect.pairs)
         self._known = database.sql(_KNOWN, chosen=database.among("dedup_key", texts="keys"))
 
-    def claim(self, messages: Sequence[Message]) -> Steps[dict[int, UUID]]:
+    def claim(self, messages: Sequence[Message]) -> Script[dict[int, UUID]]:
         """Claim the keys of these messages. Returns the places of repetitions in the list, each with its first's id."""
         wanted: dict[str, int] = {}
         for place, message in enumerate(messages):
@@ -62,7 +62,7 @@ class Dedup:
             if message.dedup_key is not None and place not in new
         }
 
-    def _claim_or_find(self, wanted: dict[str, UUID]) -> Steps[tuple[set[str], dict[str, UUID]]]:
+    def _claim_or_find(self, wanted: dict[str, UUID]) -> Script[tuple[set[str], dict[str, UUID]]]:
         """Which keys are claimed now; and of all that can be told, the id of the first message."""
         bound = {**self._database.dialect.bind_pairs(list(wanted.items())), "seconds": self._window}
         claimed = {key for (key,) in (yield Statement(self._claim, bound, returns=True))}

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.dialects.statements import Statement, Steps
+from outbox.store.dialects.statements import Script, Statement
 
 #: How many rows go at once: a few milliseconds of work, so that a worker which does it beside something else goes on.
 PRUNED_AT_ONCE = 1_000
@@ -37,7 +37,7 @@ class InboxRows:
         kind = database.tables.inbox.c.message_id.type
         self._bound = kind.dialect_impl(database.engine.dialect).bind_processor(database.engine.dialect)
 
-    def handle(self, consumer: str, message_id: UUID) -> Steps[bool]:
+    def handle(self, consumer: str, message_id: UUID) -> Script[bool]:
         """Whether this is the first time; from now on, if the transaction commits, it is not."""
         id = message_id if self._bound is None else self._bound(message_id)
         parameters = {"consumer": consumer, "message_id": id, "retention": self._retention}

@@ -13,11 +13,11 @@ from outbox.model.message import Message, slot_of
 from outbox.model.subscription import compensation_of
 from outbox.model.trace_context import trace_headers
 from outbox.store.database import Database
-from outbox.store.dialects.statements import Statement, Steps
+from outbox.store.dialects.statements import Script, Statement
 from outbox.store.idempotency.dedup import Dedup
 
 #: A message's place in the log, and its id.
-Place = tuple[int, UUID]
+LogRef = tuple[int, UUID]
 
 #: How much goes into one statement.
 _MOST_ROWS = 5_000
@@ -44,7 +44,7 @@ class Sent:
     `last`: what is still to be done in it, right before its commit; what one of them raises ends the transaction.
     """
 
-    direct: list[Place] = field(default_factory=list)
+    direct: list[LogRef] = field(default_factory=list)
     more: bool = False
     last: list[Callable[[], None]] = field(default_factory=list)
 
@@ -56,7 +56,7 @@ class Written(NamedTuple):
 
     message_ids: list[UUID]
     messages: Sequence[Message]
-    direct: list[Place]
+    direct: list[LogRef]
 
 
 class Writing:
@@ -68,7 +68,7 @@ class Writing:
 
     def append(
         self, messages: Sequence[Message], *, lock_keys: bool = False, direct: Direct | None = None
-    ) -> Steps[Written]:
+    ) -> Script[Written]:
         """Insert messages; ids follow their order. A repetition of a dedup key is left out, and has the first's id.
 
         `lock_keys`: make other writers of the same keys wait. `direct`: what the writer will send by itself.
@@ -88,7 +88,7 @@ class Writing:
             yield from self._insert(part, direct, written)
         return written
 
-    def _insert(self, messages: Sequence[Message], direct: Direct | None, written: Written) -> Steps[None]:
+    def _insert(self, messages: Sequence[Message], direct: Direct | None, written: Written) -> Script[None]:
         slots, trace = self._database.slots, trace_headers()
         taken = [direct is not None and direct.takes(message) for message in messages]
         name = None if direct is None else direct.subscription

@@ -10,10 +10,10 @@ from datetime import datetime, timedelta
 
 from outbox.errors import PositionError
 from outbox.model.message import Message
-from outbox.model.position import Position, Progress, Window
+from outbox.model.position import Capture, Position, Progress, Window
 from outbox.store.dialects.dialect import Channel
 from outbox.store.log.grace import Grace
-from outbox.store.log.log import Capture, Extent, Log, Reading
+from outbox.store.log.log import Extent, Log, Page
 
 _SMALLEST_SPAN = 1_000
 _WIDEST_SPAN = 64_000
@@ -26,7 +26,7 @@ class Batch:
     `seen` counts the rows that were read, also those that fell to the selection; 0: the log held nothing new.
     """
 
-    reading: Reading
+    page: Page
     window: Window
     end: Progress
     seen: int
@@ -34,17 +34,17 @@ class Batch:
     @property
     def messages(self) -> list[Message]:
         """What the subscription selects; made when first asked for."""
-        return self.reading.messages
+        return self.page.messages
 
     @property
     def now(self) -> datetime:
         """The database's clock, as far as it has gone on since the read: batches may wait for a long time."""
-        return self.reading.now + timedelta(seconds=time.monotonic() - self.reading.read_at)
+        return self.page.now + timedelta(seconds=time.monotonic() - self.page.read_at)
 
     @property
     def incarnation(self) -> str | None:
         """Of the server, when the read captured a position."""
-        return None if self.reading.capture is None else self.reading.capture.incarnation
+        return None if self.page.capture is None else self.page.capture.incarnation
 
     def upto(self, id: int) -> Progress:
         """The progress of a partition that has settled only the messages up to `id`."""
@@ -101,28 +101,28 @@ class Cursor:
     def _whole(self, channel: Channel) -> Batch | None:
         """Everything since the base, or None when that is too much for one batch and a window was opened instead."""
         base = self._progress.base
-        reading = self._log.read_on(channel, base)
-        capture = reading.capture
+        page = self._log.read_on(channel, base)
+        capture = page.capture
         assert capture is not None
         self._require_ahead(capture)
         end = Progress(capture.position)
-        if not reading.complete:
+        if not page.complete:
             self._extent = None
-            end = Progress(base, capture.position, -1 if reading.reached is None else reading.reached)
-            if reading.reached is None:
+            end = Progress(base, capture.position, -1 if page.reached is None else page.reached)
+            if page.reached is None:
                 self._progress = end
                 return None
-        return Batch(reading=reading, window=Window(base, capture.position), end=end, seen=reading.seen)
+        return Batch(page=page, window=Window(base, capture.position), end=end, seen=page.seen)
 
     def _ripe(self, channel: Channel, grace: Grace) -> Batch:
         """The next page of what has been committed for as long as the grace says."""
-        capture = grace.look(self._log, channel)
+        capture = grace.look(lambda: self._log.now(channel))
         if capture is not None:
             self._require_ahead(capture)
         if self._progress.target is None and not self._opens(channel, grace.ripen()):
             return self._idle(capture)
         batch = self._page(channel)
-        return batch if capture is None else replace(batch, reading=replace(batch.reading, capture=capture))
+        return batch if capture is None else replace(batch, page=replace(batch.page, capture=capture))
 
     def _opens(self, channel: Channel, target: Position | None) -> bool:
         """Open the window that ends at `target`, if it holds any row."""
@@ -139,9 +139,9 @@ class Cursor:
 
     def _idle(self, capture: Capture | None) -> Batch:
         base = self._progress.base
-        reading = self._log.nothing(capture)
+        page = self._log.nothing(capture)
         end = Progress(self._nothing_before or base)
-        return Batch(reading=reading, window=Window(base, end.base), end=end, seen=0)
+        return Batch(page=page, window=Window(base, end.base), end=end, seen=0)
 
     def _require_ahead(self, capture: Capture) -> None:
         base = self._progress.base
@@ -160,16 +160,16 @@ class Cursor:
             self._span = _SMALLEST_SPAN
         after = self._skip_to_rows(self._extent, after)
         upto = min(after + self._span, self._extent.last)
-        reading = self._log.page(channel, window, self._extent, after, upto)
-        if reading.complete:
+        page = self._log.page(channel, window, self._extent, after, upto)
+        if page.complete:
             # A thin span: look further next time. What bounds a page of rare messages is the span.
             self._span = min(2 * self._span, _WIDEST_SPAN)
-        elif reading.reached is not None:
+        elif page.reached is not None:
             # A dense one: with stale statistics a page sorts its whole span, so it has to be narrow again.
-            self._span = min(self._span, max(_SMALLEST_SPAN, 2 * (reading.reached - after)))
-        reached = upto if reading.complete or reading.reached is None else reading.reached
+            self._span = min(self._span, max(_SMALLEST_SPAN, 2 * (page.reached - after)))
+        reached = upto if page.complete or page.reached is None else page.reached
         end = Progress(target) if reached >= self._extent.last else Progress(base, target, reached)
-        return Batch(reading=reading, window=window, end=end, seen=max(1, reading.seen))
+        return Batch(page=page, window=window, end=end, seen=max(1, page.seen))
 
     @staticmethod
     def _skip_to_rows(extent: Extent, after: int) -> int:

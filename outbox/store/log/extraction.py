@@ -89,7 +89,7 @@ class Narrowing:
     where: tuple[tuple[str, str], ...] = ()
     halves: bool = False
 
-    def told(self) -> dict[str, str]:
+    def describe(self) -> dict[str, str]:
         """Return what narrows the rows, by the names of Spark's options; the same for the same rows, and short."""
         found = {
             "topics": ",".join(sorted(set(self.topics))),

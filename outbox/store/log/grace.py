@@ -7,15 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 
-from outbox.model.position import Position
-from outbox.store.dialects.dialect import Channel
-from outbox.store.log.log import Capture, Log
+from outbox.model.position import Capture, Position
 
 #: Captures per grace: so much later than the grace, in parts of it, a message may be read at worst.
 _CAPTURES = 20
 
-Pace = tuple[timedelta, timedelta]
-PACE: Pace = (timedelta(milliseconds=50), timedelta(seconds=1))
+Poll = tuple[timedelta, timedelta]
+POLL: Poll = (timedelta(milliseconds=50), timedelta(seconds=1))
 
 
 class Grace:
@@ -25,9 +23,9 @@ class Grace:
     for the grace again.
     """
 
-    def __init__(self, length: timedelta, pace: Pace = PACE, clock: Callable[[], float] = time.monotonic) -> None:
-        """`pace`: the shortest and the longest pause between two captures; `clock`: seconds that never go back."""
-        shortest, longest = pace
+    def __init__(self, length: timedelta, poll: Poll = POLL, clock: Callable[[], float] = time.monotonic) -> None:
+        """`poll`: the shortest and the longest pause between two captures; `clock`: seconds that never go back."""
+        shortest, longest = poll
         self._length = length.total_seconds()
         self._shortest = min(max(shortest, length / _CAPTURES), longest).total_seconds()
         self._longest = longest.total_seconds()
@@ -52,22 +50,22 @@ class Grace:
         moment = min(self._look_at, self._waiting[0][1]) if self._waiting else self._look_at
         return max(0.0, moment - self._clock())
 
-    def look(self, log: Log, channel: Channel) -> Capture | None:
-        """Capture a position, if it is time to."""
+    def look(self, now: Callable[[], Capture]) -> Capture | None:
+        """Capture a position by `now`, if it is time to."""
         if self._clock() < self._look_at:
             return None
-        capture = log.now(channel)
+        capture = now()
         # Counted from the answer on: what the position sees was committed before that, whatever the network did.
-        now = self._clock()
+        at = self._clock()
         newest = self._waiting[-1][0] if self._waiting else self.ripe
         if capture.position != newest:
-            self._waiting.append((capture.position, now + self._length))
+            self._waiting.append((capture.position, at + self._length))
             self._pause = self._shortest
         else:
             self._pause = min(2 * self._pause, self._longest)
         if self._first is None:
             self._first = capture.position
-        self._look_at = now + self._pause
+        self._look_at = at + self._pause
         return capture
 
     def ripen(self) -> Position | None:

@@ -13,7 +13,7 @@ from typing import Any
 from outbox.errors import DatabaseError, StandbyError
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
-from outbox.model.position import Position, Window
+from outbox.model.position import Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import COLUMNS, Channel
@@ -40,17 +40,8 @@ class Limits:
         return self.bytes // (self.rows + 1)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Capture:
-    """The position of now, the incarnation of the server that gave it, and its clock."""
-
-    position: Position
-    incarnation: str
-    now: datetime
-
-
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class Page:
     """What a read brought, in the order of the log: rows, of which `messages` are made by whoever handles them.
 
     `complete`: there was nothing else to read; if not, everything up to the id `reached` is here. (A whole reading of
@@ -138,7 +129,7 @@ class Log:
         snapshot, incarnation, forbidden, now = channel.rows(self._capture)[0]
         return self._captured(snapshot, incarnation, forbidden, now)
 
-    def read_on(self, channel: Channel, base: Position) -> Reading:
+    def read_on(self, channel: Channel, base: Position) -> Page:
         """Capture, and read everything that was committed since `base`, in one statement.
 
         A statement's own snapshot is the position that it captures, so the rows it sees are exactly those that the
@@ -155,12 +146,12 @@ class Log:
         part = self._fitting(channel, rows)
         return self._reading(part, capture.now, complete=part.whole, seen=seen, capture=capture)
 
-    def nothing(self, capture: Capture | None) -> Reading:
+    def nothing(self, capture: Capture | None) -> Page:
         """A reading without rows, of a moment at which none were asked for."""
         now = datetime.now(UTC) if capture is None else capture.now
         return self._reading(_NOTHING, now, complete=True, seen=0, capture=capture)
 
-    def at(self, channel: Channel, ids: Sequence[int]) -> Reading:
+    def at(self, channel: Channel, ids: Sequence[int]) -> Page:
         """What stands at these places, as much as the limits allow, one message at least."""
         rows = channel.rows(self._at, {**self._common, "ids": self._database.bind(ids)})
         part = self._fitting(channel, rows)
@@ -172,7 +163,7 @@ class Log:
         fresh = None if first is None else (first, last)
         return Extent(fresh, None if late_first is None else (late_first, late_last))
 
-    def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Reading:
+    def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Page:
         """What of a window has an id above `after` and up to `upto`, as much as the limits allow."""
         late = extent.late is not None and after < extent.late[1]
         limit = self._limits.rows
@@ -186,9 +177,9 @@ class Log:
 
     def _reading(
         self, part: _Part, now: datetime, *, complete: bool, seen: int, capture: Capture | None = None
-    ) -> Reading:
+    ) -> Page:
         make = self._database.dialect.messages
-        return Reading(
+        return Page(
             rows=part.rows, reached=part.reached, make=make, now=now, complete=complete, seen=seen, capture=capture
         )
 

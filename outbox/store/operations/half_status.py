@@ -18,7 +18,7 @@ from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.operations.parked_status import MOST_COUNTED, STATES, Count
-from outbox.store.operations.status import UNDECIDED, Standing
+from outbox.store.operations.status import UNDECIDED, SubscriptionStatus
 from outbox.store.transactions.half import REAL_TOPIC
 
 #: An estimate looks at so many places of the log, so many rows each.
@@ -26,7 +26,7 @@ _PLACES = 32
 _ROWS_A_PLACE = 512
 
 #: What a check-back has set aside, by (subscription, state, id): without a verdict, and given up or not. What is
-#: blocked shares the fate of the row before it in its transaction.
+#: blocked shares the parking of the row before it in its transaction.
 _PARKED = f"""
     SELECT {{real_topic}}, {{given_up}}, count(*), min(created_at)
     FROM (SELECT key, headers, created_at FROM {{parked}} WHERE subscription = :subscription AND state = :state
@@ -80,7 +80,7 @@ NONE = Count(0)
 
 
 @dataclass(slots=True, kw_only=True)
-class HalfStanding:
+class HalfStatus:
     """How the half messages of a group with one real topic stand.
 
     `pending`: without a verdict and not given up, `oldest` of them in seconds; `given_up`: they wait for a person.
@@ -99,8 +99,8 @@ class HalfStanding:
 
 
 def half_standings(
-    database: Database, channel: Channel, now: datetime, standings: Sequence[Standing]
-) -> list[HalfStanding]:
+    database: Database, channel: Channel, now: datetime, standings: Sequence[SubscriptionStatus]
+) -> list[HalfStatus]:
     """Return how half messages stand, by group and real topic; nothing where there have never been any."""
     tally = _Tally(database, channel, now)
     checks = [each for each in standings if each.subscription.kind == "check"]
@@ -118,16 +118,16 @@ class _Tally:
     database: Database
     channel: Channel
     now: datetime
-    found: dict[tuple[str, str], HalfStanding] = field(default_factory=dict)
+    found: dict[tuple[str, str], HalfStatus] = field(default_factory=dict)
 
-    def add_unread(self, check: Standing) -> None:
+    def add_unread(self, check: SubscriptionStatus) -> None:
         """Add what a check-back has not come to, as far as it was looked at."""
         for topic, (number, oldest) in check.unread.items():
             place = self._at(_group_of(check), topic)
             place.pending = _sum(place.pending, Count(number, check.backlog.about))
             self._note_oldest(place, oldest)
 
-    def add_parked(self, check: Standing) -> None:
+    def add_parked(self, check: SubscriptionStatus) -> None:
         """Add what a check-back has set aside."""
         given_up = self.database.sql(_BEHIND_DEAD)
         statement = self.database.sql(_PARKED, real_topic=self._real_topic, given_up=given_up)
@@ -142,7 +142,7 @@ class _Tally:
                     place.pending = _sum(place.pending, Count(number, about))
                     self._note_oldest(place, self._moment(oldest))
 
-    def add_decided(self, checks: Mapping[str, Standing]) -> None:
+    def add_decided(self, checks: Mapping[str, SubscriptionStatus]) -> None:
         """Add verdicts; and what waits where its check-back cannot tell, because it is far behind, or was dropped."""
         latency = self.database.dialect.seconds.format(since="created_at", until="decided_at")
         statement = self.database.sql(_NEWEST, real_topic=self._real_topic, latency=latency)
@@ -164,7 +164,7 @@ class _Tally:
             since = max(0.0, (self.now - self._moment(decided_at)).total_seconds())
             place.decided = since if place.decided is None else min(place.decided, since)
 
-    def _add_waiting(self, place: HalfStanding, count: Count, oldest: datetime) -> None:
+    def _add_waiting(self, place: HalfStatus, count: Count, oldest: datetime) -> None:
         """Count what has no verdict: all of it but for what was given up, and at least what was found before."""
         rest = count.number - place.given_up.number
         place.pending = Count(max(rest, place.pending.number), count.about)
@@ -194,10 +194,10 @@ class _Tally:
     def _real_topic(self) -> str:
         return self.database.dialect.header.format(headers="headers", name=REAL_TOPIC)
 
-    def _at(self, group: str, topic: str) -> HalfStanding:
-        return self.found.setdefault((group, topic), HalfStanding(group=group, topic=topic))
+    def _at(self, group: str, topic: str) -> HalfStatus:
+        return self.found.setdefault((group, topic), HalfStatus(group=group, topic=topic))
 
-    def _note_oldest(self, place: HalfStanding, created_at: datetime) -> None:
+    def _note_oldest(self, place: HalfStatus, created_at: datetime) -> None:
         place.oldest = max(place.oldest or 0.0, (self.now - created_at).total_seconds())
 
     def _moment(self, value: Any) -> datetime:
@@ -206,7 +206,7 @@ class _Tally:
         return moment
 
 
-def _group_of(check: Standing) -> str:
+def _group_of(check: SubscriptionStatus) -> str:
     """The producer group that a subscription checks back on."""
     return check.subscription.name.removeprefix(check_of(""))
 

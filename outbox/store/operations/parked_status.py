@@ -47,7 +47,7 @@ class Trouble:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AsideStatus:
+class ParkedStatus:
     """How the parked messages of a subscription stand.
 
     `counts`: by state. `unsent_since`: from when on the oldest could have been sent that is not: its creation, or the
@@ -83,7 +83,7 @@ _BY_ERROR = """
 _ERROR = "SELECT substr(error, 1, :characters) FROM {parked} WHERE subscription = :subscription AND id = :id"
 
 
-def aside_status(database: Database, channel: Channel, subscription: str) -> AsideStatus:
+def status_of_parked(database: Database, channel: Channel, subscription: str) -> ParkedStatus:
     """Look at what a subscription has set aside."""
     return _Looks(database, channel, subscription).status()
 
@@ -112,7 +112,7 @@ class _Looks:
         self._channel = channel
         self._common = {"subscription": subscription, "limit": MOST_COUNTED + 1}
 
-    def status(self) -> AsideStatus:
+    def status(self) -> ParkedStatus:
         """All of it."""
         looks = {state: self.look(state) for state in STATES}
         unsent = [looks[state].due for state in _UNSENT]
@@ -120,7 +120,7 @@ class _Looks:
             unsent.append(self._moment(self._rows(_OVERDUE)[0][0]))
         troubles = self._by_error("waiting") if looks["waiting"].number else ()
         others = (self._of_first(state, looks[state]) for state in ("retry", "dead"))
-        return AsideStatus(
+        return ParkedStatus(
             counts={state: Count.upto(look.number) for state, look in looks.items()},
             unsent_since=min((each for each in unsent if each is not None), default=None),
             troubles=(*troubles, *(each for each in others if each is not None)),

@@ -11,12 +11,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from outbox.errors import SubscriptionError
+from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Position
 from outbox.store import identity
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.subscriptions.leases import Partition
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.readers import Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions

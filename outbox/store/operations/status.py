@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from outbox.model.lease import Holder, Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Subscription
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Row
-from outbox.store.operations.parked_status import MOST_COUNTED, Count, Trouble, aside_status
-from outbox.store.subscriptions.leases import Holder, Leases, Partition
+from outbox.store.operations.parked_status import MOST_COUNTED, Count, Trouble, status_of_parked
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.readers import Hold, Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -26,7 +27,7 @@ _ROWS_A_PLACE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class SubscriptionStatus:
     """How one subscription stands.
 
     `backlog`: messages of the log that are not settled yet; of a subscription that checks back those without a verdict.
@@ -102,24 +103,24 @@ _UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND n
 _NOW = "SELECT {now}"
 
 
-def standings(database: Database, channel: Channel) -> tuple[datetime, list[Standing]]:
+def standings(database: Database, channel: Channel) -> tuple[datetime, list[SubscriptionStatus]]:
     """How all subscriptions stand, by name, and the database's clock."""
     now = database.dialect.moment(channel.rows(database.sql(_NOW))[0][0])
     assert now is not None
     return now, [_standing(database, channel, each, now) for each in Subscriptions(database).all(channel)]
 
 
-def _standing(database: Database, channel: Channel, subscription: Subscription, now: datetime) -> Standing:
+def _standing(database: Database, channel: Channel, subscription: Subscription, now: datetime) -> SubscriptionStatus:
     partition = Partition(subscription.name, subscription.generation)
     settled = ProgressLog(database).newest(channel, partition)
     unsettled = _Unsettled(database, channel, subscription, Progress(EARLIEST) if settled is None else settled.progress)
-    aside = aside_status(database, channel, subscription.name)
+    aside = status_of_parked(database, channel, subscription.name)
     oldest, about = unsettled.oldest()
     # A transaction that is parked may be decided by now: how the pending ones stand is told by group.
     parked_since = None if subscription.kind == "check" else aside.unsent_since
     if parked_since is not None and (oldest is None or parked_since <= oldest):
         oldest, about = parked_since, False
-    return Standing(
+    return SubscriptionStatus(
         subscription=subscription,
         backlog=unsettled.count(),
         lag=0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 
+from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.position import Position
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.subscriptions.leases import Lease
 
 #: First and last id of a row are no further apart, so that looking up a page reads few rows that are not about it.
 SPAN = 10_000

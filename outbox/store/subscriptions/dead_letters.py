@@ -1,4 +1,4 @@
-"""Dead letters as people see them, and the wishes that they write on them. Only the lease holder carries wishes out."""
+"""Dead letters as people see them, and the requests that people write on them; the lease holder carries these out."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Verb = Literal["replay", "discard"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
+class DeadLetterFilter:
     """Which dead letters are meant: these ids, or all; of this topic and key, where given."""
 
     ids: tuple[int, ...] | None = None
@@ -26,7 +26,7 @@ class Chosen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetter:
-    """A parked message without its body, and what somebody wished for it."""
+    """A parked message without its body, and what somebody requested for it."""
 
     subscription: str
     id: int
@@ -39,14 +39,14 @@ class DeadLetter:
     created_at: datetime | None
     parked_at: datetime | None
     due_at: datetime | None
-    wish: str | None
-    wish_by: str | None
-    wish_reason: str | None
-    wish_at: datetime | None
+    request: str | None
+    requested_by: str | None
+    request_reason: str | None
+    requested_at: datetime | None
 
 
-_FIELDS = """subscription, id, message_id, topic, key, state, attempts, error, created_at, parked_at, due_at, wish,
-    wish_by, wish_reason, wish_at"""
+_FIELDS = """subscription, id, message_id, topic, key, state, attempts, error, created_at, parked_at, due_at, request,
+    requested_by, request_reason, requested_at"""
 #: By (subscription, state, id); at most `limit` rows, in the order of the log.
 _LIST = f"""
     SELECT {_FIELDS} FROM {{parked}}
@@ -60,9 +60,9 @@ _MESSAGE = f"""
     SELECT {COLUMNS.format(body="body", direct="NULL AS direct")}, attempts + 1
     FROM {{parked}} WHERE subscription = :subscription AND id = :id
 """
-#: The last wish counts. Nothing else of the row is touched: it belongs to the lease holder.
+#: The last request counts. Nothing else of the row is touched: it belongs to the lease holder.
 _WISH = """
-    UPDATE {parked} SET wish = :wish, wish_by = :by, wish_reason = :reason, wish_at = {now}
+    UPDATE {parked} SET request = :request, requested_by = :by, request_reason = :reason, requested_at = {now}
     WHERE subscription = :subscription AND state = 'dead' AND {chosen}
 """
 
@@ -74,14 +74,14 @@ class DeadLetters:
         self._database = database
         self._common = {"subscription": subscription}
 
-    def list(self, channel: Channel, chosen: Chosen, limit: int, after: int = -1) -> list[DeadLetter]:
+    def list(self, channel: Channel, chosen: DeadLetterFilter, limit: int, after: int = -1) -> list[DeadLetter]:
         """Dead letters with ids above `after`, in the order of the log."""
         condition, parameters = self._condition(chosen)
         statement = self._database.sql(_LIST, chosen=condition)
         rows = channel.rows(statement, {**self._common, **parameters, "after": after, "limit": limit})
         return [self._of(row) for row in rows]
 
-    def count(self, channel: Channel, chosen: Chosen) -> int:
+    def count(self, channel: Channel, chosen: DeadLetterFilter) -> int:
         """How many there are."""
         condition, parameters = self._condition(chosen)
         statement = self._database.sql(_COUNT, chosen=condition)
@@ -94,13 +94,13 @@ class DeadLetters:
         messages = self._database.dialect.messages(channel.rows(self._database.sql(_MESSAGE), parameters))
         return (self._of(rows[0]), messages[0]) if rows and messages else None
 
-    def wish(self, channel: Channel, chosen: Chosen, verb: Verb, by: str, reason: str | None) -> int:
-        """Write a wish on dead letters; returns on how many."""
+    def request(self, channel: Channel, chosen: DeadLetterFilter, verb: Verb, by: str, reason: str | None) -> int:
+        """Write a request on dead letters; returns on how many."""
         condition, parameters = self._condition(chosen)
         statement = self._database.sql(_WISH, chosen=condition)
-        return channel.run(statement, {**self._common, **parameters, "wish": verb, "by": by, "reason": reason})
+        return channel.run(statement, {**self._common, **parameters, "request": verb, "by": by, "reason": reason})
 
-    def _condition(self, chosen: Chosen) -> tuple[str, dict[str, Any]]:
+    def _condition(self, chosen: DeadLetterFilter) -> tuple[str, dict[str, Any]]:
         parts: list[str] = []
         parameters: dict[str, Any] = {}
         if chosen.ids is not None:
@@ -114,7 +114,7 @@ class DeadLetters:
 
     def _of(self, row: Row) -> DeadLetter:
         moment = self._database.dialect.moment
-        subscription, id, message_id, topic, key, state, attempts, error, created, parked, due, *wish = row
+        subscription, id, message_id, topic, key, state, attempts, error, created, parked, due, *request = row
         return DeadLetter(
             subscription=subscription,
             id=id,
@@ -127,8 +127,8 @@ class DeadLetters:
             created_at=moment(created),
             parked_at=moment(parked),
             due_at=moment(due),
-            wish=wish[0],
-            wish_by=wish[1],
-            wish_reason=wish[2],
-            wish_at=moment(wish[3]),
+            request=request[0],
+            requested_by=request[1],
+            request_reason=request[2],
+            requested_at=moment(request[3]),
         )

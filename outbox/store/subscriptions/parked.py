@@ -4,35 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Literal
 
 from outbox.errors import DatabaseError
 from outbox.model.message import Message
+from outbox.model.parking import NOTHING_HELD, Held, Parking, State
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import COLUMNS, Channel
 from outbox.store.dialects.statements import Row
 
-State = Literal["delayed", "waiting", "retry", "blocked", "dead"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Aside:
-    """Where messages go that were not done. One value serves all messages with the same fate.
-
-    `blocks`: later messages of their keys wait for them. `delay`: until they are due; None: when their turn comes, or,
-    for `delayed`, at their own `deliver_at`.
-    """
-
-    state: State
-    blocks: bool
-    attempts: int = 0
-    error: str | None = None
-    delay: timedelta | None = None
-
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Request:
     """What a person asked of a dead letter."""
 
     id: int
@@ -69,8 +52,8 @@ _CHANGE = """
     WHERE subscription = :subscription AND {chosen}
 """
 _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen}"
-#: Asked again inside the transaction: the last wish counts. Only dead letters have one.
-_DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND wish = 'discard'"
+#: Asked again inside the transaction: the last request counts. Only dead letters have one.
+_DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND request = 'discard'"
 #: What stands behind them is released with that; by the partial index of those that block others.
 _UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state = 'dead'"
 #: Keys with something that is not blocked itself, perhaps more than once: bounded by the limit, whatever the planner
@@ -170,27 +153,15 @@ _WAITED = """
 """
 #: `id + 0` keeps the planner off the primary key, on which there may be a million others.
 _WISHES = """
-    SELECT id, key, wish, wish_by, wish_reason FROM {parked}
-    WHERE subscription = :subscription AND wish IS NOT NULL ORDER BY id + 0 LIMIT :limit
+    SELECT id, key, request, requested_by, request_reason FROM {parked}
+    WHERE subscription = :subscription AND request IS NOT NULL ORDER BY id + 0 LIMIT :limit
 """
 #: A person wants it delivered, so it does not expire again.
 _REPLAY = """
     UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = key IS NOT NULL, expires_at = NULL,
-           wish = NULL, wish_by = NULL, wish_reason = NULL, wish_at = NULL
-    WHERE subscription = :subscription AND {chosen} AND wish = 'replay'
+           request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
+    WHERE subscription = :subscription AND {chosen} AND request = 'replay'
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
-    """Messages that are not to be tried, by log id and by key; of the keys all `but` these."""
-
-    ids: Collection[int | None] = ()
-    keys: Collection[str | None] = ()
-    but: Collection[int | None] = ()
-
-
-NOTHING_HELD = Held()
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,19 +181,19 @@ class Parked:
         self._database = database
         self._common = {"subscription": subscription}
 
-    def park(self, channel: Channel, fates: dict[Aside, list[int]]) -> None:
+    def park(self, channel: Channel, parkings: dict[Parking, list[int]]) -> None:
         """Copy messages out of the log; inside the transaction of a settle. What is parked already stays as it is.
 
         Raises:
             DatabaseError: another message is parked under the id of one of these.
         """
-        for aside, ids in fates.items():
+        for aside, ids in parkings.items():
             if self._place(channel, _PARK, aside, ids) < len(ids):
                 self._require_same(channel, ids)
 
-    def change(self, channel: Channel, fates: dict[Aside, list[int]]) -> None:
+    def change(self, channel: Channel, parkings: dict[Parking, list[int]]) -> None:
         """Give messages that are parked already another state."""
-        for aside, ids in fates.items():
+        for aside, ids in parkings.items():
             self._place(channel, _CHANGE, aside, ids)
 
     def remove(self, channel: Channel, ids: Collection[int]) -> None:
@@ -337,12 +308,12 @@ class Parked:
         parameters = {**self._common, "topic": topic, "limit": limit}
         return int(channel.rows(self._database.sql(_WAITED, of_topic=of_topic), parameters)[0][0])
 
-    def wishes(self, channel: Channel, limit: int) -> list[Wish]:
+    def requests(self, channel: Channel, limit: int) -> list[Request]:
         """What people have asked for."""
-        return [Wish(*row) for row in channel.rows(self._database.sql(_WISHES), {**self._common, "limit": limit})]
+        return [Request(*row) for row in channel.rows(self._database.sql(_WISHES), {**self._common, "limit": limit})]
 
     def discard(self, channel: Channel, ids: Collection[int]) -> None:
-        """Forget dead letters, as somebody wishes."""
+        """Forget dead letters, as somebody requests."""
         if ids:
             self._run(channel, _DISCARD, ids=ids)
 
@@ -372,7 +343,7 @@ class Parked:
         chosen = self._database.among("id", numbers="ids")
         channel.run(self._database.sql(statement, chosen=chosen), {**self._common, "ids": self._database.bind(ids)})
 
-    def _place(self, channel: Channel, statement: str, aside: Aside, ids: Sequence[int]) -> int:
+    def _place(self, channel: Channel, statement: str, aside: Parking, ids: Sequence[int]) -> int:
         seconds = None if aside.delay is None else aside.delay.total_seconds()
         due = (
             "deliver_at"

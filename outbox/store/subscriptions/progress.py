@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from outbox.model.lease import Lease, Partition
 from outbox.model.position import Position, Progress
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.subscriptions.leases import Lease, Partition
 
 _NEWEST = """
     SELECT base, target, after_id, settled_at FROM {progress}

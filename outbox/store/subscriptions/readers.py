@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from outbox.errors import SubscriptionError
+from outbox.model.lease import Partition
 from outbox.model.position import Position
 from outbox.model.subscription import Subscription, check_of, subscription_of
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.subscriptions.leases import Partition
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 

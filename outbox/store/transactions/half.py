@@ -11,7 +11,7 @@ from typing import Literal
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import TRANSACTION_ID, Message, slot_of, stored_message
 from outbox.store.database import Database
-from outbox.store.dialects.statements import Statement, Steps
+from outbox.store.dialects.statements import Script, Statement
 
 #: How a checker finds out what became of a transaction: from an op row that its business transaction writes first
 #: (join) or last (commit), from a record in another database, or by asking a listener.
@@ -112,7 +112,7 @@ class Halves:
         self._database = database
         self._insert = database.sql(_INSERT)
 
-    def append(self, half: Half, message: Message, slot: int, headers: str) -> Steps[int | None]:
+    def append(self, half: Half, message: Message, slot: int, headers: str) -> Script[int | None]:
         """Append one, which becomes a message of this `slot` with these `headers`; None: its transaction has a verdict
         already.
         """

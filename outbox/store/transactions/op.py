@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
 
+from outbox.model.lease import Lease
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.position import Position
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.dialects.statements import Statement, Steps
-from outbox.store.subscriptions.leases import Lease
+from outbox.store.dialects.statements import Script, Statement
 from outbox.store.transactions.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way
 
 Op = Literal["commit", "rollback"]
@@ -133,7 +133,7 @@ class Ops:
 
     # Verdicts
 
-    def commit(self, transaction: str, *, by: str, group: str | None = None) -> Steps[Decision]:
+    def commit(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
         """Decide for a commit and append the messages, both or neither; outside of a transaction call it in one."""
         bound = self._bound(transaction, "commit", by, group)
         if self._database.dialect.chains_writes:
@@ -148,32 +148,32 @@ class Ops:
                 return Decision(op="commit", first=True, restored=len(rows), outermost=bool(decided[0][0]))
         return (yield from self.standing(transaction))
 
-    def roll_back(self, transaction: str, *, by: str, group: str | None = None) -> Steps[Decision]:
+    def roll_back(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
         """Decide for a rollback."""
         bound = self._bound(transaction, "rollback", by, group)
         if (yield Statement(self._decide, bound, returns=True)):
             return Decision(op="rollback", first=True)
         return (yield from self.standing(transaction))
 
-    def join(self, transaction: str, *, by: str) -> Steps[Decision]:
+    def join(self, transaction: str, *, by: str) -> Script[Decision]:
         """Decide for a commit as part of a business transaction that begins; `restore` belongs to its end."""
         decided = yield Statement(self._join, self._bound(transaction, "commit", by, None), returns=True)
         if decided:
             return Decision(op="commit", first=True, outermost=bool(decided[0][0]))
         return (yield from self.standing(transaction))
 
-    def restore(self, transaction: str) -> Steps[int]:
+    def restore(self, transaction: str) -> Script[int]:
         """Append what the half messages hold, where the op says commit; return how many messages that were."""
         crash_point("half.before_restore")
         return len((yield Statement(self._restore, {"transaction": transaction}, returns=True)))
 
-    def standing(self, transaction: str) -> Steps[Decision]:
+    def standing(self, transaction: str) -> Script[Decision]:
         """Find out which verdict stands."""
         rows = yield Statement(self._standing, {"transaction": transaction}, returns=True)
         op, group, way, recorded_in, by = rows[0]
         return Decision(op=op, first=False, group=group, way=way, recorded_in=recorded_in, by=by)
 
-    def abort(self) -> Steps[None]:
+    def abort(self) -> Script[None]:
         """Have a statement fail: PostgreSQL answers the COMMIT of such a transaction with a rollback."""
         yield Statement("SELECT 1 / 0", returns=True)
 

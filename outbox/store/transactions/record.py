@@ -6,7 +6,7 @@ from sqlalchemy import URL
 
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
-from outbox.store.dialects.statements import Statement, Steps
+from outbox.store.dialects.statements import Script, Statement
 from outbox.store.transactions.op import Op
 
 _INSERT = """
@@ -44,7 +44,7 @@ class Records:
         self._insert = database.sql(_INSERT)
         self._find = database.sql(_FIND)
 
-    def insert(self, transaction: str) -> Steps[Op | None]:
+    def insert(self, transaction: str) -> Script[Op | None]:
         """Write the commit as part of the business transaction; None: it is written. Else return which verdict stands
         already: also the same one would be of another business transaction.
         """
@@ -53,7 +53,7 @@ class Records:
             return None
         return (yield from self.standing(transaction)) or "rollback"
 
-    def standing(self, transaction: str) -> Steps[Op | None]:
+    def standing(self, transaction: str) -> Script[Op | None]:
         """Find out which verdict stands, as far as it is committed."""
         rows = yield Statement(self._find, {"transaction": transaction}, returns=True)
         return rows[0][0] if rows else None

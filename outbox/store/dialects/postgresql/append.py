@@ -9,7 +9,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from outbox.store.dialects.dialect import APPENDED
-from outbox.store.dialects.statements import Row, Statement, Steps
+from outbox.store.dialects.statements import Row, Script, Statement
 
 #: psycopg remembers how it parsed a statement of 50 parameters at most, with the name of the compensation. With more of
 #: them arrays are quicker.
@@ -50,7 +50,7 @@ class _Shape(NamedTuple):
 
 def append(
     names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
-) -> Steps[list[tuple[int, bool]]]:
+) -> Script[list[tuple[int, bool]]]:
     """One statement for any number of messages; ids follow the order of the list."""
     shape, parameters = _bound(rows)
     if compensation is None:

@@ -321,7 +321,7 @@ def _location(found: Any) -> Location | None:
     return Location(asked["dbname"], frozenset(zip(hosts, ports, strict=False)))
 
 
-POSTGRESQL = Dialect(
+DIALECT = Dialect(
     name="postgresql",
     now="statement_timestamp()",
     later="({now} + CAST({seconds} AS double precision) * interval '1 second')",

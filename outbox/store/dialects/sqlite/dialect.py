@@ -22,7 +22,7 @@ from sqlalchemy.util import await_only
 from outbox.errors import DatabaseError
 from outbox.model.message import Message, stored_message
 from outbox.store.dialects.dialect import APPENDED, COLUMNS, Dialect, Hint, Location, connects_by_url, driver_of
-from outbox.store.dialects.statements import NONE, Parameters, Row, Statement, Steps
+from outbox.store.dialects.statements import NONE, Parameters, Row, Script, Statement
 
 #: How long a writer waits for the others, in seconds.
 BUSY_SECONDS = 30.0
@@ -139,14 +139,14 @@ def _make_fit(engine: Engine) -> None:
 
 
 class _Begun:
-    """A transaction of SQLAlchemy's: `link` is its connection until the end."""
+    """A transaction of SQLAlchemy's: `pooled` is its connection until the end."""
 
-    def __init__(self, dialect: Any, link: Any) -> None:
+    def __init__(self, dialect: Any, pooled: Any) -> None:
         self.dialect = dialect
-        self.link = link
+        self.pooled = pooled
 
 
-#: Transactions that this thread or task has begun; those that are over have no link.
+#: Transactions that this thread or task has begun; those that are over have no pooled.
 _begun: ContextVar[tuple[_Begun, ...]] = ContextVar("outbox_begun", default=())
 _BEGUN = object()
 
@@ -154,12 +154,12 @@ _BEGUN = object()
 def _waits_for_itself(engine: Engine) -> bool:
     """Whether this thread or task is in a transaction that has the file, or would stand in the way of another's."""
     return any(
-        each.dialect is engine.dialect and _driver_is_busy(each) for each in _begun.get() if each.link is not None
+        each.dialect is engine.dialect and _driver_is_busy(each) for each in _begun.get() if each.pooled is not None
     )
 
 
 def _driver_is_busy(begun: _Begun) -> bool:
-    driver = begun.dialect.get_driver_connection(begun.link.dbapi_connection)
+    driver = begun.dialect.get_driver_connection(begun.pooled.dbapi_connection)
     return bool(driver is not None and driver.in_transaction)
 
 
@@ -167,20 +167,20 @@ def _remember_begins(dialect: Any) -> None:
     """Know which transactions a thread or task is in; SQLAlchemy begins each by its dialect, and ends it there."""
     begin_first = dialect.do_begin
 
-    def do_begin(link: Any) -> None:
-        begin_first(link)
-        begun = _Begun(dialect, link)
-        link.info[_BEGUN] = begun
-        _begun.set((*(each for each in _begun.get() if each.link is not None), begun))
+    def do_begin(pooled: Any) -> None:
+        begin_first(pooled)
+        begun = _Begun(dialect, pooled)
+        pooled.info[_BEGUN] = begun
+        _begun.set((*(each for each in _begun.get() if each.pooled is not None), begun))
 
     dialect.do_begin = do_begin
 
 
-def _forget_begin(link: Any) -> None:
+def _forget_begin(pooled: Any) -> None:
     with suppress(NotImplementedError, InvalidRequestError):
-        begun = link.info.pop(_BEGUN, None)
+        begun = pooled.info.pop(_BEGUN, None)
         if begun is not None:
-            begun.link = None
+            begun.pooled = None
 
 
 def _about_to_connect(_driver: object, _record: object) -> None:
@@ -206,12 +206,12 @@ def _end_what_was_begun(dialect: Any) -> None:
     """
 
     def ending(by_driver: Callable[[Any], None], statement: str) -> Callable[[Any], None]:
-        def end(link: Any) -> None:
-            by_driver(link)
-            _forget_begin(link)
-            driver = dialect.get_driver_connection(link.dbapi_connection)
+        def end(pooled: Any) -> None:
+            by_driver(pooled)
+            _forget_begin(pooled)
+            driver = dialect.get_driver_connection(pooled.dbapi_connection)
             if _autocommit_of(driver) is True and driver.in_transaction:
-                link.cursor().execute(statement)
+                pooled.cursor().execute(statement)
 
         return end
 
@@ -388,7 +388,7 @@ def _messages(rows: Sequence[Row]) -> list[Message]:
 
 def _append(
     names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
-) -> Steps[list[tuple[int, bool]]]:
+) -> Script[list[tuple[int, bool]]]:
     """Statements cost no round trip here, so there is one per message, prepared once."""
     bound: list[Parameters] = [{**_bound(row), "compensation": compensation} for row in rows]
     yield Statement(_APPEND.format(**names), bound)
@@ -470,7 +470,7 @@ def _autocommit_of(driver: Any) -> Any:
         return _LEGACY if own is driver else await_only(driver._execute(getattr, own, "autocommit"))
 
 
-SQLITE = Dialect(
+DIALECT = Dialect(
     name="sqlite",
     now="strftime('%Y-%m-%d %H:%M:%f', 'now')",
     later="strftime('%Y-%m-%d %H:%M:%f', {now}, ({seconds}) || ' seconds')",

@@ -1,0 +1,84 @@
+"""A fair lock: several workers that call one handler do so one at a time, first come, first served."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class FairLock:
+    """An ordinary lock would be taken again by whoever gave it back, while others wait.
+
+    A turn that lasts longer than `longest` seconds is over for the others: a call that hangs must not stop them.
+    """
+
+    def __init__(self, longest: float = math.inf) -> None:
+        self._longest = longest
+        self._begin()
+
+    def _begin(self) -> None:
+        self._process = os.getpid()
+        self._lock = threading.Lock()
+        self._holder: object | None = None
+        self._since = 0.0
+        self._waiting: deque[tuple[object, threading.Event]] = deque()
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Wait until it is our turn, and pass it on at the end."""
+        if self._process != os.getpid():
+            # A fork copies turns, but nobody who would pass them on.
+            self._begin()
+        me = object()
+        self._wait(me)
+        try:
+            yield
+        finally:
+            self._pass_on(me)
+
+    def _wait(self, me: object) -> None:
+        with self._lock:
+            if self._holder is None:
+                self._take(me)
+                return
+            mine = threading.Event()
+            self._waiting.append((me, mine))
+        try:
+            while not mine.wait(self._patience()):
+                with self._lock:
+                    if not mine.is_set() and self._waiting[0][0] is me and self._overdue():
+                        self._waiting.popleft()
+                        self._take(me)
+                        return
+        except BaseException:
+            # Interrupted: nobody must wait for us.
+            with self._lock:
+                self._waiting = deque(each for each in self._waiting if each[0] is not me)
+            self._pass_on(me)
+            raise
+
+    def _patience(self) -> float | None:
+        if math.isinf(self._longest):
+            return None
+        return max(0.01, self._since + self._longest - time.monotonic())
+
+    def _overdue(self) -> bool:
+        return time.monotonic() - self._since >= self._longest
+
+    def _take(self, me: object) -> None:
+        self._holder, self._since = me, time.monotonic()
+
+    def _pass_on(self, me: object) -> None:
+        with self._lock:
+            if self._holder is not me:
+                return
+            self._holder = None
+            if self._waiting:
+                following, event = self._waiting.popleft()
+                self._take(following)
+                event.set()

@@ -1,0 +1,56 @@
+"""URLs of destinations: taken apart, and shown without their secrets."""
+
+from __future__ import annotations
+
+import re
+from urllib.parse import SplitResult, urlsplit
+
+from outbox.errors import SenderError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+_HOST_AND_PORT = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+):[0-9]{2,5}")
+_HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]*)?")
+
+
+def redacted(url: str) -> str:
+    """A URL for messages and logs. Where it is malformed, it shows too little rather than a secret."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or not _SCHEME.fullmatch(scheme):
+        found = _SCHEME.match(url)
+        return f"{found[0]}:…" if found and url.startswith(":", found.end()) else "…"
+    # A password may hold an unencoded / or ?, so the last @ of the whole text ends the credentials.
+    hosts, slash, path = re.split(r"[?#]", rest.rpartition("@")[2])[0].partition("/")
+    # Without an @ at all, what stands in the place of a port may be a password.
+    shown = ",".join(host if not host or _HOST.fullmatch(host) else "…" for host in hosts.split(","))
+    return f"{scheme}://{shown}{slash}{path}"
+
+
+def destination_of_url(url: str) -> str:
+    """What a subscription stores of it: scheme, hosts (sorted) and path; no credentials."""
+    parts = split_url(url)
+    hosts = ",".join(sorted(parts.netloc.rpartition("@")[2].lower().split(",")))
+    path = parts.path.rstrip("/")
+    return f"{parts.scheme}://{hosts}{path}" if "://" in url else f"{parts.scheme}:{path}"
+
+
+def split_url(url: str) -> SplitResult:
+    """The parts of a URL whose credentials, if it has any, are where they belong."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        raise SenderError(f"{redacted(url)} is not a URL") from None  # the cause quotes the credentials
+    if not parts.scheme:
+        text = "a destination is a URL with a scheme, such as nats://localhost:4222 or stdout:"
+        raise SenderError(f"{text}{perhaps_meant(url)}")
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    if "@" in credentials + parts.path + parts.query + parts.fragment:
+        fix = "only one @ may stand in it, before the first host; percent-encode @ / ? and # in a password or a path"
+        raise SenderError(f"{redacted(url)}: {fix}")
+    if hosts and not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+        raise SenderError(f"{redacted(url)}: the hosts are malformed; write host:port,host:port")
+    return parts
+
+
+def perhaps_meant(url: str) -> str:
+    """A hint for whoever has left the scheme out."""
+    return f"; did you mean nats://{url}?" if _HOST_AND_PORT.fullmatch(url) else ""

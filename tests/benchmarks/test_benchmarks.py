@@ -1,0 +1,65 @@
+"""The benchmarks run, and say what they found in the form that programs read."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+GOALS = {
+    "import": "<= 1.30",
+    "write": "<= 1.10",
+    "write_keyed_1": "<= 1.10",
+    "write_keyed_5": "<= 1.15",
+    "write_psycopg_1": "<= 1.10",
+    "write_psycopg_5": "<= 1.15",
+    "write_4_connections_1": "<= 1.15",
+    "write_4_connections_5": "<= 1.15",
+    "async_write": "<= 1.10",
+    "business_1": ">= 0.90",
+    "business_5": ">= 0.90",
+    "business_direct": ">= 0.80",
+    "drain_vs_claim": ">= 2.20",
+    "drain_vs_fetch": ">= 0.90",
+    "drain_pinned_vs_claim": ">= 3.00",
+    "latency_p50": "<= 1.50",
+    "latency_p99": "<= 2.00",
+    "latency_random_50_p50": "<= 1.50",
+    "latency_random_50_p99": "<= 2.00",
+    "latency_random_200_p50": "<= 1.50",
+    "latency_random_200_p99": "<= 2.00",
+    "latency_random_600_p50": "<= 1.50",
+    "latency_random_600_p99": "<= 2.00",
+    "direct_latency_p50": "<= 1.00",
+    "flat_backlog": ">= 0.90",
+    "flat_pinned": ">= 0.90",
+    "flat_writer_drain": ">= 0.90",
+    "flat_writer_latency": ">= 0.90",
+    "half_vs_send": ">= 0.40",
+    "half_pending_relay": ">= 0.95",
+    "check_pass": "<= 1.50",
+    "spark_noop_vs_jdbc": ">= 1.40",
+    "spark_extract_vs_jdbc": ">= 1.40",
+    "spark_extract_vs_arrow": ">= 0.50",
+    "spark_worker_memory": "<= 1.00",
+}
+
+
+@pytest.mark.timeout(650)
+@pytest.mark.usefixtures("postgres")
+def test_every_benchmark_runs_and_reports_its_ratio_and_its_goal(tmp_path: Path) -> None:
+    """At a size that says nothing about speed."""
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--out", str(tmp_path)]
+
+    run = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True, timeout=600)
+
+    assert run.returncode == 0, run.stderr
+    found = json.loads((tmp_path / "results.json").read_text())
+    assert {name: result["goal"] for name, result in found.items()} == GOALS
+    assert {tuple(result) for result in found.values()} == {("value", "goal", "met", "rounds")}
+    assert all(result["rounds"] == [result["value"]] for result in found.values() if len(result["rounds"]) == 1)
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert [line.split()[0] for line in run.stdout.splitlines()[1:]] == list(GOALS)

@@ -1,0 +1,262 @@
+"""`outbox db`, `status`, `purge` and `restore` as a user types them."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import sqlalchemy
+from alembic import command
+from sqlalchemy import text
+
+from outbox import Outbox, Relay, create_engine, migrate
+from outbox.schema import VERSION_TABLE, metadata
+from tests.cli.test_cli_relay import PROGRAM, bodies, send
+from tests.support.command_line import outbox
+
+
+@pytest.fixture
+def empty(tmp_path) -> str:
+    return f"sqlite:///{tmp_path / 'shop.db'}"
+
+
+def test_upgrade_makes_the_tables_and_does_no_harm_again(empty):
+    said = [outbox(empty, "db", "upgrade") for _ in range(2)]
+
+    assert [(each.code, each.err) for each in said] == [
+        (0, f"upgraded from nothing to {migrate.head_revision()}\n"),
+        (0, f"the tables are up to date ({migrate.head_revision()})\n"),
+    ]
+    assert outbox(empty, "db", "check").code == 0
+
+
+def test_a_schema_is_made_with_its_tables(pg_engine):
+    outbox(pg_engine, "db", "upgrade", "--schema", "shop")
+
+    assert [outbox(pg_engine, *verb, "--schema", "shop").code for verb in (["db", "check"], ["status"])] == [0, 0]
+
+
+def test_an_upgrade_is_told_to_programs(tmp_path):
+    url = f"sqlite:///{tmp_path / 'new.db'}"
+
+    told = [outbox(url, "db", "upgrade", "--json", *more).json for more in ([], [], ["--record-only"])]
+
+    head = {"version": 1, "more": False}
+    assert told == [
+        {**head, "action": "created", "before": None, "after": migrate.head_revision()},
+        {**head, "action": "none", "before": migrate.head_revision(), "after": migrate.head_revision()},
+        {**head, "action": "created", "before": None, "after": None},
+    ]
+
+
+def test_findings_are_told_and_end_with_1(engine):
+    with engine.begin() as connection:
+        connection.execute(text("DROP INDEX outbox_parked_request"))
+
+    plain, machine = outbox(engine, "db", "check"), outbox(engine, "db", "check", "--json")
+
+    assert (plain.code, plain.out.startswith("index outbox_parked_request: is missing; CREATE INDEX")) == (1, True)
+    assert (machine.code, [each["where"] for each in machine.json["findings"]]) == (1, ["index outbox_parked_request"])
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "DROP INDEX outbox_parked_request",
+        "DROP TABLE outbox_parked",
+        "ALTER TABLE outbox_subscription DROP COLUMN topics",
+        "ALTER TABLE outbox_subscription DROP COLUMN grace_ms",
+    ],
+)
+@pytest.mark.parametrize("ours", [True, False], ids=["made by our migrations", "made by an application"])
+def test_what_a_finding_advises_mends_it(engine, loss, ours):
+    """An upgrade would find nothing to do, or refuse the tables."""
+    with engine.begin() as connection:
+        connection.execute(text(loss))
+        if not ours:
+            connection.execute(text(f"DROP TABLE {VERSION_TABLE}"))
+    (finding,) = outbox(engine, "db", "check", "--json").json["findings"]
+
+    with engine.begin() as connection:
+        for statement in finding["fix"].split("; "):
+            connection.execute(text(statement))
+
+    assert outbox(engine, "db", "check").code == 0
+    assert outbox(engine, "db", "upgrade").code == 0
+
+
+def test_what_a_revision_makes_is_left_to_it(empty):
+    """By hand it would stand in its way."""
+    engine = create_engine(empty)
+    with engine.begin() as connection:
+        command.upgrade(migrate._config(connection=connection, schema=None, slots=256), "0001")
+    assert migrate.current_revision(engine) == "0001"
+
+    found = outbox(empty, "db", "check", "--json").json["findings"]
+
+    assert {each["fix"] for each in found} == {"run: outbox db upgrade"}
+    assert "outbox_dedup" in {each["where"] for each in found}
+    assert [outbox(empty, "db", verb).code for verb in ("upgrade", "check")] == [0, 0]
+
+
+def test_an_upgrade_restores_the_row_about_it_all_as_the_check_advises(engine):
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM outbox_meta"))
+    (finding,) = outbox(engine, "db", "check", "--json").json["findings"]
+    assert finding["fix"] == "run: outbox db upgrade, or start a worker"
+
+    outbox(engine, "db", "upgrade")
+
+    assert outbox(engine, "db", "check").code == 0
+
+
+def test_tables_of_a_newer_version_need_a_newer_library(engine):
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE {VERSION_TABLE} SET version_num = '9999'"))
+        connection.execute(text("UPDATE outbox_meta SET version = 9999"))
+
+    found, upgraded = outbox(engine, "db", "check", "--json").json["findings"], outbox(engine, "db", "upgrade")
+
+    assert [each["fix"] for each in found] == ["install a newer outbox-log"] * 2
+    assert (upgraded.code, upgraded.err) == (
+        1,
+        "Error: the tables are of revision 9999, which this version does not know; install a newer outbox-log\n",
+    )
+
+
+def test_tables_that_an_application_has_begun_to_make_are_refused_in_one_line(empty):
+    engine = create_engine(empty)
+    with engine.begin() as connection:
+        metadata(dialect="sqlite").create_all(connection)
+        connection.execute(text("DROP TABLE outbox_inbox"))
+
+    ended = outbox(empty, "db", "upgrade")
+
+    assert (ended.code, ended.err.count("\n"), "outbox_inbox is missing" in ended.err) == (1, 1, True)
+
+
+def test_a_check_makes_no_file(empty, tmp_path):
+    assert (outbox(empty, "db", "check").code, list(tmp_path.iterdir())) == (3, [])
+
+
+@pytest.mark.parametrize("dialect", ["postgresql", "sqlite"])
+def test_the_sql_needs_no_database(dialect):
+    ended = outbox(None, "db", "sql", "--dialect", dialect)
+
+    assert (ended.code, "CREATE TABLE outbox_message" in ended.out) == (0, True)
+
+
+def test_another_number_of_slots_is_the_databases_own_matter(empty, tmp_path):
+    """Whoever made the tables chose it; commands do not have to be told."""
+    outbox(empty, "db", "upgrade", "--slots", "16")
+    engine = create_engine(empty)
+    with (sender := Outbox(engine, slots=16)).begin() as session:
+        sender.send(session, "orders", b"1", key="k")
+
+    ended = outbox(empty, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty")
+
+    assert (ended.code, bodies(tmp_path / "out"), outbox(empty, "db", "check").code) == (0, ["1"], 0)
+
+
+def test_status_is_a_table(sqlite_engine):
+    send(sqlite_engine, "1", "2", "3")
+
+    ended = outbox(sqlite_engine, "status")
+
+    header, row = (line.split() for line in ended.out.splitlines())
+    assert (header[:2], row[:2], row[-1]) == (["SUBSCRIPTION", "BACKLOG"], ["relay", "3"], "nobody")
+    assert ended.err == "warning: nobody has run relay yet; it keeps every message from being purged\n"
+
+
+def test_a_subscription_that_nobody_needs_is_told_with_how_to_be_rid_of_it(sqlite_engine):
+    """The other one has just stopped: that may be a restart, and is no warning yet."""
+    Relay(Outbox(sqlite_engine), lambda _message: None, name="other").until_empty()
+
+    fresh = outbox(sqlite_engine, "status").err
+    with sqlite_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_progress SET settled_at = datetime(settled_at, '-2 minutes')"))
+    idle = outbox(sqlite_engine, "status").err
+
+    told = (
+        "warning: nobody has run relay yet; it keeps every message from being purged; if nobody is to, run: outbox"
+        " subscriptions drop relay\n"
+    )
+    assert fresh == told
+    stopped = r"warning: nobody runs other, for 2(\.\d)? min; messages after its position are not purged; start .*\n"
+    assert re.fullmatch(stopped + re.escape(told), idle)
+
+
+def test_status_is_watched_until_interrupted(engine):
+    """Also over the loss of nothing at all: one line of JSON a look."""
+    environment = {**os.environ, "OUTBOX_DATABASE": engine.url.render_as_string(hide_password=False)}
+    arguments = [*PROGRAM, "status", "--watch", "--interval", "50ms", "--json"]
+    process = subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    looks = [process.stdout.readline() for _ in range(3)]
+
+    process.send_signal(signal.SIGINT)
+    process.stdout.close()
+
+    assert (process.wait(20), [look.startswith('{"version":1,') for look in looks]) == (0, [True] * 3)
+
+
+def test_purge_tells_what_it_did(engine, tmp_path):
+    send(engine, "1", "2")
+    outbox(engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty")
+    time.sleep(0.01)
+
+    rehearsed = outbox(engine, "purge", "--older-than", "0s", "--dry-run", "--json").json
+    purged = outbox(engine, "purge", "--older-than", "0s", "--json").json
+
+    assert [(each["rows"], each["held_by"], each["dry_run"]) for each in (rehearsed, purged)] == [
+        (2, [], True),
+        (2, [], False),
+    ]
+
+
+def test_purge_names_who_holds_messages_back(sqlite_engine):
+    send(sqlite_engine, "1")
+    time.sleep(0.01)
+
+    ended = outbox(sqlite_engine, "purge", "--older-than", "0s")
+
+    assert (ended.code, "older ones stay for relay" in ended.err) == (0, True)
+
+
+def test_a_file_needs_no_restoring(sqlite_engine):
+    said = outbox(sqlite_engine, "restore", "--yes")
+
+    assert (said.code, said.err) == (0, "there is nothing to restore: the ids of an SQLite file are its own\n")
+
+
+def test_a_copied_log_is_restored(pg_engine, tmp_path):
+    send(pg_engine, "1")
+    with pg_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_meta SET system_identifier = '42'"))
+    relay = ["relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty"]
+
+    refused, asked = outbox(pg_engine, *relay), outbox(pg_engine, "restore")
+    restored, sent = outbox(pg_engine, "restore", "--yes"), outbox(pg_engine, *relay)
+
+    assert [each.code for each in (refused, asked, restored, sent)] == [2, 2, 0, 0]
+    assert bodies(tmp_path / "out") == ["1"]
+
+
+def test_a_role_that_may_not_is_told_so(pg_engine):
+    with pg_engine.begin() as connection:
+        connection.execute(text("DROP ROLE IF EXISTS visitor"))
+        connection.execute(text("CREATE ROLE visitor LOGIN"))
+    url = sqlalchemy.make_url(str(pg_engine.url)).set(username="visitor")
+
+    ended = outbox(url.render_as_string(hide_password=False), "status")
+
+    assert (ended.code, ended.err) == (1, "Error: the database refused: permission denied for table outbox_meta\n")
+
+
+def test_it_runs_as_a_program():
+    ended = subprocess.run([*PROGRAM, "--version"], capture_output=True, text=True, check=True)
+
+    assert (ended.stdout.startswith("outbox, version "), sys.version_info >= (3, 11)) == (True, True)

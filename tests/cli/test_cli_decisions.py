@@ -1,0 +1,411 @@
+"""Dead letters and subscriptions from the command line: looked at, decided on, and never changed under a worker."""
+
+import json
+import os
+import pty
+import subprocess
+import sys
+import time
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import text
+
+from outbox import Done, Outbox, Reject, Relay
+from outbox.model.lease import Partition
+from outbox.store.subscriptions.leases import Leases
+from tests.support.command_line import outbox
+
+#: For what does not depend on the database: one kind is enough.
+ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
+ESCAPE = "\x1b[2J\x07 \u202e no"
+
+
+class Destination:
+    """Rejects everything until it is well."""
+
+    destination = "callable:test"
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+        self.well = False
+
+    def send(self, messages):
+        """Keep the bodies, or reject."""
+        if self.well:
+            self.bodies += [message.body for message in messages]
+        return [Done() if self.well else Reject(ESCAPE)] * len(messages)
+
+    def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def destination() -> Destination:
+    return Destination()
+
+
+@pytest.fixture
+def dead(engine, destination) -> list[int]:
+    """Four dead letters of `relay`, of two topics and with three keys; the first has one blocked behind it."""
+    sender = Outbox(engine)
+    with sender.begin() as session:
+        for topic, key in (("orders", "a"), ("orders", "b"), ("mail", "c"), ("mail", None), ("orders", "a")):
+            sender.send(session, topic, f"{topic} {key}".encode(), key=key, headers={"X-Trace": "7"})
+    Relay(sender, destination).until_empty()
+    return [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]]
+
+
+def resume(engine, destination):
+    """What the destination gets once it is well."""
+    destination.well = True
+    Relay(Outbox(engine), destination).until_empty()
+    return destination.bodies
+
+
+def hold(engine, name="relay"):
+    database = Outbox(engine).database
+    with closing(database.open()) as channel:
+        assert Leases(database).acquire(channel, Partition(name), "w0rker", timedelta(minutes=5))
+
+
+def requests(engine):
+    with engine.connect() as connection:
+        statement = (
+            "SELECT id, request, requested_by, request_reason FROM outbox_parked WHERE request IS NOT NULL ORDER BY id"
+        )
+        return [tuple(row) for row in connection.execute(text(statement))]
+
+
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
+def test_moments_are_shown_in_utc_whatever_the_zone_of_the_session(engine, dead):
+    """A person who compares them with a log, or with --json, would be hours off."""
+    tokyo = {"PGTZ": "Asia/Tokyo"}
+    since = outbox(engine, "dead", "list", "--json", **tokyo).json["dead_letters"][0]["parked_at"]
+    day, second = since[:10], since[11:19]
+
+    listed, shown, subscriptions, purged = (
+        outbox(engine, *command, **tokyo)
+        for command in (
+            ["dead", "list"],
+            ["dead", "show", str(dead[0])],
+            ["subscriptions", "list"],
+            ["purge", "--older-than", "0s", "--dry-run"],
+        )
+    )
+
+    assert "DEAD SINCE (UTC)" in listed.out and f"{day} {second}" in listed.out
+    assert f"parked at    {day} {second} UTC\n" in shown.out
+    assert "CREATED (UTC)" in subscriptions.out and f"{since[:13].replace('T', ' ')}:" in subscriptions.out
+    assert purged.err.splitlines()[0].endswith(" UTC would go")
+
+
+@ONE_DATABASE
+def test_they_are_listed_with_what_happened(engine, dead):
+    listed = outbox(engine, "dead", "list", "--json").json["dead_letters"]
+
+    shown = [(each["subscription"], each["topic"], each["key"], each["attempts"], each["error"]) for each in listed]
+    assert shown == [
+        ("relay", "orders", "a", 1, ESCAPE),
+        ("relay", "orders", "b", 1, ESCAPE),
+        ("relay", "mail", "c", 1, ESCAPE),
+        ("relay", "mail", None, 1, ESCAPE),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "places"),
+    [
+        (["--topic", "mail"], [2, 3]),
+        (["--key", "b"], [1]),
+        (["--limit", "2"], [0, 1]),
+        (["--name", "relay"], [0, 1, 2, 3]),
+    ],
+)
+@ONE_DATABASE
+def test_a_part_of_them_is_listed(engine, dead, options, places):
+    listed = outbox(engine, "dead", "list", "--json", *options).json["dead_letters"]
+
+    assert [each["id"] for each in listed] == [dead[place] for place in places]
+
+
+@ONE_DATABASE
+def test_nothing_of_a_message_reaches_the_terminal_unescaped(engine, dead):
+    told = [outbox(engine, "dead", "list"), outbox(engine, "dead", "show", str(dead[0]))]
+
+    assert [("\\x1b[2J\\x07 \\u202e no" in each.out, each.out.replace("\n", "").isprintable()) for each in told] == [
+        (True, True)
+    ] * 2
+
+
+def test_one_is_shown_with_all_that_it_carries(engine, dead):
+    shown = outbox(engine, "dead", "show", str(dead[0]), "--json").json
+
+    assert (shown["body"], shown["headers"], shown["state"]) == ("orders a", {"X-Trace": "7"}, "dead")
+
+
+@ONE_DATABASE
+def test_one_that_is_not_there_is_told(engine, dead):
+    assert (outbox(engine, "dead", "show", "999").code, outbox(engine, "dead", "list", "--name", "no").code) == (1, 2)
+
+
+def test_a_replay_delivers_it_and_what_waits_behind_it(engine, dead, destination):
+    ended = outbox(engine, "dead", "replay", str(dead[0]))
+
+    assert (ended.code, resume(engine, destination)) == (0, [b"orders a", b"orders a"])
+
+
+def test_a_discard_lets_go_on_what_waits_behind_it(engine, dead, destination):
+    ended = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "test order")
+
+    left = [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]]
+    assert (ended.code, left, resume(engine, destination)) == (0, dead[1:], [b"orders a"])
+
+
+@ONE_DATABASE
+def test_all_of_them_need_a_yes_and_their_number_is_told(engine, dead, destination):
+    asked = outbox(engine, "dead", "replay", "--all", "--topic", "mail")
+    done = outbox(engine, "dead", "replay", "--all", "--topic", "mail", "--yes")
+
+    assert (asked.code, "replay 2 dead letters of relay?" in asked.err) == (2, True)
+    assert (done.code, resume(engine, destination)) == (0, [b"mail c", b"mail None"])
+
+
+@ONE_DATABASE
+def test_ids_that_are_no_dead_letters_stop_everything(engine, dead):
+    """A mistyped id is not half a decision."""
+    ended = outbox(engine, "dead", "discard", str(dead[0]), "999", "--reason", "x")
+
+    assert (ended.code, "999" in ended.err, len(outbox(engine, "dead", "list", "--json").json["dead_letters"])) == (
+        1,
+        True,
+        4,
+    )
+
+
+def test_a_worker_carries_the_request_out_itself(engine, dead, destination):
+    """Its lease is live: the command writes the request on the row, and touches nothing else of it."""
+    hold(engine)
+
+    ended = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "why not", "--by", "ann")
+
+    assert (ended.code, "worker w0rker carries it out" in ended.err) == (0, True)
+    assert requests(engine) == [(dead[0], "discard", "ann", "why not")]
+
+
+def test_a_running_worker_sees_the_request(engine, dead, destination):
+    """It knows at once that the key is free: nothing of it waits for a restart."""
+    destination.well = True
+    sender = Outbox(engine)
+    with sender.running(destination):
+        deadline = time.monotonic() + 20
+        while not outbox(engine, "status", "--json").json["subscriptions"][0]["live"] and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+        outbox(engine, "dead", "replay", str(dead[0]))
+        while len(destination.bodies) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    assert destination.bodies == [b"orders a", b"orders a"]
+
+
+@ONE_DATABASE
+def test_a_name_is_asked_for_when_several_have_the_message(engine, dead, destination):
+    Relay(Outbox(engine), Destination(), name="other").until_empty()
+
+    unclear = outbox(engine, "dead", "replay", str(dead[0]))
+    clear = outbox(engine, "dead", "replay", str(dead[0]), "--name", "relay")
+
+    assert (unclear.code, "other, relay" in unclear.err, clear.code) == (2, True, 0)
+    assert len(outbox(engine, "dead", "list", "--name", "other", "--json").json["dead_letters"]) == 4
+
+
+@ONE_DATABASE
+def test_without_a_name_those_of_all_subscriptions_are_meant(engine, dead, destination):
+    Relay(Outbox(engine), Destination(), name="other").until_empty()
+
+    asked = outbox(engine, "dead", "discard", "--all", "--key", "b", "--reason", "x")
+    done = outbox(engine, "dead", "discard", "--all", "--key", "b", "--reason", "x", "--yes")
+
+    left = [
+        (each["subscription"], each["key"]) for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]
+    ]
+    assert (asked.code, "discard 1 dead letter of other and 1 dead letter of relay?" in asked.err) == (2, True)
+    assert (done.code, len(left), ("other", "b") in left, ("relay", "b") in left) == (0, 6, False, False)
+
+
+@ONE_DATABASE
+def test_an_id_that_is_nobodys_is_told_with_all_that_were_searched(engine, dead):
+    Relay(Outbox(engine), Destination(), name="other").until_empty()
+
+    ended = outbox(engine, "dead", "replay", "4711")
+
+    assert (ended.code, ended.err) == (1, "Error: no dead letters of other, relay: 4711; nothing was done\n")
+
+
+@ONE_DATABASE
+def test_nobody_is_let_down_after_all_was_given(engine, dead):
+    """Ids and reason are asked for before the database is."""
+    without_ids = outbox("postgresql://localhost:1/x", "dead", "discard")
+    without_reason = outbox("postgresql://localhost:1/x", "dead", "discard", "1")
+
+    assert (without_ids.code, "give ids, or --all" in without_ids.err) == (2, True)
+    assert (without_reason.code, "say why these dead letters are given up: --reason" in without_reason.err) == (2, True)
+
+
+@ONE_DATABASE
+def test_at_a_terminal_a_reason_is_asked_for(engine, dead):
+    hold(engine)
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, b"typed\n")
+
+    subprocess.run(
+        [sys.executable, "-c", "from outbox.cli import main; main()", "dead", "discard", str(dead[0])],
+        env={**os.environ, "OUTBOX_DATABASE": engine.url.render_as_string()},
+        stdin=terminal,
+        check=True,
+    )
+    os.close(terminal)
+    os.close(keyboard)
+
+    assert [each[3] for each in requests(engine)] == ["typed"]
+
+
+def test_a_reason_is_one_harmless_line_of_the_applications_log(engine, dead, destination, caplog):
+    """The worker logs what it carries out; who asked may have written anything."""
+    hold(engine)
+    reason = "line\none \x1b[2J" + "x" * 10_000
+    outbox(engine, "dead", "discard", str(dead[0]), "--reason", reason, "--by", "ann\nbob")
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_lease SET lease_until = NULL, owner = NULL"))
+    with caplog.at_level("INFO", "outbox"):
+        resume(engine, destination)
+
+    (line,) = [each.message for each in caplog.records if "discard" in each.message]
+    assert line.startswith(f"dead letter {dead[0]}: discard by ann bob (line one \ufffd[2Jxxx")
+    assert (line.isprintable(), len(line) < 1000) == (True, True)
+
+
+# JSON
+
+
+@ONE_DATABASE
+def test_a_list_that_is_cut_says_so(engine, dead):
+    cut, whole = (outbox(engine, "dead", "list", "--json", "--limit", each).json for each in ("3", "4"))
+
+    assert [(each["version"], each["more"], len(each["dead_letters"])) for each in (cut, whole)] == [
+        (1, True, 3), (1, False, 4),
+    ]  # fmt: skip
+
+
+def test_a_decision_is_told_to_programs(engine, dead):
+    done = outbox(engine, "dead", "discard", str(dead[0]), "--reason", "x", "--json")
+    hold(engine)
+    asked = outbox(engine, "dead", "replay", "--all", "--yes", "--json")
+    nothing = outbox(engine, "dead", "replay", "--all", "--topic", "none", "--yes", "--json")
+
+    head = {"version": 1, "more": False}
+    here = {"name": "relay", "dead_letters": 1, "carried_out": True, "worker": None}
+    there = {"name": "relay", "dead_letters": 3, "carried_out": False, "worker": "w0rker"}
+    assert [each.json for each in (done, asked, nothing)] == [
+        {**head, "decision": "discard", "subscriptions": [here]},
+        {**head, "decision": "replay", "subscriptions": [there]},
+        {**head, "decision": "replay", "subscriptions": []},
+    ]
+    assert (done.err, asked.err) == ("", "")
+
+
+# Subscriptions
+
+
+@ONE_DATABASE
+def test_subscriptions_are_listed(engine, dead):
+    (listed,) = outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]
+
+    assert {key: listed[key] for key in ("name", "topics", "destination", "on_dead", "live")} == {
+        "name": "relay", "topics": None, "destination": "callable:test", "on_dead": "block", "live": False,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        (["--topics", "b,a"], {"topics": ["a", "b"]}),
+        (["--all-topics"], {"topics": None}),
+        (["--to", "nats://h:4222/x"], {"destination": "nats://h:4222/x"}),
+        (["--on-dead", "continue"], {"on_dead": "continue"}),
+    ],
+)
+@ONE_DATABASE
+def test_what_belongs_to_a_subscription_is_altered(engine, dead, options, changed):
+    (before,) = outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]
+
+    ended = outbox(engine, "subscriptions", "alter", "relay", *options)
+
+    assert (ended.code, outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]) == (
+        0,
+        [{**before, **changed}],
+    )
+
+
+def test_what_waits_behind_dead_letters_goes_on_when_they_are_to_hold_nothing_back(engine, dead, destination):
+    outbox(engine, "subscriptions", "alter", "relay", "--on-dead", "continue")
+
+    assert resume(engine, destination) == [b"orders a"]
+    assert [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]] == dead
+
+
+@pytest.mark.parametrize("command", [["alter", "relay", "--all-topics"], ["drop", "relay", "--yes"]])
+@ONE_DATABASE
+def test_a_subscription_is_not_changed_under_its_worker(engine, dead, command):
+    hold(engine)
+
+    ended = outbox(engine, "subscriptions", *command)
+
+    assert (ended.code, "worker w0rker holds the lease of relay" in ended.err) == (2, True)
+    assert len(outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]) == 1
+
+
+@ONE_DATABASE
+def test_one_that_no_worker_has_declared_is_not_altered_in_part(engine):
+    """Its first worker would declare the rest, and overwrite this."""
+    ended = outbox(engine, "subscriptions", "alter", "relay", "--topics", "a")
+
+    assert (ended.code, "--to" in ended.err) == (2, True)
+
+
+def test_dropping_needs_a_yes_and_tells_what_goes(engine, dead):
+    asked = outbox(engine, "subscriptions", "drop", "relay")
+    done = outbox(engine, "subscriptions", "drop", "relay", "--yes")
+
+    assert (asked.code, "1 blocked, 4 dead" in asked.err) == (2, True)
+    assert (done.code, outbox(engine, "subscriptions", "list", "--json").json["subscriptions"]) == (0, [])
+    with engine.connect() as connection:
+        tables = ("parked", "progress", "lease")
+        left = [connection.execute(text(f"SELECT count(*) FROM outbox_{table}")).scalar_one() for table in tables]
+    assert left == [0, 0, 0]
+
+
+@ONE_DATABASE
+def test_an_unknown_one_is_told_with_those_that_there_are(engine):
+    ended = outbox(engine, "subscriptions", "alter", "nope", "--all-topics")
+
+    assert (ended.code, "there are: relay" in ended.err) == (2, True)
+
+
+@ONE_DATABASE
+def test_a_name_from_the_database_is_escaped(engine):
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_subscription SET name = :name"), {"name": "a\x1b[2Jb"})
+
+    told = [outbox(engine, "subscriptions", "list"), outbox(engine, "status")]
+
+    assert [("a\\x1b[2Jb" in each.out, "\x1b" in each.out + each.err) for each in told] == [(True, False)] * 2
+
+
+@ONE_DATABASE
+def test_json_is_one_line_of_ascii(engine, dead):
+    told = outbox(engine, "dead", "list", "--json").out
+
+    assert (told.isascii(), told.count("\n"), len(json.loads(told)["dead_letters"])) == (True, 1, 4)

@@ -1,0 +1,193 @@
+"""Help answers at once; every option has its variable; whatever fails ends as one line and an exit code."""
+
+import os
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from outbox.cli import main
+from tests.support.command_line import outbox
+
+HEAVY = ("sqlalchemy", "alembic", "psycopg", "rich", "tenacity", "nats")
+
+
+def commands(command, path=()):
+    """Every command with its words."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            yield from commands(command.get_command(context, name), (*path, name))
+    else:
+        yield path, command
+
+
+ALL = {" ".join(path): command for path, command in commands(main)}
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["relay", "--help"], ["status", "--help"], ["dead", "list", "--help"]]
+)
+def test_help_loads_nothing_heavy(arguments):
+    script = f"""if True:
+        import sys
+        from outbox.cli import main
+        try:
+            main({arguments!r})
+        except SystemExit as ended:
+            sys.stderr.write(f"{{ended.code}} " + " ".join(each for each in {HEAVY!r} if each in sys.modules))
+    """
+
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+
+    assert (ended.stderr, ended.stdout.startswith("Usage: ")) == ("0 ", True)
+
+
+def test_the_help_lists_every_verb():
+    shown = CliRunner().invoke(main, ["--help"]).stdout
+
+    assert {path.split()[0] for path in ALL} <= set(shown.split())
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path != "demo"])
+def test_no_variable_is_named_after_the_program(path):
+    """As an option whose value has a name in Python that the option has not."""
+    shown = CliRunner().invoke(main, [*path.split(), "--help"], prog_name="outbox").stdout
+
+    assert "_]" not in shown.replace(";", "]").replace(",", "]")
+
+
+@pytest.mark.parametrize("path", [path for path in ALL if path != "demo"])
+def test_every_option_can_be_set_by_the_environment(path):
+    """Its variable is OUTBOX_ and the words of the command, or OUTBOX_ alone for what all commands share."""
+    shown = " ".join(CliRunner().invoke(main, [*path.split(), "--help"], prog_name="outbox").stdout.split())
+    options = [each for each in ALL[path].params if isinstance(each, click.Option)]
+    prefix = f"OUTBOX_{path.upper().replace(' ', '_')}_"
+
+    words = [option.opts[-1].removeprefix("--").upper().replace("-", "_") for option in options]
+
+    assert [
+        word for word in words if f"env var: {prefix}{word}" not in shown and f"env var: OUTBOX_{word}" not in shown
+    ] == []
+
+
+def test_a_variable_counts_as_the_option(sqlite_engine):
+    by_variable = outbox(sqlite_engine, "status", OUTBOX_STATUS_JSON="1").json
+
+    assert [each["name"] for each in by_variable["subscriptions"]] == ["relay"]
+
+
+@pytest.mark.parametrize(
+    ("url", "arguments", "code", "says"),
+    [
+        (None, ["status"], 2, "OUTBOX_DATABASE"),
+        ("nonsense", ["status"], 2, "not given as a URL"),
+        ("mysql://localhost/x", ["status"], 2, "no outbox lives in mysql"),
+        ("sqlite://", ["status"], 2, "use a file"),
+        ("sqlite:////nonexistent/x.db", ["status"], 3, "no file"),
+        ("postgresql://localhost:1/x", ["status"], 3, "cannot be reached"),
+        ("postgresql://localhost:1/x", ["relay", "--to", "stdout:"], 3, "cannot be reached"),
+        ("postgresql://localhost:1/x", ["db", "upgrade"], 3, "cannot be reached"),
+        ("postgresql://localhost:1/x", ["status", "--schema", 'a"b'], 2, "plain identifier"),
+        ("postgresql://localhost:1/x", ["relay"], 2, "no destination"),
+        ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--once", "--until-empty"], 2, "exclude"),
+        ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--topics", "a,,b"], 2, "names with a comma"),
+        ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--lease", "10"], 2, "is not a duration"),
+        ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--from", "soon"], 2, "2026-01-31T12:00:00Z"),
+        ("postgresql://localhost:1/x", ["relay", "--to", "stdout:", "--from", "2026-01-31"], 2, "append Z"),
+        ("postgresql://localhost:1/x", ["relay", "--to", "teapot://x"], 2, "no sender for teapot"),
+        ("postgresql://localhost:1/x", ["dead", "replay"], 2, "give ids, or --all"),
+        ("postgresql://localhost:1/x", ["dead", "discard", "1"], 2, "--reason"),
+        ("postgresql://localhost:1/x", ["subscriptions", "alter", "relay"], 2, "nothing to alter"),
+    ],
+)
+def test_an_obvious_mistake_is_told_in_a_line(url, arguments, code, says):
+    ended = outbox(url, *arguments)
+
+    last = ended.err.strip().splitlines()[-1]
+    assert (ended.code, last.startswith("Error: "), says in last, "Traceback" in ended.err) == (code, True, True, False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["statsu"], "there is no command statsu; did you mean status?"),
+        (["dead", "lsit"], "there is no command lsit; did you mean list?"),
+        (["db", "x"], "there is no command x; there are check, sql, upgrade"),
+    ],
+)
+def test_a_mistyped_command_is_told_what_it_is_like(arguments, said):
+    ended = outbox(None, *arguments)
+
+    assert (ended.code, ended.err.splitlines()[-1]) == (2, f"Error: {said}")
+
+
+@pytest.mark.parametrize("path", [[], *([name] for name in ("dead", "db", "half", "subscriptions"))])
+def test_no_help_is_cut(path):
+    shown = CliRunner().invoke(main, [*path, "--help"], prog_name="outbox").stdout
+
+    assert "..." not in shown.replace("[ARGS]...", "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_told_in_a_line(sqlite_engine):
+    """And a pipe that is not read to its end, in none."""
+    command = [sys.executable, "-c", "from outbox.cli import main; main()", "status", "--json"]
+    run = partial(
+        subprocess.run,
+        command,
+        check=False,
+        env={**os.environ, "OUTBOX_DATABASE": sqlite_engine.url.render_as_string()},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    with Path("/dev/full").open("w") as full:
+        ended = run(stdout=full)
+    reader, writer = os.pipe()
+    os.close(reader)
+    unread = run(stdout=writer)
+    os.close(writer)
+
+    assert (ended.returncode, ended.stderr) == (1, "Error: standard output: No space left on device\n")
+    assert (unread.returncode, unread.stderr) == (1, "")
+
+
+def test_missing_tables_are_told_with_what_to_do(tmp_path):
+    url = f"sqlite:///{tmp_path / 'x.db'}"
+    (tmp_path / "x.db").touch()
+
+    told = [outbox(url, *arguments) for arguments in (["status"], ["dead", "list"], ["purge", "--older-than", "7d"])]
+
+    assert [(ended.code, ended.err) for ended in told] == [
+        (1, "Error: the outbox tables are not there; run: outbox db upgrade\n")
+    ] * 3
+
+
+@pytest.mark.parametrize("driver", ["", "+aiosqlite"])
+def test_the_url_of_an_application_may_name_a_driver_for_asyncio(sqlite_engine, driver):
+    ended = outbox(f"sqlite{driver}:///{sqlite_engine.url.database}", "status", "--json")
+
+    assert (ended.code, ended.json["subscriptions"][0]["name"]) == (0, "relay")
+
+
+@pytest.mark.parametrize("driver", ["asyncpg", "psycopg_async", "psycopg"])
+def test_that_of_postgresql_too(pg_engine, driver):
+    url = pg_engine.url.set(drivername=f"postgresql+{driver}")
+    url = url.update_query_dict({"ssl": "prefer"}) if driver == "asyncpg" else url
+
+    ended = outbox(url.render_as_string(hide_password=False), "status", "--json")
+
+    assert (ended.code, ended.json["subscriptions"][0]["name"]) == (0, "relay")
+
+
+@pytest.mark.parametrize("command", [["status"], ["db", "upgrade"]])
+def test_a_missing_folder_is_named(tmp_path, command):
+    ended = outbox(f"sqlite:///{tmp_path}/nodir/x.db", *command)
+
+    text = f"Error: there is no file {tmp_path}/nodir/x.db, and no folder {tmp_path}/nodir to make it in\n"
+    assert (ended.code, ended.err) == (3, text)

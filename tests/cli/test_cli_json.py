@@ -1,0 +1,137 @@
+"""The JSON of each command is what docs/json.md says: each field is there, of its type, and no other."""
+
+import re
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+
+from outbox import Done, Outbox, Reject, Relay, Unavailable
+from tests.rocketmq.halves import ask, begun
+from tests.support.command_line import outbox
+
+PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+#: Objects whose names are data.
+OPEN = ("parked", "headers")
+METRICS = "rocketmq_"
+ALL = {"version": "number", "more": "boolean"}
+BESIDES = "What `status` has besides"
+COMMANDS = {
+    "status": [],
+    "dead list": [],
+    "dead replay": ["--all", "--topic", "bad", "--yes"],
+    "dead discard": ["--all", "--topic", "bad", "--reason", "x", "--yes"],
+    "subscriptions list": [],
+    "subscriptions alter": ["relay", "--on-dead", "continue"],
+    "subscriptions drop": ["relay", "--yes"],
+    "restore": ["--yes"],
+    "db check": [],
+    "db upgrade": [],
+    "purge": ["--older-than", "0s", "--dry-run"],
+}
+#: Of which transaction each is.
+ABOUT_TRANSACTIONS = {
+    "half list": [],
+    "half show": ["PENDING"],
+    "half commit": ["PENDING"],
+    "half rollback": ["PENDING"],
+    "half resume": ["GIVEN_UP"],
+}
+KINDS = {str: "text", bool: "boolean", int: "number", float: "number", list: "list", dict: "object", type(None): "null"}
+
+
+def documented(command: str) -> dict[str, str]:
+    """The fields of a command and their types, with those that all have."""
+    sections = re.split(r"^## ", PAGE.read_text(), flags=re.MULTILINE)
+    (own,) = [each for each in sections[1:] if f"`outbox {command}`" in each.splitlines()[0]]
+    return table(sections[0] + own)
+
+
+def table(section: str) -> dict[str, str]:
+    """The fields of a section and their types."""
+    return dict(re.findall(r"^\| `([^`]+)` \| ([^|]+) \|", section, flags=re.MULTILINE))
+
+
+def fields(value: object, path: str = "") -> Iterator[tuple[str, str]]:
+    """Each field with its type; of objects in lists those of all."""
+    if isinstance(value, dict) and path.rpartition(".")[2] not in OPEN and not path.startswith(METRICS):
+        for name, inner in value.items():
+            yield from fields(inner, f"{path}.{name}" if path else name)
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        for each in value:
+            yield from fields(each, f"{path}[]")
+    else:
+        yield path, KINDS[type(value)]
+
+
+class Destination:
+    """Rejects one topic, waits with another."""
+
+    destination = "nats://h:4222"
+
+    def send(self, messages):
+        """One answer for each topic."""
+        answers = {"bad": Reject("never"), "away": Unavailable("no stream")}
+        return [answers.get(message.topic, Done()) for message in messages]
+
+    def close(self):
+        """Nothing is open."""
+
+
+@pytest.fixture
+def shop(engine):
+    """An outbox of which every command has something to tell."""
+    sender = Outbox(engine)
+    with sender.begin() as session:
+        for topic in ("fine", "away", "bad"):
+            sender.send(session, topic, b"1", key=topic)
+    Relay(sender, Destination()).until_empty()
+    with engine.begin() as connection:
+        connection.execute(text("DROP INDEX outbox_parked_request"))
+    return engine
+
+
+@pytest.fixture
+def transactions(engine):
+    """Two transactions: one is given up, one has text, bytes and a delay in its messages."""
+    given_up = begun(engine, group="depot")
+    ask(engine, group="depot")
+    pending = begun(engine, "orders", "mail")
+    pending.send("bytes", b"\xff", key="k", delay=timedelta(minutes=1))
+    return {"GIVEN_UP": given_up.id, "PENDING": pending.id}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_page_and_the_command_agree(shop, command):
+    agree(command, outbox(shop, *command.split(), *COMMANDS[command], "--json").json)
+
+
+@pytest.mark.parametrize("command", ABOUT_TRANSACTIONS)
+def test_the_page_and_a_command_about_transactions_agree(engine, transactions, command):
+    names = ABOUT_TRANSACTIONS[command]
+
+    agree(command, outbox(engine, *command.split(), *(transactions[each] for each in names), "--json").json)
+
+
+def test_the_page_and_status_agree_where_there_are_half_messages(engine, transactions):
+    (besides,) = re.findall(f"^## {BESIDES}.*?^## ", PAGE.read_text(), flags=re.MULTILINE | re.DOTALL)
+
+    document = outbox(engine, "status", "--json").json
+
+    own = {path.partition("[")[0] for path in documented("status")} - {"version", "more"}
+    agree_on(ALL | table(besides), {name: value for name, value in document.items() if name not in own})
+
+
+def agree(command: str, document: dict[str, object]) -> None:
+    """Each documented field is there, of its type, and no other."""
+    agree_on(documented(command), document)
+
+
+def agree_on(said: dict[str, str], document: dict[str, object]) -> None:
+    """Each of these fields is there, of its type, and no other."""
+    found = list(fields(document))
+    assert list(document)[:2] == ["version", "more"]
+    assert {path for path, _ in found} == set(said)
+    assert [(path, kind) for path, kind in found if kind not in said[path].split(" or ")] == []

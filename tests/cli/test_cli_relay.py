@@ -1,0 +1,294 @@
+"""`outbox relay`: says where it begins, sends, stops when asked, and does not wait for ever when it should end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import closing, contextmanager
+from datetime import timedelta
+
+import pytest
+
+from outbox import Outbox
+from outbox.model.lease import Partition
+from outbox.model.subscription import Declaration
+from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.testing.proxy import TcpProxy
+from tests.support.command_line import outbox
+from tests.support.nats_streams import Stream
+
+PROGRAM = [sys.executable, "-c", "from outbox.cli import main; main()"]
+
+
+def send(engine, *bodies, topic="orders"):
+    with (sender := Outbox(engine)).begin() as session:
+        for body in bodies:
+            sender.send(session, topic, body)
+
+
+def bodies(path) -> list[str]:
+    return [json.loads(line)["body"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def standing(engine):
+    """How `relay` stands."""
+    return next(each for each in outbox(engine, "status", "--json").json["subscriptions"] if each["name"] == "relay")
+
+
+@pytest.fixture
+def stream(nats):
+    """A stream of this test."""
+    with TcpProxy("127.0.0.1", nats.port) as proxy, closing(Stream(nats, proxy)) as stream:
+        yield stream
+
+
+@contextmanager
+def running(engine, *arguments):
+    """The relay as a process of its own."""
+    environment = {**os.environ, "OUTBOX_DATABASE": engine.url.render_as_string(hide_password=False)}
+    process = subprocess.Popen(
+        [*PROGRAM, "relay", *arguments], env=environment, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def eventually(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return condition()
+
+
+def test_until_empty_sends_everything_and_ends(engine, tmp_path):
+    out = tmp_path / "out"
+    send(engine, *(str(n) for n in range(25)))
+
+    ended = outbox(engine, "relay", "--to", f"file://{out}", "--until-empty", "--batch-size", "10")
+
+    assert (ended.code, bodies(out)) == (0, [str(n) for n in range(25)])
+    assert ended.err == f"relay: all topics to file://{out}, from the earliest message on\nrelay: 25 sent\n"
+
+
+def test_once_sends_one_batch(sqlite_engine, tmp_path):
+    out = tmp_path / "out"
+    send(sqlite_engine, *(str(n) for n in range(25)))
+
+    ended = outbox(sqlite_engine, "relay", "--to", f"file://{out}", "--once", "--batch-size", "10")
+
+    assert (ended.code, len(bodies(out)) in range(1, 11)) == (0, True)
+
+
+def test_only_the_topics_that_were_asked_for_are_sent(sqlite_engine, tmp_path):
+    out = tmp_path / "out"
+    send(sqlite_engine, "order")
+    send(sqlite_engine, "mail", topic="mail")
+
+    outbox(
+        sqlite_engine, "relay", "--to", f"file://{out}", "--until-empty", "--topics", "mail, letters", "--name", "post"
+    )
+
+    assert bodies(out) == ["mail"]
+
+
+@pytest.mark.parametrize(("start", "sent"), [("earliest", ["old", "new"]), ("latest", ["new"]), (None, ["old", "new"])])
+def test_a_new_name_begins_where_it_is_told(sqlite_engine, tmp_path, start, sent):
+    out = tmp_path / "out"
+    options = [] if start is None else ["--from", start]
+    send(sqlite_engine, "old")
+    relay = ["relay", "--to", f"file://{out}", "--name", "n", *options, "--until-empty"]
+
+    first = outbox(sqlite_engine, *relay)
+    send(sqlite_engine, "new")
+    second = outbox(sqlite_engine, *relay)
+
+    assert bodies(out) == sent
+    assert f"a new subscription that begins at {start or 'earliest'}" in first.err
+    assert "going on where it was" in second.err
+
+
+def test_a_start_that_cannot_count_any_more_is_told(sqlite_engine, tmp_path):
+    """The first subscription is there since the tables are, at earliest."""
+    ended = outbox(sqlite_engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--from", "LATEST", "--until-empty")
+
+    assert "from the earliest message on; --from latest is for a name that is not there yet" in ended.err
+
+
+@pytest.mark.parametrize("other", [["--topics", "mail"], ["--to", "file:///elsewhere"], ["--on-dead", "continue"]])
+def test_another_declaration_under_the_same_name_is_refused(sqlite_engine, tmp_path, other):
+    to = ["--to", f"file://{tmp_path / 'out'}"]
+    outbox(sqlite_engine, "relay", *to, "--until-empty")
+
+    ended = outbox(sqlite_engine, "relay", *to, *other, "--until-empty")
+
+    advice = f"outbox subscriptions alter relay {' '.join(other)}\n"
+    assert (ended.code, ended.err.startswith("Error: subscription 'relay' has "), ended.err.endswith(advice)) == (
+        2,
+        True,
+        True,
+    )
+
+
+def test_an_unavailable_destination_ends_a_run_that_should_end_by_itself(engine):
+    """Nothing is counted against the messages: the next run finds them all."""
+    send(engine, "1", "2", "3")
+
+    ended = outbox(engine, "relay", "--to", "nats://localhost:1", "--until-empty", "--give-up-after", "1s")
+    status = outbox(engine, "status", "--json").json["subscriptions"][0]
+
+    assert (ended.code, "gave up after 1 s in which nats://localhost:1 accepted nothing" in ended.err) == (4, True)
+    assert (status["backlog"], set(status["parked"].values())) == (3, {0})
+
+
+@pytest.mark.parametrize("how", ["--until-empty", "--once"])
+def test_messages_that_wait_for_a_destination_that_accepted_nothing_are_no_end(engine, how):
+    """Two topics: neither can tell of the other, so both are set aside after growing pauses. The text says why."""
+    send(engine, "1")
+    send(engine, "2", topic="mail")
+    relay = ["relay", "--to", "nats://localhost:1", how, "--give-up-after"]
+
+    ended = [outbox(engine, *relay, patience) for patience in ("10s", "1s")]
+    status = outbox(engine, "status", "--json").json["subscriptions"][0]
+
+    assert [(each.code, "nats://localhost:1 accepted nothing (NATS: " in each.err) for each in ended] == [(4, True)] * 2
+    assert ended[1].err.endswith("; set aside: 2 waiting\n")
+    assert (status["parked"]["waiting"], status["parked"]["dead"]) == (2, 0)
+
+
+def test_a_destination_that_comes_back_in_time_is_waited_for(sqlite_engine, stream):
+    """What was set aside while there was no stream is sent before the command gives up."""
+    stream.take("other")
+    send(sqlite_engine, "1", topic="late.a")
+    send(sqlite_engine, "2", topic="late.b")
+    with running(sqlite_engine, "--to", stream.url, "--until-empty", "--give-up-after", "1m") as process:
+        waiting = eventually(lambda: standing(sqlite_engine)["parked"]["waiting"] == 2)
+        stream.take("late.*")
+        code = process.wait(60)
+        said = process.stderr.read() if process.stderr else ""
+
+    assert (waiting, code, said.splitlines()[-1]) == (True, 0, "relay: 2 sent")
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_destination_that_is_not_that_of_the_direct_writers_is_refused_before_anything_is_sent(
+    sqlite_engine, tmp_path, declared
+):
+    """Whether or not a relay has declared one before."""
+    out = tmp_path / "out"
+    send(sqlite_engine, "1")
+    with closing((database := Outbox(sqlite_engine).database).open()) as channel:
+        subscriptions = Subscriptions(database)
+        subscriptions.declare(
+            channel, Declaration(name="relay:compensation", destination="nats://h:4222", kind="compensation"), "latest"
+        )
+        if declared:
+            subscriptions.declare(channel, Declaration(name="relay", destination="nats://h:4222"))
+
+    ended = outbox(sqlite_engine, "relay", "--to", f"file://{out}", "--until-empty")
+    _, _, advice = ended.err.strip().partition("run: outbox ")
+    helped = outbox(sqlite_engine, *advice.split())
+    sent = outbox(sqlite_engine, "relay", "--to", f"file://{out}", "--until-empty")
+
+    assert (ended.code, ended.err.count("\n"), "nats://h:4222" in ended.err) == (2, 1, True)
+    assert (advice, helped.code) == (f"subscriptions alter relay --to file://{out}", 0)
+    assert (sent.code, bodies(out)) == (0, ["1"])
+
+
+def test_a_second_relay_says_that_it_stands_by_and_that_it_takes_over(engine, tmp_path):
+    out = tmp_path / "out"
+    with running(engine, "--to", f"file://{out}") as first:
+        assert eventually(lambda: outbox(engine, "status", "--json").json["subscriptions"][0]["live"])
+        with running(engine, "--to", f"file://{out}") as second:
+            assert second.stderr is not None
+            said = [second.stderr.readline() for _ in range(2)]
+            first.terminate()
+            said.append(second.stderr.readline())
+
+    assert [line.partition(" info    ")[2] for line in said[1:]] == [
+        "relay: another worker holds the lease; standing by\n",
+        "relay: the lease is free; taking over\n",
+    ]
+
+
+def test_a_topic_that_is_not_accepted_is_named_in_the_log_with_the_destinations_text(engine, stream):
+    """Once, however many messages; and dead letters."""
+    stream.take("there")
+    send(engine, *"123", topic="missing")
+    send(engine, "4", topic="there")
+    send(engine, "5", "6", topic="no..subject")
+
+    ended = outbox(engine, "relay", "--to", stream.url, "--until-empty")
+
+    logged = [line.partition(" warning ")[2] for line in ended.err.splitlines() if " warning " in line]
+    text = f"no JetStream stream takes subject '{stream.prefix}.missing'; create one"
+    assert (ended.code, len(logged)) == (0, 2)
+    assert f"relay: {stream.url} does not accept topic missing, its messages wait: {text}" in logged
+    dead = "relay: 2 more dead letters, the first is message 5 of topic no..subject: NATS has no subject"
+    assert [line.startswith(dead) for line in sorted(logged)] == [True, False]
+
+
+def test_a_lease_that_never_comes_ends_a_run_that_should_end_by_itself(engine, tmp_path):
+    with closing(Outbox(engine).database.open()) as channel:
+        database = Outbox(engine).database
+        assert Leases(database).acquire(channel, Partition("relay"), "somebody", timedelta(minutes=5))
+
+    ended = outbox(engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty", "--give-up-after", "1s")
+
+    assert (ended.code, "worker somebody holds the lease of relay" in ended.err) == (4, True)
+
+
+def test_what_was_set_aside_is_told_at_the_end(sqlite_engine, tmp_path):
+    with (sender := Outbox(sqlite_engine)).begin() as session:
+        sender.send(session, "orders", b"later", delay=timedelta(hours=1))
+
+    ended = outbox(sqlite_engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty")
+
+    assert (ended.code, ended.err.splitlines()[-1]) == (0, "relay: 0 sent; set aside: 1 delayed")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_it_finish_and_give_the_lease_back(engine, tmp_path, number):
+    out = tmp_path / "out"
+    with running(engine, "--to", f"file://{out}") as process:
+        send(engine, "1", "2")
+        assert eventually(lambda: bodies(out) == ["1", "2"])
+
+        process.send_signal(number)
+        code = process.wait(30)
+        said = process.stderr.read() if process.stderr else ""
+
+    (status,) = outbox(engine, "status", "--json").json["subscriptions"]
+    assert (code, said.splitlines()[-1], status["live"], status["lease_until"]) == (
+        0,
+        "relay: stopped; 2 sent",
+        False,
+        None,
+    )
+
+
+def test_a_signal_ends_a_run_that_cannot_end(engine):
+    send(engine, "1")
+    with running(engine, "--to", "nats://localhost:1", "--until-empty", "--give-up-after", "1h") as process:
+        assert eventually(lambda: outbox(engine, "status", "--json").json["subscriptions"][0]["live"])
+
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+
+    assert outbox(engine, "status", "--json").json["subscriptions"][0]["lease_until"] is None
+
+
+def test_logs_are_lines_of_json_when_asked_for(sqlite_engine, tmp_path):
+    ended = outbox(
+        sqlite_engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty", "-v", "--log-format", "json"
+    )
+
+    logged = [json.loads(line) for line in ended.err.splitlines() if line.startswith("{")]
+    assert ("info", "subscription relay begins at earliest") in {(each["level"], each["message"]) for each in logged}

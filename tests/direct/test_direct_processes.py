@@ -1,0 +1,159 @@
+"""Direct send and the life of a process: what is committed is sent before its end, and by whoever committed it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Outbox
+from outbox.direct import delivery
+from outbox.testing.proxy import TcpProxy
+from tests.support.destination import Destination, relay_to
+from tests.support.directly import marked, relayed, writing_directly
+from tests.support.nats_streams import Stream
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+
+
+GRACE_SECONDS = 10
+
+
+def program(
+    engine: Engine, path: Path | str, way: str, *arguments: str, stdout: int | None = None
+) -> subprocess.Popen[bytes]:
+    url = engine.url.render_as_string(hide_password=False)
+    command = [sys.executable, "-W", "ignore", "-m", "tests.support.direct_program", url, str(path), way, *arguments]
+    return subprocess.Popen(command, cwd=ROOT, stdout=stdout)
+
+
+def arrived(path: Path) -> list[str]:
+    return [line.split()[1] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize(
+    ("way", "code", "bodies"),
+    [
+        ("returns", 0, ["1", "2"]),
+        ("exits", 3, ["1", "2"]),
+        ("raises", 1, ["1", "2"]),
+        ("leaves_a_thread", 0, ["1"]),  # when the main thread has ended, all goes by the relay
+        ("forks", 0, ["child", "parent", "parent-again"]),
+        ("is_a_process_of_multiprocessing", 0, ["child"]),
+    ],
+)
+def test_a_program_that_ends_has_sent_what_it_committed(engine, tmp_path, way, code, bodies):
+    """Nothing waits for the grace, and nothing is sent by two."""
+    path = tmp_path / "arrived"
+
+    assert program(engine, path, way).wait(60) == code
+    assert sorted(arrived(path)) == bodies
+    assert sorted(map(bytes.decode, marked(engine))) == bodies
+    by_process = {line.split()[1]: line.split()[0] for line in path.read_text().splitlines()}
+    if way == "forks":
+        assert by_process["parent"] == by_process["parent-again"] != by_process["child"]
+
+
+def test_a_program_whose_sender_hangs_ends_nevertheless(engine, tmp_path):
+    """Five seconds are enough, however often it is asked at the end whether all is sent."""
+    with program(engine, tmp_path / "arrived", "hangs", stdout=subprocess.PIPE) as running:
+        assert running.stdout is not None
+        ends_at = float(running.stdout.readline())
+        code = running.wait(60)
+        took = time.time() - ends_at
+
+    assert code == 0
+    assert 4 < took < 9.5
+
+
+def test_a_sender_that_has_not_connected_yet_may_do_so_at_the_end(pg_engine, nats):
+    """With an event loop, and threads that look up a host's name."""
+    with TcpProxy("127.0.0.1", nats.port) as proxy:
+        stream = Stream(nats, proxy)
+
+        assert program(pg_engine, stream.url.replace("127.0.0.1", "localhost"), "returns").wait(60) == 0
+        assert [message.body for message in stream.stored()] == [b"1", b"2"]
+        stream.close()
+    assert marked(pg_engine) == [b"1", b"2"]
+
+
+def test_a_program_that_ends_before_direct_sends_have_begun_leaves_all_to_the_relay(engine, tmp_path):
+    """At once, not after a grace."""
+    assert program(engine, tmp_path / "arrived", "is_short").wait(60) == 0
+
+    assert (marked(engine), relayed(engine, "file")) == ([], [b"1", b"2"])
+
+
+def test_what_a_program_leaves_behind_that_is_gone_comes_after_the_grace(engine, tmp_path):
+    """Within the grace and two polls, and what it takes to notice a commit and to have a lease."""
+    path = tmp_path / "arrived"
+    destination = Destination()
+    destination.destination = "file"
+    relay = relay_to(destination, Outbox(engine))
+    relay.start()
+
+    assert program(engine, path, "is_gone").wait(60) == 4
+    gone = time.monotonic()
+    complete = eventually(lambda: len(destination.bodies) + len(arrived(path)) >= 2, 40)
+    took = time.monotonic() - gone
+    relay.stop()
+    relay.join(20)
+
+    assert complete
+    assert sorted([*map(bytes.decode, destination.bodies), *arrived(path)]) == ["1", "2"]
+    assert took < GRACE_SECONDS + 2 * 0.1 + 3
+
+
+@pytest.mark.parametrize(
+    ("deadline", "grace", "right"), [(None, 10, 4), (5, 10, 4), (1.5, 10, 7.5), (5.5, 10.5, 4), (30, 35, 4)]
+)
+def test_a_call_that_begins_at_the_last_moment_is_over_before_the_grace_is(engine, deadline, grace, right):
+    """However long it takes, and with its ack: what a writer still sends, no compensation sends beside it."""
+    destination = Destination()
+    if deadline is not None:
+        destination.deadline = timedelta(seconds=deadline)
+    with writing_directly(engine, destination) as outbox:
+        assert (stored_grace(engine), right_of(outbox)) == (timedelta(seconds=grace), right)
+
+    assert right + (deadline or 5) + delivery.FLUSH_SECONDS <= grace
+
+
+def right_of(outbox: Outbox) -> float:
+    assert outbox._direct is not None
+    assert outbox._direct._dispatcher is not None
+    return outbox._direct._dispatcher._delivery.right
+
+
+def stored_grace(engine: Engine) -> timedelta:
+    with engine.connect() as connection:
+        statement = text("SELECT grace_ms FROM outbox_subscription WHERE name = 'relay:compensation'")
+        return timedelta(milliseconds=connection.execute(statement).scalar_one())
+
+
+@pytest.mark.parametrize("processes", [1, 2, 8])
+def test_without_failures_nothing_is_sent_twice(engine, tmp_path, processes, full):
+    """Two threads in each process, and two relays; waited for until every grace is over."""
+    path, each = tmp_path / "arrived", 400 if full else 50
+    destination = Destination()
+    destination.destination = "file"
+    relays = [relay_to(destination, Outbox(engine)) for _ in range(2)]
+    for relay in relays:
+        relay.start()
+    programs = [program(engine, path, "writes", str(each)) for _ in range(processes)]
+
+    codes = [each.wait(120) for each in programs]
+    time.sleep(13)
+    for relay in relays:
+        relay.stop()
+        relay.join(20)
+
+    sent = [*map(bytes.decode, destination.bodies), *arrived(path)]
+    assert codes == [0] * processes
+    assert len(sent) == len(set(sent)) == processes * 2 * each
+    assert len(arrived(path)) >= len(sent) / 2, "direct sends have hardly been used"

@@ -1,0 +1,107 @@
+"""What the README and the pages beside it say is so: their code runs, their commands exist, their names resolve."""
+
+import re
+import shlex
+import tomllib
+
+import click
+import pytest
+from click.testing import CliRunner
+
+from outbox import Outbox, create_engine, migrate
+from outbox.cli import main
+from outbox.rocketmq import TransactionMQProducer
+from tests.support.pages import TOP, blocks, broken_links, commands, names, resolve, run
+
+PAGES = [TOP / "README.md", *sorted((TOP / "docs").glob("*.md"))]
+ALL = "\n".join(page.read_text() for page in PAGES)
+README = PAGES[0].read_text()
+
+
+def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
+    """One namespace, on SQLite, in a folder with nothing in it but the tables that `outbox db upgrade` makes."""
+    monkeypatch.chdir(tmp_path)
+    migrate.upgrade(create_engine("sqlite:///shop.db"))
+
+    run(README, "README.md")
+
+    assert capsys.readouterr().out.splitlines() == [
+        """orders order-1 b'{"id":1,"status":"placed","version":1}'""",
+        "mail None b'Thank you!'",
+        """orders None b'{"total":1}'""",
+        "orders None b'no key, no delay'",
+        """payments None b'{"customer":"ann"}'""",
+        """orders None b'{"customer":"eve"}'""",
+    ]
+
+
+def test_the_ten_lines_are_those_of_the_example():
+    """What is shown is what the demo runs, but for where the database is."""
+    shown = next(block for block in blocks(README, "python") if "def place_order(session: Session" in block)
+    example = (TOP / "examples" / "orders.py").read_text()
+
+    assert shown[shown.index("class Base") :].strip() in example
+
+
+@pytest.mark.parametrize("line", [line for line in commands(ALL) if line.startswith("outbox ")])
+def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
+    """The verb exists and every option, with such a value; what comes to an end by itself is run, where a producer of
+    the group `orders` has been at work.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OUTBOX_DATABASE", "sqlite:///shop.db")
+    migrate.upgrade(engine := create_engine("sqlite:///shop.db"))
+    TransactionMQProducer("orders", Outbox(engine)).begin_transaction().send("orders", b"1")
+    arguments = shlex.split(line)[1:]
+
+    assert parsed(main, list(arguments)).args == []
+    if line.endswith(("--watch", "--to nats://nats:4222")):
+        return  # they run until they are interrupted
+    if arguments[0] in ("extract", "report") or "--archive" in arguments:
+        return  # they start Spark: the test of its page runs them, in one session
+    ended = CliRunner().invoke(main, arguments)
+
+    # 1: there are no dead letters and no such transactions to decide on.
+    assert ended.exit_code == 0 or (ended.exit_code, arguments[0]) in [(1, "dead"), (1, "half")], ended.output
+
+
+def parsed(command: click.Command, arguments: list[str]) -> click.Context:
+    """What click makes of the arguments, down to the last verb."""
+    while isinstance(command, click.Group):
+        found = command.get_command(click.Context(command), name := arguments.pop(0))
+        assert found is not None, f"there is no {name}"
+        command = found
+    return command.make_context("outbox", arguments)
+
+
+def test_every_other_command_is_one_of_make_or_an_installation():
+    targets = re.findall(r"^([a-z-]+):", (TOP / "Makefile").read_text(), re.MULTILINE)
+    extras = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    others = [line for line in commands(ALL) if not line.startswith(("outbox ", "export OUTBOX_DATABASE="))]
+
+    for line in others:
+        install = re.fullmatch(r"pip install 'outbox-log\[([a-z,]+)\]'", line)
+        make = re.fullmatch(r"make ([a-z-]+)", line)
+        assert install or make, line
+        assert not install or set(install[1].split(",")) <= set(extras)
+        assert not make or make[1] in targets
+
+
+@pytest.mark.parametrize("name", names(ALL))
+def test_a_name_resolves(name):
+    """Of the module, or of an `Outbox`, which the pages call by the same name."""
+    resolve(name)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file(page):
+    assert broken_links(page) == []
+
+
+@pytest.mark.parametrize("link", ["docs/nothing.md", "README.md#nothing", "#nothing"])
+def test_a_broken_link_would_be_seen(tmp_path, link):
+    (tmp_path / "README.md").write_text("# Something")
+    page = tmp_path / "page.md"
+    page.write_text(f"See [there]({link}), [this](#heading) and [that](README.md#something).\n\n# Heading\n")
+
+    assert broken_links(page) == [link]

@@ -1,0 +1,112 @@
+"""Messages with a time of their own: delayed ones, expired ones, and their place in the order of their key."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+from outbox import Message, Outbox, Retry
+from outbox.model.verdict import DONE
+from tests.support.destination import Destination, failing, relay_to
+from tests.support.parked import request, states
+from tests.support.waiting import eventually
+
+
+def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
+    outbox, destination = Outbox(engine), Destination()
+    relay = relay_to(destination, outbox)
+    with outbox.begin() as session:
+        outbox.send_all(
+            session,
+            [
+                Message("orders", b"reminder", key="order-1", delay=timedelta(seconds=2)),
+                Message("orders", b"placed", key="order-1"),
+                Message("orders", b"in an hour", key="order-1", deliver_at=datetime.now(UTC) + timedelta(hours=1)),
+                Message("orders", b"at once", deliver_at=datetime.now(UTC) - timedelta(hours=1)),
+            ],
+        )
+    sent_at = time.monotonic()
+
+    relay.start()
+    eventually(lambda: len(destination.messages) == 2, 1.5)
+    early = destination.bodies
+    eventually(lambda: len(destination.messages) == 3)
+    took = time.monotonic() - sent_at
+    relay.stop()
+    relay.join(20)
+
+    assert early == [b"placed", b"at once"]
+    assert destination.bodies == [b"placed", b"at once", b"reminder"]
+    assert took >= 1.9
+    assert states(engine) == {"delayed": 1}
+
+
+def test_a_delayed_message_stands_behind_what_is_blocked_when_it_falls_due(engine):
+    """Due while its key is held: after what is held then, before what comes later."""
+    outbox, destination = Outbox(engine), Destination(failing({b"bad"}, Retry("no", timedelta(hours=1))))
+    relay = relay_to(destination, outbox, on_dead="block")
+    with outbox.begin() as session:
+        outbox.send(session, "t", b"delayed", key="k", delay=timedelta(seconds=1))
+        outbox.send(session, "t", b"bad", key="k")
+        outbox.send(session, "t", b"behind", key="k")
+
+    relay.start()
+    eventually(lambda: states(engine) == {"retry": 1, "blocked": 2})
+    with outbox.begin() as session:
+        outbox.send(session, "t", b"later", key="k")
+    held = eventually(lambda: states(engine) == {"retry": 1, "blocked": 3})
+    relay.stop()
+    relay.join(20)
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE outbox_parked SET state = 'dead', due_at = NULL WHERE state = 'retry'")
+    destination.answer = lambda _message: DONE
+    request(engine, "replay")
+    relay_to(destination, outbox).until_empty()
+
+    assert held
+    assert destination.bodies == [b"bad", b"behind", b"delayed", b"later"]
+
+
+def test_an_expired_message_dies_and_blocks_nothing(engine):
+    outbox, destination = Outbox(engine), Destination()
+    with outbox.begin() as session:
+        outbox.send(session, "t", b"old", key="k", expires_at=datetime.now(UTC) - timedelta(seconds=1))
+        outbox.send(session, "t", b"good", key="k", expires_at=datetime.now(UTC) + timedelta(hours=1))
+
+    relay_to(destination, outbox).until_empty()
+
+    assert destination.bodies == [b"good"]
+    assert states(engine) == {"dead": 1}
+
+
+def test_a_replayed_message_does_not_expire_again(engine):
+    outbox, destination = Outbox(engine), Destination()
+    with outbox.begin() as session:
+        outbox.send(session, "t", b"old", expires_at=datetime.now(UTC) - timedelta(seconds=1))
+    relay_to(destination, outbox).until_empty()
+
+    request(engine, "replay")
+    relay_to(destination, outbox).until_empty()
+
+    assert destination.bodies == [b"old"]
+    assert states(engine) == {}
+
+
+def test_a_retried_message_keeps_its_id_and_its_bytes(engine):
+    outbox, attempts = Outbox(engine), []
+
+    def answer(message):
+        attempts.append((message.attempt, message.message_id, message.body, dict(message.headers)))
+        return DONE if message.attempt == 3 else Retry("again", timedelta(milliseconds=50))
+
+    destination = Destination(answer)
+    with outbox.begin() as session:
+        sent = outbox.send(session, "t", b"\x00\xff", key="k", headers={"a": "é"})
+    relay = relay_to(destination, outbox)
+
+    relay.start()
+    eventually(lambda: len(destination.messages) == 1)
+    relay.stop()
+    relay.join(20)
+
+    assert attempts == [(n, sent, b"\x00\xff", {"a": "é"}) for n in (1, 2, 3)]

@@ -1,0 +1,47 @@
+"""Nothing lost, nothing phantom, every key in the order of its commits, and no more copies than a crash may cost.
+
+Real writers and real relays, as processes, on a real database; the judge is in `history.py`.
+"""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine
+
+from tests.scenarios.exactness.runs import Plan, Report, Run
+
+ON_POSTGRESQL = Plan(quota=375)
+ON_POSTGRESQL_FULL = replace(ON_POSTGRESQL, quota=2600, long=12, seconds=3.0, least_trouble=12)
+ON_SQLITE = Plan(quota=200, writers=4, long=2, seconds=0.3, one_writer=True)
+ON_SQLITE_FULL = replace(ON_SQLITE, quota=2500, long=6, least_trouble=8)
+
+
+def performed(engine: Engine, folder: Path, plan: Plan) -> Report:
+    """What comes of a run; its seed and its figures are shown when something is wrong."""
+    seed = random.randrange(1_000_000)
+    report = Run(engine, folder, plan, seed).perform()
+    print(f"seed {seed}: {report}")
+    return report
+
+
+@pytest.mark.timeout(900)
+def test_eight_writers_and_two_relays_in_trouble_on_postgresql(pg_engine: Engine, tmp_path: Path, full: bool) -> None:
+    """Early ids, savepoints, rollbacks, transactions of seconds; relays killed, and stopped beyond their lease."""
+    report = performed(pg_engine, tmp_path, ON_POSTGRESQL_FULL if full else ON_POSTGRESQL)
+
+    assert report.findings.wrong == {}
+    assert report.messages >= (20_000 if full else 3_000)
+    assert {"kill", "stop"} <= set(report.faults)
+    assert min(report.taken_back, report.early) >= report.messages / 20, "it was too easy"
+
+
+@pytest.mark.timeout(900)
+def test_four_writers_and_two_relays_in_trouble_on_sqlite(sqlite_engine: Engine, tmp_path: Path, full: bool) -> None:
+    """Where one writer at a time draws ids; relays killed, and stopped beyond their lease."""
+    report = performed(sqlite_engine, tmp_path, ON_SQLITE_FULL if full else ON_SQLITE)
+
+    assert report.findings.wrong == {}
+    assert report.messages >= 4 * (2500 if full else 200)
+    assert {"kill", "stop"} <= set(report.faults)

@@ -1,0 +1,377 @@
+"""The check finds what is not as this version needs it, and nothing else."""
+
+from collections.abc import Iterator
+from contextlib import closing
+from uuid import uuid4
+
+import pytest
+import sqlalchemy
+from sqlalchemy import Engine, event, text
+from sqlalchemy.pool import NullPool
+
+from outbox import Message, Outbox, create_engine, migrate
+from outbox.model.parking import Parking
+from outbox.schema import VERSION, metadata
+from outbox.store.database import Database
+from outbox.store.operations.check import findings
+from outbox.store.subscriptions.parked import Parked
+from outbox.testing.servers import PostgresServer
+from tests.support.direct import acked
+
+
+def found(engine: Engine, schema: str | None = None, slots: int | None = None) -> list[str]:
+    """Where something is wrong, and what."""
+    database = Database(engine, schema)
+    with closing(database.open()) as channel:
+        return [f"{each.where} {each.problem}" for each in findings(database, channel, slots)]
+
+
+def do(engine: Engine, *statements: str) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
+
+
+def test_migrated_tables_are_as_they_should_be(engine):
+    with (outbox := Outbox(engine)).begin() as session:
+        outbox.send(session, "orders", b"1", key="k")
+
+    assert found(engine) == []
+
+
+def test_tables_made_by_an_application_are_as_they_should_be(pg_engine):
+    """With `metadata`, in a schema of its own; only the row about them is missing until a worker writes it."""
+    do(pg_engine, "CREATE SCHEMA shop")
+    metadata("shop").create_all(pg_engine)
+
+    assert found(pg_engine, "shop") == ["outbox_meta is empty"]
+
+
+def test_missing_tables_are_one_finding(tmp_path):
+    engine = create_engine(f"sqlite:///{tmp_path / 'empty.sqlite3'}")
+
+    assert found(engine) == ["tables are not there"]
+
+
+INDEX = "CREATE INDEX outbox_parked_due ON outbox_parked"
+EVERYWHERE = {
+    "a table": ("DROP TABLE outbox_parked", "outbox_parked is missing"),
+    "an index": ("DROP INDEX outbox_parked_request", "index outbox_parked_request is missing"),
+    "the columns of an index": (
+        f"DROP INDEX outbox_parked_due; {INDEX} (due_at) WHERE state IN ('delayed', 'waiting', 'retry')",
+        "index outbox_parked_due is on (due_at), not on (subscription, due_at)",
+    ),
+    "the predicate of an index": (
+        f"DROP INDEX outbox_parked_due; {INDEX} (subscription, due_at) WHERE state IN ('delayed', 'retry')",
+        "index outbox_parked_due selects state IN 'delayed', 'retry', not state IN 'delayed', 'waiting', 'retry'",
+    ),
+    "an index without its predicate": (
+        f"DROP INDEX outbox_parked_due; {INDEX} (subscription, due_at)",
+        "index outbox_parked_due selects all rows, not state IN 'delayed', 'waiting', 'retry'",
+    ),
+    "a column": ("ALTER TABLE outbox_subscription DROP COLUMN topics", "outbox_subscription.topics is missing"),
+    "a column of somebody else": (
+        "ALTER TABLE outbox_subscription ADD COLUMN colour text NOT NULL DEFAULT 'red'",
+        None,
+    ),
+    "the version": ("UPDATE outbox_meta SET version = 7", f"outbox_meta says version 7, this is {VERSION}"),
+    "the row about it all": ("DELETE FROM outbox_meta", "outbox_meta is empty"),
+}
+ON_POSTGRESQL = {
+    "the cache of the ids": (
+        "ALTER TABLE outbox_message ALTER id SET CACHE 20",
+        "outbox_message.id draws ids with a cache of 20, so that their order is not that of writing",
+    ),
+    "the step of the ids": (
+        "ALTER TABLE outbox_message ALTER id SET INCREMENT BY -1",
+        "outbox_message.id draws ids in steps of -1, but they must rise",
+    ),
+    "what a crash of the server leaves": (
+        "ALTER TABLE outbox_parked SET UNLOGGED",
+        "outbox_parked is not logged, so a crash of the server empties it",
+    ),
+    "an unlogged table of somebody else": ("CREATE UNLOGGED TABLE outbox_cache (id integer)", None),
+    "the default of the transaction id": (
+        "ALTER TABLE outbox_message ALTER xact_id DROP DEFAULT",
+        "outbox_message.xact_id has the default none",
+    ),
+    "the clock": (
+        "ALTER TABLE outbox_message ALTER created_at SET DEFAULT clock_timestamp()",
+        "outbox_message.created_at has the default clock_timestamp()",
+    ),
+    "a type": (
+        "ALTER TABLE outbox_message ALTER slot TYPE integer",
+        "outbox_message.slot is INTEGER, not SMALLINT",
+    ),
+    "what may be null": ("ALTER TABLE outbox_message ALTER topic DROP NOT NULL", "outbox_message.topic may be null"),
+    "a column that writers do not fill": (
+        "ALTER TABLE outbox_message ADD COLUMN colour text NOT NULL",
+        "outbox_message.colour is not ours and must not be null",
+    ),
+    "a collation": (
+        'ALTER TABLE outbox_parked ALTER key TYPE text COLLATE "default"',
+        "outbox_parked.key is ordered by the collation of the database",
+    ),
+    "the order of the log's index": (
+        "DROP INDEX outbox_message_xact_id; CREATE INDEX outbox_message_xact_id ON outbox_message (id, xact_id)",
+        "index outbox_message_xact_id is on (id, xact_id), not on (xact_id, id)",
+    ),
+    "an index that was never finished": (
+        "UPDATE pg_index SET indisvalid = false WHERE indexrelid = 'outbox_parked_request'::regclass",
+        "index outbox_parked_request is not valid",
+    ),
+    "the server": (
+        "UPDATE outbox_meta SET system_identifier = '42'",
+        "database its log was written on another server, or under another database oid: this is a copy",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", EVERYWHERE)
+def test_what_is_not_as_it_should_be_is_found(engine, what):
+    change, finding = EVERYWHERE[what]
+
+    do(engine, *change.split("; "))
+
+    assert found(engine) == ([] if finding is None else [finding])
+
+
+@pytest.mark.parametrize("what", ON_POSTGRESQL)
+def test_what_postgresql_may_have_otherwise_is_found(pg_engine, what):
+    change, finding = ON_POSTGRESQL[what]
+
+    do(pg_engine, *change.split("; "))
+
+    assert found(pg_engine) == ([] if finding is None else [finding])
+
+
+@pytest.mark.parametrize("what", ["the cache of the ids", "the step of the ids", "what a crash of the server leaves"])
+def test_a_fix_that_is_a_statement_mends_it(pg_engine, what):
+    do(pg_engine, ON_POSTGRESQL[what][0])
+    database = Database(pg_engine)
+    with closing(database.open()) as channel:
+        (finding,) = findings(database, channel)
+
+    do(pg_engine, finding.fix)
+
+    assert found(pg_engine) == []
+
+
+OFF = "SET synchronous_commit = off"
+ASYNCHRONOUS = {
+    "user": ("ALTER ROLE {role} " + OFF, "ALTER ROLE {role} SET synchronous_commit = on"),
+    "database": ("ALTER DATABASE {database} " + OFF, "ALTER DATABASE {database} SET synchronous_commit = on"),
+    "database user": (
+        "ALTER ROLE {role} IN DATABASE {database} " + OFF,
+        "ALTER ROLE {role} IN DATABASE {database} SET synchronous_commit = on",
+    ),
+}
+
+
+@pytest.fixture
+def role_engine(pg_engine: Engine) -> Iterator[Engine]:
+    """A database as a role of its own reaches it, whose name has to be quoted."""
+    name = f"Writer-{uuid4().hex}"
+    do(pg_engine, f'CREATE ROLE "{name}" SUPERUSER LOGIN')
+    engine = sqlalchemy.create_engine(pg_engine.url.set(username=name), poolclass=NullPool)
+    yield engine
+    engine.dispose()
+    do(pg_engine, f'DROP ROLE "{name}"')
+
+
+@pytest.mark.parametrize("source", ASYNCHRONOUS)
+def test_commits_that_a_crash_takes_back_are_found(role_engine, source):
+    """Where it comes from, and the statement that mends it there."""
+    names = {"role": f'"{role_engine.url.username}"', "database": role_engine.url.database}
+    change, fix = (statement.format(**names) for statement in ASYNCHRONOUS[source])
+    before = found(role_engine)
+    do(role_engine, change)
+    with closing(Database(role_engine).open()) as channel:
+        (finding,) = findings(Database(role_engine), channel)
+
+    assert before == []
+    assert str(finding) == (
+        f"synchronous_commit: is off (source: {source}), so a crash may take a transaction back whose messages are"
+        f" delivered; {fix}"
+    )
+    do(role_engine, finding.fix)
+    assert found(role_engine) == []
+
+
+def test_a_client_that_asks_for_such_commits_is_found(pg_engine):
+    engine = sqlalchemy.create_engine(pg_engine.url, connect_args={"options": "-c synchronous_commit=off"})
+    setting = sqlalchemy.create_engine(pg_engine.url)
+    event.listen(setting, "connect", lambda driver, _: driver.execute(OFF))
+    event.listen(setting, "connect", lambda driver, _: driver.commit())
+    what = "so a crash may take a transaction back whose messages are delivered"
+
+    assert found(engine) == [f"synchronous_commit is off (source: client), {what}"]
+    assert found(setting) == [f"synchronous_commit is off (source: session), {what}"]
+    for each in (engine, setting):
+        each.dispose()
+
+
+def test_sqlite_without_autoincrement_would_give_ids_out_twice(sqlite_engine):
+    with sqlite_engine.begin() as connection:
+        made = connection.execute(text("SELECT sql FROM sqlite_master WHERE name = 'outbox_message'")).scalar_one()
+        index = connection.execute(
+            text("SELECT sql FROM sqlite_master WHERE name = 'outbox_message_half'")
+        ).scalar_one()
+        connection.execute(text("DROP TABLE outbox_message"))
+        connection.execute(text(made.replace("AUTOINCREMENT", "")))
+        connection.execute(text(index))
+
+    assert found(sqlite_engine) == ["outbox_message.id is without AUTOINCREMENT, so ids would be given out twice"]
+
+
+def test_another_number_of_slots_is_found(engine):
+    """By what the application says, or by the messages that it wrote."""
+    with (outbox := Outbox(engine, slots=16)).begin() as session:
+        outbox.send(session, "orders", b"1", key="k2")
+
+    assert found(engine, slots=16) == ["outbox_meta says 256 slots, not 16"]
+    assert found(engine) == [
+        "outbox_message.slot 1 of the newest 1 messages with a key are not in the slot of their key"
+    ]
+
+
+def test_a_standby_is_found(tmp_path):
+    server = PostgresServer()
+    try:
+        server.start()
+        url = server.create_database("shop")
+        engine = create_engine(url)
+        migrate.upgrade(engine)
+        engine.dispose()
+        server.stop()
+        (signal,) = [folder for folder in server.folder.rglob("PG_VERSION") if folder.parent.name != "base"][:1]
+        (signal.parent / "standby.signal").touch()
+        server.start()
+
+        wrong = found(create_engine(url))
+    finally:
+        server.close()
+
+    assert wrong == ["server this server is a standby: its snapshots miss open transactions"]
+
+
+# Ids that would be given out again
+
+
+def advice(engine: Engine) -> list[tuple[str, str]]:
+    """What is wrong, and what to do."""
+    database = Database(engine)
+    with closing(database.open()) as channel:
+        return [(f"{each.where} {each.problem}", each.fix) for each in findings(database, channel)]
+
+
+MEND = {
+    "postgresql": "ALTER TABLE outbox_message ALTER id RESTART WITH 42",
+    "sqlite": "UPDATE sqlite_sequence SET seq = 41 WHERE name = 'outbox_message'",
+}
+SET_BACK = {
+    "postgresql": "ALTER TABLE outbox_message ALTER id RESTART WITH 3",
+    "sqlite": "UPDATE sqlite_sequence SET seq = 2 WHERE name = 'outbox_message'",
+}
+KNOWN = {
+    "outbox_message.id": "UPDATE outbox_message SET id = 41 WHERE id = 2",
+    "outbox_parked.id": "UPDATE outbox_parked SET id = 41",
+    "outbox_ack.last_id": "UPDATE outbox_ack SET last_id = 41",
+    "outbox_progress.after_id": "UPDATE outbox_progress SET after_id = 41",
+    "outbox_meta.purged_id": "UPDATE outbox_meta SET purged_id = 41",
+}
+#: Positions, where they are ids.
+SEEN = {
+    "outbox_progress.base": "UPDATE outbox_progress SET base = '42:42:'",
+    "outbox_progress.target": "UPDATE outbox_progress SET target = '42:42:', after_id = 1",
+    "outbox_meta.purged": "UPDATE outbox_meta SET purged = '42:42:'",
+}
+
+
+def fill_every_table(engine: Engine) -> None:
+    """Two messages, one of which is parked, an ack and a sequence that stands at 2."""
+    with (outbox := Outbox(engine)).begin() as session:
+        outbox.send_all(session, [Message("orders", b"1"), Message("orders", b"2")])
+    acked(engine, [1])
+    with closing(outbox.database.open()) as channel, channel.transaction():
+        Parked(outbox.database, "relay").park(channel, {Parking(state="dead", blocks=True): [1]})
+
+
+@pytest.mark.parametrize("where", KNOWN)
+def test_a_sequence_behind_ids_that_are_in_use_is_found_and_mended(engine, where):
+    """Also when it has been set, and nothing was drawn since."""
+    fill_every_table(engine)
+    before = found(engine)
+    do(engine, KNOWN[where], SET_BACK[engine.dialect.name])
+
+    problem = f"outbox_message.id has drawn ids up to 2, but {where} has 41: ids would be given out again"
+    assert (before, advice(engine)) == ([], [(problem, MEND[engine.dialect.name])])
+    do(engine, MEND[engine.dialect.name])
+    assert found(engine) == []
+    with (outbox := Outbox(engine)).begin() as session:
+        outbox.send(session, "orders", b"next")
+    with engine.connect() as connection:
+        assert connection.execute(text("SELECT max(id) FROM outbox_message")).scalar_one() == 42
+
+
+@pytest.mark.parametrize("where", SEEN)
+def test_a_sequence_behind_a_position_is_found_where_positions_are_ids(sqlite_engine, where):
+    fill_every_table(sqlite_engine)
+    do(sqlite_engine, SEEN[where])
+
+    problem = f"outbox_message.id has drawn ids up to 2, but {where} has 41: ids would be given out again"
+    assert advice(sqlite_engine) == [(problem, MEND["sqlite"])]
+
+
+def test_positions_say_nothing_of_ids_where_they_are_something_else(pg_engine):
+    fill_every_table(pg_engine)
+
+    do(pg_engine, *SEEN.values())
+
+    assert found(pg_engine) == []
+
+
+def test_a_sequence_that_sqlite_has_forgotten_is_put_back(sqlite_engine):
+    fill_every_table(sqlite_engine)
+    do(sqlite_engine, "DELETE FROM sqlite_sequence WHERE name = 'outbox_message'")
+
+    ((problem, fix),) = advice(sqlite_engine)
+    do(sqlite_engine, fix)
+
+    assert (
+        problem == "outbox_message.id has drawn ids up to 0, but outbox_message.id has 2: ids would be given out again"
+    )
+    assert found(sqlite_engine) == []
+
+
+def test_a_role_that_may_not_read_the_sequence_is_told_so(pg_engine):
+    do(pg_engine, 'CREATE ROLE "a reader"', 'GRANT SELECT ON ALL TABLES IN SCHEMA public TO "a reader"')
+    reader = create_engine(pg_engine.url, connect_args={"options": "-c role=a\\ reader"})
+    try:
+        ((problem, fix),) = advice(reader)
+        do(pg_engine, fix)
+        after = found(reader)
+    finally:
+        reader.dispose()
+        do(pg_engine, 'DROP OWNED BY "a reader"', 'DROP ROLE "a reader"')
+
+    said = "draws ids from a sequence that this role may not read, so nobody knows whether they rise"
+    assert problem == f"outbox_message.id {said}"
+    assert fix == 'GRANT SELECT ON SEQUENCE public.outbox_message_id_seq TO "a reader"'
+    assert after == []
+
+
+def test_the_sequence_of_a_schema_is_its_own(pg_engine):
+    """Its name needs quotes."""
+    do(pg_engine, 'CREATE SCHEMA "Shop"')
+    metadata("Shop").create_all(pg_engine)
+    do(pg_engine, "UPDATE outbox_meta SET purged_id = 41")
+    do(pg_engine, "INSERT INTO \"Shop\".outbox_progress SELECT 'x', 1, 0, 0, 0, '0:0:', NULL, 7, now()")
+
+    database = Database(pg_engine, "Shop")
+    with closing(database.open()) as channel:
+        (finding, _) = findings(database, channel)
+    do(pg_engine, finding.fix)
+
+    assert finding.fix == 'ALTER TABLE "Shop".outbox_message ALTER id RESTART WITH 8'
+    assert found(pg_engine, "Shop") == ["outbox_meta is empty"]

@@ -1,0 +1,234 @@
+"""One worker at a time has the right to a partition; who lost it settles nothing."""
+
+import threading
+from contextlib import closing
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import LeaseLostError, Outbox
+from outbox.model.lease import Claim, Lease, Partition
+from outbox.model.parking import Parking
+from outbox.model.position import EARLIEST, Position, Progress
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
+from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.settings import Settings
+from outbox.worker.settle import Settlement
+from tests.support.readers import Collector, declared, delivered, send, texts, worker
+from tests.support.waiting import eventually
+
+LENGTH = timedelta(seconds=10)
+PARTITION = Partition("relay")
+
+
+@pytest.fixture
+def outbox(engine: Engine) -> Outbox:
+    """An outbox whose subscription nobody has declared yet."""
+    return Outbox(engine)
+
+
+def test_a_lease_is_one_worker_s_until_it_is_given_back(outbox, channel):
+    leases = Leases(outbox.database)
+    mine = leases.acquire(channel, PARTITION, "me", LENGTH)
+    assert mine == Lease(PARTITION, 1, "me")
+    taken = leases.acquire(channel, PARTITION, "you", LENGTH)
+    holder = leases.look(channel, PARTITION)
+    assert holder is not None
+    leases.release(channel, mine)
+    yours = leases.acquire(channel, PARTITION, "you", LENGTH)
+
+    assert (taken, holder.owner, holder.epoch, holder.live) == (None, "me", 1, True)
+    assert yours == Lease(PARTITION, 2, "you")
+
+
+def test_a_renewal_moves_the_end_and_only_the_owner_s_counts(outbox, channel):
+    leases = Leases(outbox.database)
+    mine = leases.acquire(channel, PARTITION, "me", LENGTH)
+    assert mine is not None
+    before = leases.look(channel, PARTITION)
+    assert leases.renew(channel, mine, timedelta(minutes=1))
+    after = leases.look(channel, PARTITION)
+    assert not leases.renew(channel, replace(mine, epoch=0), timedelta(hours=1))
+    assert before is not None
+    assert after is not None
+    assert after == leases.look(channel, PARTITION)
+
+    assert (before.renewals, after.renewals) == (0, 1)
+    assert before.lease_until is not None
+    assert after.lease_until is not None
+    assert timedelta(seconds=49) < after.lease_until - before.lease_until < timedelta(seconds=80)
+
+
+def test_a_late_release_takes_nothing_from_the_next_owner(outbox, channel):
+    leases = Leases(outbox.database)
+    mine = leases.acquire(channel, PARTITION, "me", timedelta(0))
+    yours = leases.acquire(channel, PARTITION, "you", LENGTH)
+    assert mine is not None
+    leases.release(channel, mine)
+    holder = leases.look(channel, PARTITION)
+    assert holder is not None
+
+    assert yours == Lease(PARTITION, 2, "you")
+    assert (holder.owner, holder.live) == ("you", True)
+
+
+def test_there_is_no_lease_without_its_subscription(outbox, channel):
+    leases = Leases(outbox.database)
+
+    assert leases.acquire(channel, Partition("unknown"), "me", LENGTH) is None
+    assert leases.look(channel, Partition("unknown")) is None
+
+
+CLOCKS = {
+    "postgresql": (POSTGRESQL, "(statement_timestamp() + {moved} * interval '1 second')"),
+    "sqlite": (SQLITE, "strftime('%Y-%m-%d %H:%M:%f', 'now', '{moved} seconds')"),
+}
+
+
+def moved(engine: Engine, seconds: int) -> Database:
+    """The same database, whose clock has been set forward or back."""
+    dialect, clock = CLOCKS[engine.dialect.name]
+    return Database(engine, dialect=replace(dialect, now=clock.format(moved=f"{seconds:+d}")))
+
+
+def test_a_lease_expires_by_the_clock_of_the_database(engine, outbox, channel):
+    assert Leases(outbox.database).acquire(channel, PARTITION, "me", LENGTH) is not None
+
+    early = Leases(moved(engine, 8)).acquire(channel, PARTITION, "you", LENGTH)
+    late = Leases(moved(engine, 12)).acquire(channel, PARTITION, "you", LENGTH)
+
+    assert (early, late) == (None, Lease(PARTITION, 2, "you"))
+
+
+def test_a_lease_that_does_not_move_is_taken_though_the_clock_stepped_back(engine, outbox, channel):
+    """By the database's clock it is good for an hour; the waiter has seen it stand still."""
+    leases = Leases(outbox.database)
+    assert Leases(moved(engine, 3600)).acquire(channel, PARTITION, "me", LENGTH) is not None
+    seen = leases.look(channel, PARTITION)
+    assert seen is not None
+    wrong = [replace(seen, renewals=seen.renewals + 1), replace(seen, epoch=seen.epoch + 1)]
+    claims = [*(Claim(expired=False, seen=holder) for holder in wrong), Claim(seen=seen), Claim(), None]
+
+    assert [leases.acquire(channel, PARTITION, "you", LENGTH, claim) for claim in claims] == [None] * 5
+    claim = Claim(expired=False, seen=seen)
+    assert leases.acquire(channel, PARTITION, "you", LENGTH, claim) == Lease(PARTITION, 2, "you")
+
+
+def test_a_worker_waits_for_a_lease_that_stands_still_no_longer_than_a_lease(engine, outbox, channel):
+    Subscriptions(outbox.database).declare(channel, declared())
+    assert Leases(moved(engine, 3600)).acquire(channel, PARTITION, "gone", LENGTH) is not None
+    send(outbox, "1")
+
+    settings = Settings(lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=300))
+    assert texts(delivered(outbox.database, settings=settings)) == ["1"]
+
+
+def test_two_workers_share_nothing(outbox):
+    """The second one waits; what it delivers after the first has stopped is only what came after."""
+    settings = Settings(lease=timedelta(seconds=2), renew_every=timedelta(milliseconds=300))
+    handlers = [Collector(), Collector()]
+    workers = [worker(outbox.database, handler, settings=settings) for handler in handlers]
+    threads = [threading.Thread(target=each.run) for each in workers]
+    send(outbox, "1")
+    threads[0].start()
+    assert eventually(lambda: handlers[0].bodies == [b"1"])
+    threads[1].start()
+    for n in range(2, 6):
+        send(outbox, str(n))
+    assert eventually(lambda: len(handlers[0].messages) == 5)
+    workers[0].stop()
+    threads[0].join(20)
+    send(outbox, "6")
+    assert eventually(lambda: len(handlers[1].messages) == 1)
+    workers[1].stop()
+    threads[1].join(20)
+
+    assert [texts(handler.messages) for handler in handlers] == [["1", "2", "3", "4", "5"], ["6"]]
+
+
+# Fences
+
+
+def zombie(outbox: Outbox, channel: Channel) -> tuple[Settlement, Lease]:
+    """Who had the lease, and has not noticed yet that another one has it."""
+    leases = Leases(outbox.database)
+    incarnation = Log(outbox.database).now(channel).incarnation
+    Subscriptions(outbox.database).declare(channel, declared())
+    mine = leases.acquire(channel, PARTITION, "me", timedelta(0))
+    assert mine is not None
+    yours = leases.acquire(channel, PARTITION, "you", LENGTH)
+    assert yours is not None
+    return Settlement(outbox.database, channel, mine, incarnation), yours
+
+
+def test_a_worker_without_its_lease_settles_nothing(outbox, channel):
+    settlement, _ = zombie(outbox, channel)
+
+    with pytest.raises(LeaseLostError, match="another worker owns it now"):
+        settlement.settle(Progress(Position(900)), [])
+
+    stored = ProgressLog(outbox.database).newest(channel, PARTITION)
+    assert stored is not None
+    assert stored.progress == Progress(EARLIEST)
+
+
+def test_a_worker_without_its_lease_parks_nothing(outbox, channel):
+    settlement, _ = zombie(outbox, channel)
+    send(outbox, "1")
+    reading = Log(outbox.database).read_on(channel, EARLIEST)
+    parkings = [(reading.messages[0], Parking(state="dead", blocks=True, error="?"))]
+
+    with pytest.raises(LeaseLostError):
+        settlement.settle(Progress(Position(900)), parkings)
+
+    assert channel.rows("SELECT count(*) FROM outbox_parked") == [(0,)]
+    assert texts(delivered_after(outbox)) == ["1"]
+
+
+def delivered_after(outbox: Outbox) -> list[Any]:
+    """What the next owner delivers, once the lease is free."""
+    with outbox.engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_lease SET lease_until = NULL"))
+    return delivered(outbox.database)
+
+
+def test_the_owner_settles_beside_a_zombie(outbox, channel):
+    stale, lease = zombie(outbox, channel)
+    incarnation = Log(outbox.database).now(channel).incarnation
+    owner = Settlement(outbox.database, channel, lease, incarnation)
+
+    owner.settle(Progress(Position(5)), [])
+    with pytest.raises(LeaseLostError):
+        stale.settle(Progress(Position(9)), [])
+    owner.settle(Progress(Position(7)), [])
+
+    stored = ProgressLog(outbox.database).newest(channel, PARTITION)
+    assert stored is not None
+    assert stored.progress == Progress(Position(7))
+
+
+def test_a_transaction_of_the_owner_holds_the_lease_until_its_end(pg_engine):
+    """Who takes it over waits, so that what is written under the old epoch is there before."""
+    outbox = Outbox(pg_engine)
+    leases = Leases(outbox.database)
+    with closing(outbox.database.open()) as mine, closing(outbox.database.open()) as yours:
+        incarnation = Log(outbox.database).now(mine).incarnation
+        lease = leases.acquire(mine, PARTITION, "me", timedelta(0))
+        assert lease is not None
+        taken: list[Lease | None] = []
+        taker = threading.Thread(target=lambda: taken.append(leases.acquire(yours, PARTITION, "you", LENGTH)))
+        with Settlement(outbox.database, mine, lease, incarnation).held():
+            taker.start()
+            assert not eventually(lambda: bool(taken), 0.3)
+        taker.join(10)
+
+    assert taken == [Lease(PARTITION, 2, "you")]

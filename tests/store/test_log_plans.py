@@ -1,0 +1,318 @@
+"""Reading is bounded by what is read, whatever the planner knows: with 2 million passed rows behind the head.
+
+Each statement of the library is run under every state of the statistics that an installation goes through, and may
+touch only so many pages and rows. The statements that come to mind first fail the same check.
+"""
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import create_engine
+from outbox.model.position import Position, Progress, Window
+from outbox.model.subscription import Selection
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
+from outbox.store.dialects.statements import _PARAMETER
+from outbox.store.log.cursor import Cursor
+from outbox.store.log.log import _BODIES, Limits, Log
+from outbox.testing.servers import PostgresServer
+from tests.conftest import adopt
+
+LIMIT = 1001
+#: One page of the log holds some forty rows; a walk over all of them touches thousands.
+MOST_PAGES = 300
+MOST_ROWS = 3 * LIMIT
+OLD = 1000  # the id, and the transaction, of a row that lies among the passed ones and committed late
+
+COMMON: dict[str, Any] = {"inline": 8000, "limit": LIMIT, "skips": "", "tags": None, "only": None, "hidden": ""}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A statement of the library, the one that comes to mind first, and what both are asked."""
+
+    ours: str
+    obvious: str
+    parameters: dict[str, Any]
+
+
+def cases(rows: int) -> dict[str, Case]:
+    """What is read, from a log whose row n was written by transaction n."""
+    near_head = {**COMMON, "head": rows - 5, "open": [OLD]}
+    backlog = {**COMMON, "head": rows - rows // 7, "target": rows + 1, "open": [rows - 9]}
+    first = rows - rows // 7
+    small_window = {"head": rows - 2000, "target": rows + 1, "open": [rows - 9], "late": [OLD]}
+    return {
+        "steady": Case(POSTGRESQL.read_on, OBVIOUS_READ, near_head),
+        "rare topic": Case(
+            POSTGRESQL.read_on_chosen, OBVIOUS_CHOICE, {**near_head, "head": rows // 2, "topics": ["rare"]}
+        ),
+        "first page": Case(
+            POSTGRESQL.page,
+            OBVIOUS_PAGE,
+            {**backlog, "first": first, "after": first - 1, "upto": first + 2000, "topics": None, "limit": 1000},
+        ),
+        "page with one late row": Case(
+            POSTGRESQL.page_late,
+            OBVIOUS_LATE_PAGE,
+            {
+                **backlog, "head": first + 5000, "first": first + 5000, "after": OLD - 1, "upto": first + 5500,
+                "late": [OLD], "topics": None, "limit": 1000,
+            },
+        ),
+        "extent": Case(POSTGRESQL.extent, OBVIOUS_EXTENT, small_window),
+    }  # fmt: skip
+
+
+CASES = ("steady", "rare topic", "first page", "page with one late row", "extent")
+
+OBVIOUS_READ = """
+    SELECT * FROM {message} WHERE xact_id = ANY(CAST(:open AS bigint[])) OR xact_id >= CAST(:head AS bigint)
+    LIMIT :limit
+"""
+OBVIOUS_CHOICE = """
+    SELECT * FROM {message} WHERE xact_id >= CAST(:head AS bigint) AND topic = ANY(CAST(:topics AS text[]))
+    ORDER BY xact_id, id LIMIT :limit
+"""
+OBVIOUS_PAGE = """
+    SELECT * FROM {message} WHERE id > CAST(:after AS bigint)
+      AND xact_id >= CAST(:head AS bigint) AND xact_id < CAST(:target AS bigint)
+      AND xact_id <> ALL (CAST(:open AS bigint[]))
+    ORDER BY id LIMIT :limit
+"""
+OBVIOUS_LATE_PAGE = """
+    SELECT * FROM {message} WHERE id > CAST(:after AS bigint) AND id <= CAST(:upto AS bigint)
+      AND (xact_id = ANY(CAST(:late AS bigint[]))
+           OR (xact_id + 0 >= CAST(:head AS bigint) AND xact_id + 0 < CAST(:target AS bigint)))
+    ORDER BY id LIMIT :limit
+"""
+OBVIOUS_EXTENT = """
+    SELECT min(id), max(id) FROM {message}
+    WHERE xact_id >= CAST(:head AS bigint) AND xact_id < CAST(:target AS bigint)
+"""
+
+FILL = """
+    INSERT INTO outbox_message (xact_id, message_id, topic, key, slot, body)
+    SELECT n, gen_random_uuid(), CASE WHEN n % 50000 = 7 THEN 'rare' ELSE 'orders' END, 'k' || n % 1000, n % 256,
+           decode(repeat('00', 60), 'hex')
+    FROM generate_series(1, {rows}) AS n
+"""
+
+
+@pytest.fixture(scope="module")
+def rows(full: bool) -> int:
+    """How many rows have been passed."""
+    return 2_000_000 if full else 200_000
+
+
+@pytest.fixture(scope="module")
+def logs(postgres: PostgresServer, pg_template: str, rows: int) -> Iterator[dict[str, Engine]]:
+    """The same log, never analysed, analysed when it was empty, and analysed as it is."""
+    names = {state: f"plans_{state}_{uuid.uuid4().hex[:8]}" for state in ("never", "stale", "fresh")}
+    engines = {}
+    for state in ("never", "stale"):
+        engines[state] = create_engine(postgres.create_database(names[state], template=pg_template))
+        adopt(engines[state])
+        fill(engines[state], rows, analysed_first=state == "stale")
+    engines["never"].dispose()
+    engines["fresh"] = create_engine(postgres.create_database(names["fresh"], template=names["never"]))
+    adopt(engines["fresh"])
+    with engines["fresh"].begin() as connection:
+        connection.execute(text("ANALYZE outbox_message"))
+    yield engines
+    for state, engine in engines.items():
+        engine.dispose()
+        postgres.drop_database(names[state])
+
+
+def fill(engine: Engine, rows: int, *, analysed_first: bool) -> None:
+    """Passed rows, of which the planner knows nothing, or what it knew of the empty table."""
+    with engine.begin() as connection:
+        connection.execute(text("ALTER TABLE outbox_message SET (autovacuum_enabled = false)"))
+        if analysed_first:
+            connection.execute(text("ANALYZE outbox_message"))
+        connection.execute(text(FILL.format(rows=rows)))
+        connection.execute(
+            text("SELECT setval(pg_get_serial_sequence('outbox_message', 'id'), :rows)"), {"rows": rows or 1}
+        )
+
+
+#: The log, and whether the plan is made without looking at the parameters, as PostgreSQL may after some executions.
+STATES = {
+    "never analysed": ("never", "force_custom_plan"),
+    "analysed when empty": ("stale", "force_custom_plan"),
+    "generic plan": ("fresh", "force_generic_plan"),
+    "fresh statistics": ("fresh", "force_custom_plan"),
+}
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a statement touched."""
+
+    pages: int
+    rows: int
+    scans: frozenset[str]
+
+    @property
+    def bounded(self) -> bool:
+        """Whether it touched little more than what it was asked for."""
+        return self.pages <= MOST_PAGES and self.rows <= MOST_ROWS and "Seq Scan" not in self.scans
+
+
+def work(engine: Engine, template: str, parameters: dict[str, Any], mode: str) -> Work:
+    """Run a statement as a prepared one, and tell what it touched."""
+    statement = Database(engine).sql(template)
+    names = list(dict.fromkeys(_PARAMETER.findall(statement)))
+    numbered = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
+    places = ", ".join(["%s"] * len(names))
+    explain = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE question ({places})"
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, cursor_factory=psycopg.ClientCursor) as connection:
+        connection.execute(f"SET plan_cache_mode = {mode}")
+        connection.execute(f"PREPARE question AS {numbered}")
+        found = connection.execute(explain, [parameters[name] for name in names]).fetchone()
+    assert found is not None
+    plan = found[0][0]["Plan"]
+    scans = [node for node in nodes(plan) if node.get("Relation Name") == "outbox_message"]
+    return Work(
+        pages=plan["Shared Hit Blocks"] + plan["Shared Read Blocks"],
+        rows=sum(touched(node) for node in scans),
+        scans=frozenset(node["Node Type"] for node in scans),
+    )
+
+
+def nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """A plan and all plans below it."""
+    yield plan
+    for below in plan.get("Plans", []):
+        yield from nodes(below)
+
+
+def touched(scan: dict[str, Any]) -> int:
+    """The rows that a scan looked at, also those that it threw away."""
+    thrown_away = scan.get("Rows Removed by Filter", 0) + scan.get("Rows Removed by Index Recheck", 0)
+    return int((scan["Actual Rows"] + thrown_away) * scan["Actual Loops"])
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("name", CASES)
+def test_a_read_touches_what_it_brings(logs, rows, name, state):
+    case = cases(rows)[name]
+    log, mode = STATES[state]
+
+    done = work(logs[log], case.ours, case.parameters, mode)
+
+    assert done.bounded, done
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_large_bodies_are_fetched_by_the_primary_key(logs, rows, state):
+    log, mode = STATES[state]
+    chosen = Database(logs[log]).among("id", numbers="ids")
+    parameters = {"ids": list(range(1, rows, rows // 100)), "bytes": 10_000_000}
+
+    done = work(logs[log], _BODIES.replace("{chosen}", chosen), parameters, mode)
+
+    # A hundred ids far apart, each looked up twice: three pages of the index and one of the table.
+    assert done.pages <= 2 * 100 * 5, done
+    assert done.rows <= MOST_ROWS, done
+    assert "Seq Scan" not in done.scans, done
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_obvious_statement_walks_the_log(logs, rows, name):
+    """Under at least one state of the statistics; which one differs from case to case."""
+    case = cases(rows)[name]
+
+    done = {state: work(logs[log], case.obvious, case.parameters, mode) for state, (log, mode) in STATES.items()}
+
+    assert not all(each.bounded for each in done.values()), done
+
+
+@pytest.mark.parametrize("log", ["never", "stale", "fresh"])
+@pytest.mark.parametrize("topics", [None, ("rare",)])
+def test_reading_on_stays_bounded_when_the_driver_has_prepared_it(logs, rows, log, topics):
+    """Psycopg prepares a statement that comes often, and PostgreSQL may then plan it once and for all."""
+    database = Database(logs[log])
+    channel = database.open()
+    reader = Log(database, selection=Selection(topics=topics))
+    for _ in range(12):
+        reader.read_on(channel, Position(rows - 5, (OLD,)))
+
+    before = pages_of_the_log(channel)
+    reading = reader.read_on(channel, Position(rows - 5, (OLD,)))
+    after = pages_of_the_log(channel)
+    channel.close()
+
+    assert (reading.seen, reading.complete) == (7, True)
+    assert after - before <= MOST_PAGES
+
+
+@pytest.mark.parametrize("topics", [None, ("rare",)])
+@pytest.mark.parametrize("first", [0, 1, 20, 200])
+def test_reading_on_beside_an_open_writer_stays_bounded_when_it_was_planned_on_a_small_log(pg_engine, topics, first):
+    """So every installation begins: PostgreSQL plans the statement then, and goes on with that plan."""
+    head, open_one = 100_000, 99_990
+    channel = Database(pg_engine).open()
+    reader = Log(Database(pg_engine), selection=Selection(topics=topics))
+    fill(pg_engine, first, analysed_first=False)
+    with pg_engine.begin() as connection:
+        connection.execute(text("ANALYZE outbox_message"))
+    for _ in range(12):
+        reader.read_on(channel, Position(head, (open_one,)))
+    with pg_engine.begin() as connection:
+        connection.execute(text(FILL.format(rows=60_000).replace("SELECT n,", f"SELECT {head} + n,")))
+
+    before = pages_of_the_log(channel)
+    reading = reader.read_on(channel, Position(head + 59_995, (open_one,)))
+    after = pages_of_the_log(channel)
+    channel.close()
+
+    assert (reading.seen, reading.complete) == (6, True)
+    assert after - before <= MOST_PAGES
+
+
+def pages_of_the_log(channel: Channel) -> int:
+    """How many pages of the log and its indexes were looked at so far."""
+    channel.rows("SELECT pg_stat_force_next_flush()")
+    question = """
+        SELECT heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read
+        FROM pg_statio_user_tables WHERE relname = 'outbox_message'
+    """
+    return int(channel.rows(question)[0][0])
+
+
+@pytest.mark.parametrize("log", ["never", "stale", "fresh"])
+def test_a_backlog_is_paged_at_the_same_price_from_the_first_page_to_the_last(logs, rows, log):
+    """With late rows far apart among the passed ones; every row of the window comes once, in order."""
+    database = Database(logs[log])
+    channel = database.open()
+    base, target = Position(rows - 40_000, (OLD, rows // 2)), Position(rows + 1)
+    extent = Log(database).extent(channel, Window(base, target))
+    cursor = Cursor(Log(database, Limits(rows=1000)), Progress(base, target, -1))
+
+    ids: list[int] = []
+    price_of_pages: list[int] = []
+    done = False
+    while not done:
+        before = pages_of_the_log(channel)
+        batch = cursor.read(channel)
+        if len(batch.messages) == 1000:
+            price_of_pages.append(pages_of_the_log(channel) - before)
+        ids += [message.id or 0 for message in batch.messages]
+        done = batch.end == Progress(target)
+    channel.close()
+
+    assert ids == [OLD, rows // 2, *range(rows - 40_000, rows + 1)]
+    assert (extent.first, extent.last) == (OLD, rows)
+    # The first one after a thin stretch looks too far ahead; what counts is that the others do not.
+    assert median(price_of_pages) <= MOST_PAGES, price_of_pages

@@ -1,0 +1,545 @@
+"""The migrations make exactly the tables that the library works with, beside whatever an application has."""
+
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psycopg
+import pytest
+import sqlalchemy
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection, Engine, inspect, text
+
+from outbox import Outbox, Relay, migrate, schema
+from outbox.errors import DatabaseError, SchemaError
+from outbox.testing.servers import PostgresServer
+from tests.support.destination import Destination
+
+
+@pytest.fixture
+def empty_pg(postgres: PostgresServer) -> Iterator[Engine]:
+    """A PostgreSQL database without anything."""
+    name = f"empty_{uuid.uuid4().hex}"
+    engine = sqlalchemy.create_engine(postgres.create_database(name))
+    yield engine
+    engine.dispose()
+    postgres.drop_database(name)
+
+
+@pytest.fixture
+def empty_sqlite(tmp_path: Path) -> Iterator[Engine]:
+    """A SQLite file without anything, behind an engine as an application makes it."""
+    engine = sqlalchemy.create_engine(f"sqlite:///{tmp_path / 'empty.sqlite3'}")
+    yield engine
+    engine.dispose()
+
+
+@pytest.fixture(params=["empty_pg", "empty_sqlite"])
+def empty(request: pytest.FixtureRequest) -> Engine:
+    """A database without anything, of each kind."""
+    found: Engine = request.getfixturevalue(request.param)
+    return found
+
+
+def differences(engine: Engine, where: str | None = None) -> list[object]:
+    """What an autogenerate over our tables alone would change."""
+
+    def include(name: str | None, type_: str, _parents: object) -> bool:
+        if type_ == "schema":
+            return name == where
+        return type_ != "table" or str(name).startswith(schema.PREFIX)
+
+    options = {
+        "include_name": include,
+        "include_schemas": where is not None,
+        "compare_type": True,
+        "compare_server_default": True,
+    }
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts=options)
+        return list(compare_metadata(context, schema.metadata(where, engine.dialect.name)))
+
+
+def contents(connection: Connection, prefix: str = "") -> dict[str, list[tuple[object, ...]]]:
+    """What a new outbox holds."""
+    columns = {
+        "message": "id",
+        "parked": "id",
+        "subscription": "name",
+        "lease": "subscription, generation, partition, epoch",
+        "progress": "subscription, generation, partition, epoch, n, base, target",
+        "meta": "version, slots",
+    }
+    rows = {
+        name: connection.execute(text(f"SELECT {chosen} FROM {prefix}outbox_{name}")).all()
+        for name, chosen in columns.items()
+    }
+    return {name: [tuple(row) for row in found] for name, found in rows.items()}
+
+
+NEW = {
+    "message": [],
+    "parked": [],
+    "subscription": [("relay",)],
+    "lease": [("relay", 1, 0, 0)],
+    "progress": [("relay", 1, 0, 0, 0, "0:0:", None)],
+    "meta": [(schema.VERSION, 256)],
+}
+
+
+def test_an_upgrade_makes_exactly_the_tables_of_the_library(empty):
+    migrate.upgrade(empty)
+
+    assert differences(empty) == []
+    with empty.connect() as connection:
+        assert contents(connection) == NEW
+    assert migrate.current_revision(empty) == migrate.head_revision()
+
+
+def test_a_difference_would_be_seen(empty):
+    migrate.upgrade(empty)
+    with empty.begin() as connection:
+        connection.execute(text("DROP INDEX outbox_parked_due"))
+        connection.execute(text("ALTER TABLE outbox_message ADD COLUMN extra int"))
+
+    assert len(differences(empty)) == 2
+
+
+def test_sequences_of_ids_have_no_cache_and_begin_with_one(empty_pg):
+    migrate.upgrade(empty_pg)
+
+    with empty_pg.connect() as connection:
+        found = connection.execute(text("SELECT cache_size, start_value, increment_by FROM pg_sequences")).all()
+    assert {tuple(row) for row in found} == {(1, 1, 1)}
+
+
+#: What Alembic does not compare (predicates, checks, AUTOINCREMENT), in the database's own words.
+DEFINITIONS = {
+    "postgresql": """
+        SELECT tablename, indexdef FROM pg_indexes WHERE tablename LIKE 'outbox!_%' ESCAPE '!'
+        UNION ALL SELECT conrelid::regclass::text, conname || ' ' || pg_get_constraintdef(oid) FROM pg_constraint
+        WHERE conrelid::regclass::text LIKE 'outbox!_%' ESCAPE '!'
+    """,
+    "sqlite": "SELECT tbl_name, sql FROM sqlite_master WHERE tbl_name LIKE 'outbox!_%' ESCAPE '!' AND sql IS NOT NULL",
+}
+
+
+def definitions(engine: Engine) -> list[tuple[str, str]]:
+    """What the database says of our tables."""
+    with engine.connect() as connection:
+        rows = connection.execute(text(DEFINITIONS[engine.dialect.name])).all()
+    # What was added later stands in a line of its own.
+    return sorted((table, " ".join(sql.split())) for table, sql in rows)
+
+
+def test_an_upgrade_and_the_metadata_make_the_same_in_the_words_of_the_database(empty):
+    metadata = schema.metadata(dialect=empty.dialect.name)
+    metadata.create_all(empty)
+    wanted = definitions(empty)
+    metadata.drop_all(empty)
+
+    migrate.upgrade(empty)
+
+    assert definitions(empty) == wanted != []
+
+
+def test_an_upgrade_tells_compensations_from_relays(empty):
+    """Until version 3 the end of a name was all that told them apart."""
+    with empty.begin() as connection:
+        command.upgrade(migrate._config(connection=connection, schema=None, slots=256), "0003")
+    row = "INSERT INTO outbox_subscription (name, created_at) VALUES ('{}', '2026-01-31 12:00:00')"
+    for name in ("relay:compensation", "mail", "compensation"):
+        do(empty, row.format(name))
+
+    migrate.upgrade(empty)
+
+    with empty.connect() as connection:
+        found = connection.execute(text("SELECT name, kind, tags FROM outbox_subscription ORDER BY name")).all()
+    assert [tuple(each) for each in found] == [
+        ("compensation", "relay", None),
+        ("mail", "relay", None),
+        ("relay", "relay", None),
+        ("relay:compensation", "compensation", None),
+    ]
+    assert (differences(empty), meta(empty)) == ([], (schema.VERSION, 256))
+
+
+def test_an_upgrade_leaves_subscriptions_without_a_hold(empty):
+    with empty.begin() as connection:
+        command.upgrade(migrate._config(connection=connection, schema=None, slots=256), "0004")
+
+    migrate.upgrade(empty)
+
+    with empty.connect() as connection:
+        assert connection.execute(text("SELECT name, hold_ms FROM outbox_subscription")).all() == [("relay", None)]
+    assert (differences(empty), meta(empty)) == ([], (schema.VERSION, 256))
+
+
+def test_processes_that_start_together_may_all_make_the_table_of_records(empty):
+    where = "app" if empty.dialect.name == "postgresql" else None
+    engines = [sqlalchemy.create_engine(empty.url) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda each: migrate.upgrade_record(each, where), engines))
+    for engine in engines:
+        engine.dispose()
+
+    assert (sorted(made), inspect(empty).get_table_names(where)) == ([False, False, False, True], ["outbox_record"])
+
+
+def test_a_second_upgrade_is_harmless(empty):
+    migrate.upgrade(empty, slots=16)
+    with empty.begin() as connection:
+        connection.execute(text("UPDATE outbox_subscription SET destination = 'nats://localhost'"))
+
+    migrate.upgrade(empty, slots=32)
+
+    with empty.connect() as connection:
+        assert connection.execute(text("SELECT slots FROM outbox_meta")).scalars().all() == [16]
+        found = connection.execute(text("SELECT destination FROM outbox_subscription")).scalars().all()
+        assert found == ["nats://localhost"]
+
+
+@pytest.mark.parametrize("where", [None, "app"])
+def test_processes_that_start_together_may_all_upgrade(empty, where):
+    if where and empty.dialect.name == "sqlite":
+        pytest.skip("no schemas")
+    start = "from outbox import migrate; from sqlalchemy import create_engine; import sys; sys.stdin.read();"
+    script = f"{start} migrate.upgrade(create_engine(sys.argv[1]), {where!r})"
+    command = [sys.executable, "-c", script, empty.url.render_as_string()]
+    processes = [subprocess.Popen(command, stdin=subprocess.PIPE, cwd=migrate._scripts().parent) for _ in range(4)]
+
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+
+    assert [process.wait() for process in processes] == [0, 0, 0, 0]
+    assert migrate.current_revision(empty, where) == migrate.head_revision()
+
+
+def test_threads_may_all_upgrade(empty):
+    engines = [sqlalchemy.create_engine(empty.url) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(migrate.upgrade, engines))
+    for engine in engines:
+        engine.dispose()
+
+    assert migrate.current_revision(empty) == migrate.head_revision()
+
+
+def test_an_upgrade_is_one_transaction(empty):
+    """What fails half way leaves nothing."""
+    with empty.begin() as connection:
+        connection.execute(text("CREATE VIEW outbox_meta AS SELECT 1 AS one"))
+
+    with pytest.raises(SchemaError, match=r"would make what is there already .*outbox_meta.*; nothing was changed"):
+        migrate.upgrade(empty)
+
+    assert inspect(empty).get_table_names() == []
+
+
+def test_another_failure_of_an_upgrade_is_told_as_it_is(empty_pg):
+    """A role that may make nothing, for example."""
+    with empty_pg.connect() as connection, connection.begin() as transaction:
+        connection.execute(text("CREATE ROLE guest"))
+        connection.execute(text("SET LOCAL ROLE guest"))
+        with pytest.raises(sqlalchemy.exc.ProgrammingError, match="permission denied"):
+            migrate.upgrade(connection, "app")
+        transaction.rollback()
+
+
+def make(engine: Engine, where: str | None = None) -> None:
+    """The tables, as an application makes them without us."""
+    with engine.begin() as connection:
+        if where is not None:
+            connection.execute(text(f"CREATE SCHEMA {where}"))
+        schema.metadata(where, engine.dialect.name).create_all(connection)
+
+
+def do(engine: Engine, statement: str) -> None:
+    with engine.begin() as connection:
+        connection.execute(text(statement))
+
+
+def meta(engine: Engine) -> tuple[int, int]:
+    """The version and the number of slots that the tables say."""
+    with engine.connect() as connection:
+        version, slots = connection.execute(text("SELECT version, slots FROM outbox_meta")).one()
+    return version, slots
+
+
+def test_an_upgrade_takes_complete_tables_over_and_keeps_what_they_hold(empty):
+    make(empty)
+    with (sender := Outbox(empty, slots=16)).begin() as session:
+        sender.send(session, "orders", b"1")
+
+    migrate.upgrade(empty, slots=16)
+
+    assert migrate.current_revision(empty) == migrate.head_revision()
+    with empty.connect() as connection:
+        assert contents(connection) == NEW | {"message": [(1,)], "meta": [(schema.VERSION, 16)]}
+    migrate.upgrade(empty, slots=32)
+    assert meta(empty) == (schema.VERSION, 16)
+
+
+def test_an_upgrade_takes_tables_over_that_have_no_table_for_their_revision(empty):
+    make(empty)
+    do(empty, f"DROP TABLE {schema.VERSION_TABLE}")
+
+    migrate.upgrade(empty)
+
+    assert (migrate.current_revision(empty), differences(empty)) == (migrate.head_revision(), [])
+
+
+def test_an_upgrade_takes_tables_in_a_schema_over(empty_pg):
+    make(empty_pg, "app")
+
+    migrate.upgrade(empty_pg, "app")
+
+    assert migrate.current_revision(empty_pg, "app") == migrate.head_revision()
+    with empty_pg.connect() as connection:
+        assert contents(connection, "app.") == NEW
+
+
+def test_an_upgrade_refuses_tables_that_are_not_complete_and_changes_nothing(empty):
+    make(empty)
+    do(empty, "DROP INDEX outbox_parked_request")
+    do(empty, "ALTER TABLE outbox_subscription DROP COLUMN topics")
+    before = definitions(empty)
+
+    with pytest.raises(SchemaError) as refused:
+        migrate.upgrade(empty)
+
+    assert str(refused.value) == (
+        "`outbox db upgrade` did not make the outbox tables that are there, and cannot take them over as they are:"
+        " index outbox_parked_request is missing; outbox_subscription.topics is missing. Nothing was changed; to see"
+        " what to do about each, run: outbox db check"
+    )
+    assert (definitions(empty), migrate.current_revision(empty)) == (before, None)
+
+
+def test_an_upgrade_names_some_of_many_differences(empty_pg):
+    do(empty_pg, "CREATE SCHEMA app")
+    do(empty_pg, "CREATE TABLE app.outbox_meta (one int)")
+
+    with pytest.raises(SchemaError, match=r"missing; and \d+ more\. Nothing .* outbox db check --schema app$"):
+        migrate.upgrade(empty_pg, "app")
+
+
+def test_an_upgrade_refuses_tables_of_a_newer_version(empty):
+    migrate.upgrade(empty)
+    do(empty, f"UPDATE {schema.VERSION_TABLE} SET version_num = '9999'")
+
+    with pytest.raises(SchemaError, match=r"are of revision 9999, .* install a newer outbox-log"):
+        migrate.upgrade(empty)
+
+
+def test_an_upgrade_says_so_when_something_else_has_made_what_the_next_revision_makes(empty):
+    migrate.upgrade(empty)
+    do(empty, f"UPDATE {schema.VERSION_TABLE} SET version_num = '0001'")
+
+    with pytest.raises(SchemaError, match=r"already .*let that revision call outbox.migrate.seed"):
+        migrate.upgrade(empty)
+
+
+def test_an_upgrade_restores_the_one_row_about_them_all(empty):
+    migrate.upgrade(empty)
+    do(empty, "DELETE FROM outbox_meta")
+
+    migrate.upgrade(empty)
+
+    with empty.connect() as connection:
+        assert contents(connection) == NEW
+
+
+def test_an_upgrade_of_tables_that_are_up_to_date_writes_nothing(empty_pg):
+    """So a role that may only read them may start an application that begins with it."""
+    migrate.upgrade(empty_pg)
+
+    with empty_pg.connect() as connection:
+        connection.execute(text("SET TRANSACTION READ ONLY"))
+        migrate.upgrade(connection)
+
+
+def test_seeding_writes_the_rows_of_a_new_outbox_once(empty):
+    make(empty)
+
+    for slots in (8, 16):
+        with empty.begin() as connection:
+            migrate.seed(connection, slots=slots)
+
+    with empty.connect() as connection:
+        assert contents(connection) == NEW | {"meta": [(schema.VERSION, 8)]}
+    assert migrate.current_revision(empty) == migrate.head_revision()
+
+
+def test_seeding_does_not_bring_a_subscription_back_that_somebody_has_dropped(empty):
+    migrate.upgrade(empty)
+    for table, column in (("lease", "subscription"), ("progress", "subscription"), ("subscription", "name")):
+        do(empty, f"DELETE FROM outbox_{table} WHERE {column} = 'relay'")
+
+    with empty.begin() as connection:
+        migrate.seed(connection)
+
+    with empty.connect() as connection:
+        assert contents(connection) == NEW | {"subscription": [], "lease": [], "progress": []}
+
+
+def test_tables_that_a_later_revision_completes_are_no_version_until_then(empty):
+    """An application's first revision is run anew by a library that needs more: its workers wait for the second one."""
+    make(empty)
+    do(empty, "ALTER TABLE outbox_subscription DROP COLUMN topics")
+
+    with empty.begin() as connection:
+        migrate.seed(connection, slots=8)
+
+    assert (meta(empty), migrate.current_revision(empty)) == ((0, 8), None)
+    with pytest.raises(SchemaError, match="the tables are of version 0"):
+        Relay(Outbox(empty, slots=8), print).until_empty()
+    do(empty, "ALTER TABLE outbox_subscription ADD COLUMN topics text")
+    with empty.begin() as connection:
+        migrate.seed(connection)
+    assert (meta(empty), migrate.current_revision(empty)) == ((schema.VERSION, 8), migrate.head_revision())
+
+
+def test_seeding_needs_the_tables(empty):
+    with empty.begin() as connection, pytest.raises(SchemaError, match=r"outbox_meta.*call seed after the statements"):
+        migrate.seed(connection)
+
+
+def test_seeding_takes_a_connection(empty):
+    with pytest.raises(TypeError, match=r"a Connection that blocks, as op.get_bind\(\) is one, not Engine"):
+        migrate.seed(empty)
+
+
+def test_an_upgrade_joins_the_transaction_of_its_caller(empty_pg):
+    with empty_pg.connect() as connection, connection.begin() as transaction:
+        migrate.upgrade(connection)
+        assert migrate.current_revision(connection) == migrate.head_revision()
+        transaction.rollback()
+
+    assert inspect(empty_pg).get_table_names() == []
+
+
+def test_outboxes_in_schemas_live_side_by_side(empty_pg):
+    migrate.upgrade(empty_pg)
+    migrate.upgrade(empty_pg, "app one", slots=8)
+    migrate.upgrade(empty_pg, "app one")
+
+    assert differences(empty_pg, "app one") == []
+    assert migrate.current_revision(empty_pg, "app one") == migrate.head_revision()
+    assert migrate.current_revision(empty_pg, "elsewhere") is None
+    with empty_pg.connect() as connection:
+        assert contents(connection) == NEW
+        assert contents(connection, '"app one".') == NEW | {"meta": [(schema.VERSION, 8)]}
+        tables = inspect(connection).get_table_names("app one")
+    assert schema.VERSION_TABLE in tables
+
+
+def installation(engine):
+    with engine.connect() as connection:
+        return connection.execute(text("SELECT installation FROM outbox_meta")).scalar()
+
+
+def test_each_log_has_an_installation_of_its_own(empty):
+    """However its tables came to be, and it keeps it."""
+    found = []
+    migrate.upgrade(empty)
+    found.append(installation(empty))
+    migrate.upgrade(empty)
+    again = installation(empty)
+    do(empty, "DELETE FROM outbox_meta")
+    with empty.begin() as connection:
+        migrate.seed(connection)
+    found.append(installation(empty))
+    do(empty, "DELETE FROM outbox_meta")
+    Relay(Outbox(empty), Destination()).until_empty()
+    found.append(installation(empty))
+
+    assert again == found[0]
+    assert len({*found} - {None}) == 3
+
+
+def test_an_outbox_knows_the_database_that_it_was_made_in(empty_pg):
+    migrate.upgrade(empty_pg)
+
+    with empty_pg.connect() as connection:
+        stored = connection.execute(text("SELECT system_identifier, database_oid FROM outbox_meta")).one()
+        system = connection.execute(text("SELECT system_identifier::text FROM pg_control_system()")).scalar()
+        database = connection.execute(text("SELECT oid FROM pg_database WHERE datname = current_database()")).scalar()
+    assert tuple(stored) == (system, database)
+
+
+@pytest.mark.parametrize("where", [None, "app"])
+def test_the_printed_sql_makes_the_same_in_postgresql(empty_pg, where):
+    script = migrate.sql("postgresql+psycopg://user:p%25ss@host/db", where)
+
+    with psycopg.connect(empty_pg.url.set(drivername="postgresql").render_as_string(), autocommit=True) as connection:
+        connection.execute(script.encode())
+
+    assert differences(empty_pg, where) == []
+    with empty_pg.connect() as connection:
+        assert contents(connection, f"{where}." if where else "") == NEW
+    migrate.upgrade(empty_pg, where)
+
+
+def test_the_printed_sql_makes_the_same_in_sqlite(empty_sqlite):
+    connection = sqlite3.connect(str(empty_sqlite.url.database))
+    connection.executescript(migrate.sql("sqlite"))
+    connection.close()
+
+    assert differences(empty_sqlite) == []
+    with empty_sqlite.connect() as connection:
+        assert contents(connection) == NEW
+    migrate.upgrade(empty_sqlite)
+
+
+def test_the_autogenerate_of_an_application_leaves_our_tables_alone(engine):
+    """Its own table is proposed, ours are not, also where they are part of its metadata."""
+    application = sqlalchemy.MetaData()
+    sqlalchemy.Table("orders", application, sqlalchemy.Column("id", sqlalchemy.Integer, primary_key=True))
+
+    with engine.connect() as connection:
+        context = MigrationContext.configure(connection, opts={"include_name": schema.include_name})
+        proposed = compare_metadata(context, application)
+
+    assert [(change[0], change[1].name) for change in proposed] == [("add_table", "orders")]
+
+
+def test_an_application_may_make_the_tables_with_its_own_metadata(empty):
+    schema.metadata(dialect=empty.dialect.name).create_all(empty)
+
+    assert differences(empty) == []
+
+
+@pytest.mark.parametrize(
+    ("attempt", "reason"),
+    [
+        (lambda: migrate.sql("mysql://localhost/x"), "PostgreSQL or SQLite, not in mysql"),
+        (lambda: migrate.sql("sqlite", "app"), "no schemas"),
+        (lambda: migrate.upgrade(sqlalchemy.create_engine("sqlite://"), "app"), "no schemas"),
+    ],
+)
+def test_what_cannot_hold_an_outbox_is_refused(attempt, reason):
+    with pytest.raises(DatabaseError, match=reason):
+        attempt()
+
+
+def test_scripts_are_found_in_a_folder_with_a_percent_sign(tmp_path, monkeypatch):
+    folder = tmp_path / "100% ours"
+    folder.mkdir()
+    (folder / "_migrations").symlink_to(migrate._scripts(), target_is_directory=True)
+    monkeypatch.setattr(migrate, "__file__", str(folder / "migrate.py"))
+
+    assert migrate._scripts() == folder / "_migrations"
+    assert migrate.head_revision() == f"{schema.VERSION:04}"
+
+
+def test_what_is_no_engine_is_refused(engine):
+    with pytest.raises(TypeError, match="upgrade takes an Engine or a Connection that blocks, not Outbox"):
+        migrate.upgrade(Outbox(engine))  # type: ignore[arg-type]

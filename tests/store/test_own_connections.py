@@ -1,0 +1,69 @@
+"""Connections of our own are made as the application's are, and leave its pool alone."""
+
+from contextlib import closing
+
+import pytest
+import sqlalchemy
+from sqlalchemy import event, text
+from sqlalchemy.pool import NullPool, QueuePool
+
+from outbox import Outbox
+
+
+def backends_of(engine, transactions):
+    """The server's processes that serve so many transactions in a row."""
+    found = set()
+    for _ in range(transactions):
+        with engine.begin() as connection:
+            found.add(connection.scalar(text("SELECT pg_backend_pid()")))
+    return found
+
+
+@pytest.fixture
+def application(pg_engine):
+    """An engine that has been used, with the pool that SQLAlchemy gives it."""
+    engine = sqlalchemy.create_engine(pg_engine.url)
+    yield engine
+    engine.dispose()
+
+
+def test_the_pool_is_left_as_it_was(application):
+    before = backends_of(application, 3)
+    with closing(Outbox(application).database.open()), closing(Outbox(application).database.open()):
+        during = backends_of(application, 6)
+    after = backends_of(application, 6)
+
+    assert len(before) == 1
+    assert during == before
+    assert after == before
+    assert application.pool.checkedout() == 0
+
+
+def test_a_pool_without_a_free_place_is_not_waited_for(pg_engine):
+    engine = sqlalchemy.create_engine(pg_engine.url, poolclass=QueuePool, pool_size=1, max_overflow=0, pool_timeout=1)
+    with engine.connect() as taken:
+        taken.execute(text("SELECT 1"))
+        with closing(Outbox(engine).database.open()) as channel:
+            assert channel.rows("SELECT 1") == [(1,)]
+
+
+@pytest.mark.parametrize("pool", [QueuePool, NullPool])
+def test_what_the_application_does_to_each_connection_is_done_to_ours(pg_engine, pool):
+    """Also when it says so after the outbox was made."""
+    engine = sqlalchemy.create_engine(pg_engine.url, poolclass=pool)
+    outbox = Outbox(engine)
+    seen = []
+
+    @event.listens_for(engine, "do_connect")
+    def _dial(dialect, record, arguments, options):
+        seen.append("dialled")
+
+    @event.listens_for(engine, "connect")
+    def _open_channel(driver, record):
+        with driver.cursor() as cursor:
+            cursor.execute("SET application_name = 'shop'")
+        driver.commit()
+
+    with closing(outbox.database.open()) as channel:
+        assert channel.rows("SELECT current_setting('application_name')") == [("shop",)]
+    assert seen == ["dialled"]

@@ -1,0 +1,112 @@
+"""When very many parked messages are due at once, few of them are looked at, and every key keeps its order."""
+
+import random
+from collections import defaultdict
+from datetime import timedelta
+
+import pytest
+
+from outbox import Message, Outbox
+from outbox.model.parking import Parking
+from outbox.model.position import EARLIEST
+from outbox.store.log.log import Log
+from outbox.store.subscriptions import parked as parked_messages
+from outbox.store.subscriptions.parked import Parked
+
+FEW, MANY = 2, 10_000
+RETRY, BLOCKED = "retry", "blocked"
+
+
+@pytest.fixture(params=[0, MANY], ids=["crowded", "not crowded"])
+def crowd(request, monkeypatch):
+    """More than so many are a crowd."""
+    monkeypatch.setattr(parked_messages, "CROWD", request.param)
+    return request.param
+
+
+def set_aside(engine, channel, keys, asides):
+    """Park one message for each key; an aside is its state, and for how many seconds it has been due."""
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("t", b"x", key=key) for key in keys])
+    ids = [message.id or 0 for message in Log(outbox.database).read_on(channel, EARLIEST).messages]
+    parked = Parked(outbox.database, "relay")
+    with channel.transaction():
+        for id, (state, due) in zip(ids, asides, strict=True):
+            delay = None if due is None else -timedelta(seconds=due)
+            parked.park(channel, {Parking(state=state, blocks=True, delay=delay): [id]})
+    return parked, ids
+
+
+def ready(parked, channel, rows):
+    released = parked.released_keys(channel)
+    return [(each.message.id, each.message.key) for each in parked.ready(channel, released, [], rows, 1_000_000)]
+
+
+def drained(parked, channel):
+    """Everything that is ever ready, in the order in which it comes, when each is done at once."""
+    order = []
+    while found := ready(parked, channel, FEW):
+        order += found
+        with channel.transaction():
+            parked.remove(channel, [id for id, _ in found])
+    return order
+
+
+def by_key(order):
+    found = defaultdict(list)
+    for id, key in order:
+        found[key].append(id)
+    return dict(found)
+
+
+def some(seed):
+    """Keys and asides of thirty messages; some wait for a later time, and what stands behind them waits, too."""
+    dice = random.Random(seed)
+    keys = [dice.choice([None, "a", "b", "c", "d"]) for _ in range(30)]
+    asides = [
+        (BLOCKED, None) if key is not None and dice.random() < 0.3 else (RETRY, dice.choice([-3600, *range(1, 40)]))
+        for key in keys
+    ]
+    return keys, asides
+
+
+def expected(keys, asides, ids):
+    """Of each key, in order, what stands before the first that is not due; of messages without one all that are due."""
+    found, held = defaultdict(list), set()
+    for id, key, (state, due) in zip(ids, keys, asides, strict=True):
+        if state == RETRY and due < 0:
+            held |= {key} - {None}
+        elif key not in held:
+            found[key].append(id)
+    return dict(found)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_every_key_keeps_its_order_and_nothing_is_left_behind(engine, channel, crowd, seed):
+    keys, asides = some(seed)
+    parked, ids = set_aside(engine, channel, keys, asides)
+
+    order = drained(parked, channel)
+
+    assert {key: sorted(ids) if key is None else ids for key, ids in by_key(order).items()} == expected(
+        keys, asides, ids
+    )
+
+
+def test_the_first_of_a_key_comes_first_also_when_the_others_have_been_due_for_longer(engine, channel, crowd):
+    parked, ids = set_aside(engine, channel, ["a"] * 4, [(RETRY, 1), (RETRY, 40), (RETRY, 30), (RETRY, 20)])
+
+    order = drained(parked, channel)
+
+    assert [id for id, _ in order] == ids
+
+
+def test_in_a_crowd_those_come_first_that_have_been_due_for_longest(engine, channel, monkeypatch):
+    monkeypatch.setattr(parked_messages, "CROWD", 4)
+    parked, ids = set_aside(engine, channel, list("abcdef"), [(RETRY, n) for n in (10, 60, 20, 50, 30, 40)])
+
+    order = [id for id, _ in drained(parked, channel)]
+
+    # The last four are no crowd any more: they come in the order of the log.
+    assert order == [ids[1], ids[3], ids[0], ids[2], ids[4], ids[5]]

@@ -1,0 +1,141 @@
+"""A dump restored on another server: nothing is sent before somebody says so, and nothing is missed after."""
+
+import pytest
+from sqlalchemy import text
+
+from outbox import DatabaseError, Message, Outbox, Relay, SubscriptionError
+from outbox.model.position import Position
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Limits
+from outbox.store.operations.restore import accept, restore
+from outbox.worker.settings import Settings
+
+#: How far the ids of the other server are above those of this one.
+FAR = 1_000_000
+
+
+class Collected:
+    """Keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    def send(self, messages):
+        """Accept everything."""
+        self.bodies += [message.body for message in messages]
+        return [DONE] * len(messages)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def send(outbox, *bodies):
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", body) for body in bodies])
+
+
+def pretend_copy(engine):
+    """What a restored dump looks like: another server drew the ids, far above the ones that this one is at."""
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_meta SET system_identifier = '42'"))
+        connection.execute(text("UPDATE outbox_message SET xact_id = xact_id + :far"), {"far": FAR})
+        stored = connection.execute(text("SELECT DISTINCT base, target FROM outbox_progress")).all()
+        for position in {each for row in stored for each in row if each is not None}:
+            for column in ("base", "target"):
+                update = text(f"UPDATE outbox_progress SET {column} = :shifted WHERE {column} = :position")
+                connection.execute(update, {"position": position, "shifted": shifted(position)})
+
+
+def shifted(position):
+    """The same position on the other server."""
+    here = Position.parse(position)
+    return str(Position(here.head + FAR, tuple(number + FAR for number in here.open)))
+
+
+@pytest.fixture
+def outbox(pg_engine):
+    return Outbox(pg_engine)
+
+
+def test_a_restored_log_delivers_what_was_not_sent_and_what_comes(outbox, pg_engine):
+    send(outbox, b"sent")
+    Relay(outbox, Collected()).until_empty()
+    send(outbox, b"waiting")
+    pretend_copy(pg_engine)
+    send(outbox, b"written after the restore")
+    destination = Collected()
+
+    with pytest.raises(DatabaseError, match="outbox restore"):
+        Relay(outbox, destination).until_empty()
+    channel = outbox.database.open()
+    restore(outbox.database, channel)
+    channel.close()
+    Relay(outbox, destination).until_empty()
+    send(outbox, b"later")
+    Relay(outbox, destination).until_empty()
+
+    assert destination.bodies == [b"waiting", b"written after the restore", b"later"]
+
+
+def test_subscriptions_that_stood_apart_miss_nothing(outbox, pg_engine):
+    send(outbox, b"1")
+    Relay(outbox, Collected()).until_empty()
+    slow = Collected()
+    Relay(outbox, Collected(), name="slow", start="latest").until_empty()
+    send(outbox, b"2")
+    Relay(outbox, Collected()).until_empty()
+    pretend_copy(pg_engine)
+    channel = outbox.database.open()
+
+    restore(outbox.database, channel)
+    channel.close()
+    Relay(outbox, slow, name="slow").until_empty()
+
+    assert b"2" in slow.bodies
+
+
+def test_a_window_that_is_half_done_goes_on_where_it_was(outbox, pg_engine):
+    """What was settled of it is not sent again, what was not is sent; so is what was open when it ended."""
+    destination, paged = Collected(), Settings(limits=Limits(rows=2))
+    send(outbox, b"1")
+    with pg_engine.connect() as late:
+        outbox.send(late, "orders", b"late")
+        send(outbox, b"2", b"3", b"4")
+        Relay(outbox, destination, settings=paged).once()
+        late.commit()
+    before = list(destination.bodies)
+    pretend_copy(pg_engine)
+    channel = outbox.database.open()
+
+    restore(outbox.database, channel)
+    channel.close()
+    Relay(outbox, destination, settings=paged).until_empty()
+
+    assert before == [b"1", b"2"]
+    assert destination.bodies == [b"1", b"2", b"late", b"3", b"4"]
+
+
+def test_an_upgraded_server_keeps_its_positions(outbox, pg_engine):
+    send(outbox, b"sent")
+    Relay(outbox, Collected()).until_empty()
+    with pg_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_meta SET system_identifier = '42'"))
+    send(outbox, b"next")
+    channel = outbox.database.open()
+    destination = Collected()
+
+    accept(outbox.database, channel)
+    channel.close()
+    Relay(outbox, destination).until_empty()
+
+    assert destination.bodies == [b"next"]
+
+
+def test_a_log_is_not_restored_under_a_live_worker(outbox, pg_engine):
+    with pg_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_lease SET owner = 'x', lease_until = now() + interval '1 hour'"))
+    channel = outbox.database.open()
+
+    with pytest.raises(SubscriptionError, match="a worker of relay is alive"):
+        restore(outbox.database, channel)
+    channel.close()

@@ -1,0 +1,133 @@
+"""Ids of the log that are given out again: no message is taken for another one, and none is lost."""
+
+from contextlib import closing
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import DatabaseError, Message, Outbox, Reject, Retry, Verdict
+from outbox.model.parking import Parking
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.parked import Parked
+from tests.support.destination import Destination, relay_to
+from tests.support.direct import BRIEFLY, acked, declare_compensation, relay_of, write
+from tests.support.parked import request
+from tests.support.reused_ids import begin_again
+from tests.support.waiting import eventually
+
+RETRY = Parking(state="retry", blocks=True, delay=timedelta(0))
+DEAD = Parking(state="dead", blocks=True)
+
+
+def send(outbox: Outbox, *bodies: str) -> None:
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("t", body, key=body) for body in bodies])
+
+
+def parked(engine: Engine) -> list[tuple[int, bytes, str]]:
+    """Id, body and state of what is set aside."""
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT id, body, state FROM outbox_parked ORDER BY id"))
+        return [(row[0], bytes(row[1]), row[2]) for row in rows]
+
+
+def settled(engine: Engine) -> tuple[Any, ...]:
+    """Where the subscription stands."""
+    with engine.connect() as connection:
+        newest = "SELECT base, target, after_id FROM outbox_progress ORDER BY epoch DESC, n DESC LIMIT 1"
+        return tuple(connection.execute(text(newest)).one())
+
+
+def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine):
+    """Nothing of its batch is settled; when the other one is gone, all of it comes."""
+    outbox, destination = Outbox(engine), Destination(lambda _message: Reject("never"))
+    send(outbox, "old")
+    relay_to(destination, outbox).until_empty()
+    begin_again(engine)
+    send(outbox, "retried", "dead", "accepted")
+    verdicts: dict[bytes, Verdict] = {
+        b"retried": Retry("later", timedelta(hours=1)),
+        b"dead": Reject("never"),
+        b"accepted": DONE,
+    }
+    destination.answer = lambda message: verdicts[message.body]
+    before = settled(engine)
+
+    with pytest.raises(DatabaseError) as raised:
+        relay_to(destination, outbox).until_empty()
+
+    assert str(raised.value) == (
+        "relay: message 1 of the log cannot be set aside, because another message is parked under this id; nothing was"
+        " settled. Ids are given out again when the log was truncated or its sequence restored: run outbox db check,"
+        " which says how to mend the sequence. Then replay or discard the parked message (outbox dead show 1 --name"
+        " relay); the worker goes on when it is gone"
+    )
+    assert (parked(engine), settled(engine)) == ([(1, b"old", "dead")], before)
+    request(engine, "discard")
+    relay_to(destination, outbox).until_empty()
+    assert parked(engine) == [(1, b"retried", "retry"), (2, b"dead", "dead")]
+    assert b"accepted" in destination.bodies
+
+
+def test_a_message_that_is_parked_already_stays_as_it_is(engine, channel):
+    outbox = Outbox(engine)
+    send(outbox, "first", "second")
+    parks = Parked(outbox.database, "relay")
+
+    for parking, ids in ((RETRY, [1]), (DEAD, [1, 2])):
+        with channel.transaction():
+            parks.park(channel, {parking: ids})
+
+    assert parked(engine) == [(1, b"first", "retry"), (2, b"second", "dead")]
+
+
+def test_messages_are_compared_only_where_some_were_parked_already(engine, channel, monkeypatch):
+    outbox, compared = Outbox(engine), []
+
+    def rows(_statement, parameters):
+        compared.append(parameters["ids"])
+        return []
+
+    send(outbox, "first", "second", "third")
+    parks = Parked(outbox.database, "relay")
+    monkeypatch.setattr(channel, "rows", rows)
+    for ids in ([1, 2], [2, 3]):
+        with channel.transaction():
+            parks.park(channel, {RETRY: ids})
+
+    assert compared == [outbox.database.bind([2, 3])]
+
+
+def test_another_subscription_may_have_parked_what_it_likes(engine, channel):
+    outbox = Outbox(engine)
+    send(outbox, "old")
+    with channel.transaction():
+        Parked(outbox.database, "other").park(channel, {DEAD: [1]})
+    begin_again(engine)
+    send(outbox, "new")
+
+    with channel.transaction():
+        Parked(outbox.database, "relay").park(channel, {DEAD: [1]})
+
+    assert sorted(parked(engine)) == [(1, b"new", "dead"), (1, b"old", "dead")]
+
+
+def test_a_compensation_sends_what_has_the_id_of_a_message_that_was_acknowledged(engine):
+    """Its own ack counts, however many there are from before."""
+    destination, log = Destination(), Log(Outbox(engine).database)
+    declare_compensation(engine, BRIEFLY)
+    acked(engine, write(engine, "old 1", "old 2", "old 3"))
+    with closing(Outbox(engine).database.open()) as channel:
+        acked_at = log.now(channel).now
+        eventually(lambda: log.now(channel).now > acked_at)
+    begin_again(engine)
+    ids = write(engine, "left behind", "sent", "left behind, too")
+    acked(engine, ids[1:2])
+
+    relay_of(engine, destination).until_empty()
+
+    assert ids == [1, 2, 3]
+    assert destination.bodies == [b"left behind", b"left behind, too"]

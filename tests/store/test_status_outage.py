@@ -1,0 +1,219 @@
+"""Status in an outage: how long the oldest message has not been sent, what waits, for what, since when and why."""
+
+import re
+import time
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Done, Outbox, Reject, Relay, Retry, Unavailable
+from outbox.model.lease import Partition
+from outbox.store.subscriptions.leases import Leases
+from tests.store.test_status import standing
+from tests.support.command_line import outbox
+from tests.support.waiting import eventually
+
+
+class Destination:
+    """Answers by topic; `orders` is accepted while it is well."""
+
+    destination = "nats://h:4222"
+
+    def __init__(self) -> None:
+        self.well = False
+
+    def send(self, messages):
+        """One answer for each topic."""
+        answers = {"bad": Reject("too long"), "shy": Retry("not now", after=timedelta(minutes=5))}
+        away = Done() if self.well else Unavailable("connection refused")
+        return [answers.get(message.topic, Done() if message.topic == "fine" else away) for message in messages]
+
+    def close(self):
+        """Nothing is open."""
+
+
+def send(engine: Engine, *topics: str, **fields) -> None:
+    with (sender := Outbox(engine)).begin() as session:
+        for topic in topics:
+            sender.send(session, topic, b"1", **fields)
+
+
+def age_by(engine: Engine, seconds: int, **columns: str) -> None:
+    """Make parked messages older, as if the time had passed."""
+    later = {
+        "postgresql": "{0} - make_interval(secs => :seconds)",
+        "sqlite": "strftime('%Y-%m-%d %H:%M:%f', {0}, '-' || :seconds || ' seconds')",
+    }[engine.dialect.name]
+    names = ("created_at", "parked_at", "deliver_at", "due_at")
+    sets = ", ".join(f"{name} = {later.format(name)}" for name in names)
+    chosen = "".join(f" AND {name} = :{name}" for name in columns)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE outbox_parked SET {sets} WHERE TRUE{chosen}"), {"seconds": seconds, **columns})
+
+
+def status(engine: Engine):
+    return outbox(engine, "status", "--json").json["subscriptions"][0]
+
+
+def test_what_waits_for_the_destination_is_told_with_since_when_and_why(engine):
+    """The position is past all of it: nothing is left in the log."""
+    send(engine, "fine", "orders", "orders", "orders")
+    Relay(Outbox(engine), Destination()).until_empty()
+    age_by(engine, 52)
+
+    found, shown = status(engine), outbox(engine, "status")
+
+    (trouble,) = found["troubles"]
+    said = "relay: 3 messages wait for nats://h:4222 since 52 s: connection refused"
+    assert (found["backlog"], 52 <= found["lag_seconds"] < 60, found["lag_is_estimate"]) == (0, True, False)
+    assert (trouble["state"], trouble["messages"], trouble["error"]) == ("waiting", 3, "connection refused")
+    assert [re.sub(r"5\d s", "52 s", each) for each in found["warnings"]] == [said]
+    assert ("warning: relay: 3 messages wait for nats://h:4222 since 5" in shown.err, " 5" in shown.out) == (True, True)
+
+
+def test_what_is_blocked_behind_them_is_told(engine):
+    """The trouble counts the first of each key; the others are not sent either."""
+    for key in ("a", "b"):
+        send(engine, "orders", "orders", "orders", key=key)
+    send(engine, "fine")
+    Relay(Outbox(engine), Destination()).until_empty()
+
+    first, blocked = status(engine)["warnings"]
+
+    assert first.startswith("relay: 2 messages wait for nats://h:4222 since ")
+    assert blocked == "relay: 4 messages are blocked behind an earlier one of the same key that is not sent"
+
+
+def test_one_message_is_told_as_one(engine):
+    send(engine, "fine", "orders")
+    Relay(Outbox(engine), Destination()).until_empty()
+
+    assert "relay: 1 message waits for nats://h:4222 since " in outbox(engine, "status").err
+
+
+@pytest.mark.parametrize(
+    ("topics", "code", "said"),
+    [
+        (["fine"], 0, None),
+        (["fine", "orders"], 1, "1 message waits for nats://h:4222"),
+        (["fine", "bad"], 1, "1 dead letter since 2 min: too long; to decide, run: outbox dead list --name relay"),
+        (["fine", "shy"], 1, "1 message failed and is tried again, since 2 min: not now"),
+    ],
+)
+def test_a_check_ends_with_a_code_that_says_whether_anything_is_wrong(engine, topics, code, said):
+    send(engine, *topics)
+    Relay(Outbox(engine), Destination()).until_empty()
+    age_by(engine, 120)
+
+    checked, looked = outbox(engine, "status", "--check"), outbox(engine, "status")
+    as_json = outbox(engine, "status", "--check", "--json")
+
+    assert (checked.code, as_json.code, looked.code) == (code, code, 0)
+    assert (said is None or said in checked.err, bool(as_json.json["warnings"])) == (True, code == 1)
+
+
+def test_a_failure_of_a_moment_is_no_warning(engine):
+    send(engine, "fine", "shy")
+    Relay(Outbox(engine), Destination()).until_empty()
+
+    assert (outbox(engine, "status", "--check").code, status(engine)["parked"]["retry"]) == (0, 1)
+
+
+@pytest.mark.parametrize(("passed", "overdue"), [(0, False), (7200, True)])
+def test_a_delayed_message_is_late_from_when_it_is_due(engine, passed, overdue):
+    send(engine, "orders", delay=timedelta(hours=1))
+    assert standing(engine).lag < 1
+    Relay(Outbox(engine), Destination()).until_empty()
+    age_by(engine, passed)
+
+    lag = standing(engine).lag
+
+    assert (3600 <= lag < 3700) if overdue else lag == 0.0
+
+
+def test_a_delayed_message_in_the_log_is_not_late_before_it_is_due(engine):
+    send(engine, "orders", delay=timedelta(hours=1))
+    time.sleep(0.2)
+
+    assert (standing(engine).backlog.number, standing(engine).lag) == (1, 0.0)
+
+
+def test_what_waits_behind_a_dead_letter_is_unsent(engine):
+    send(engine, "bad", "fine", key="k")
+    Relay(Outbox(engine), Destination()).until_empty()
+    age_by(engine, 300, state="blocked")
+
+    assert 300 <= standing(engine).lag < 400
+
+
+def test_a_dead_letter_alone_is_not_late(engine):
+    """It is not to be sent, until somebody decides so."""
+    send(engine, "bad")
+    Relay(Outbox(engine), Destination()).until_empty()
+    age_by(engine, 300)
+
+    assert standing(engine).lag == 0.0
+
+
+def test_a_worker_that_waits_with_messages_in_the_log_says_for_what_and_since_when(engine):
+    """While it tries one after the other nothing is set aside: only the worker knows."""
+    destination = Destination()
+    send(engine, *["orders"] * 100)
+    with Outbox(engine).running(destination):
+        assert eventually(lambda: status(engine)["notice"] is not None)
+        found, code = status(engine), outbox(engine, "status", "--check").code
+        destination.well = True
+        assert eventually(lambda: status(engine)["notice"] is None)
+
+    text = "waits for nats://h:4222 to accept topic orders: connection refused"
+    assert (found["backlog"], found["notice"], code) == (100, text, 1)
+    assert found["warnings"][0].startswith(f"relay: {text} (since ")
+
+
+def test_the_first_moment_of_a_trouble_is_kept(engine):
+    """A worker says the same again while it lasts."""
+    database = Outbox(engine).database
+    with closing(database.open()) as channel:
+        Leases(database).note(channel, "relay", "away")
+        first = status(engine)["noticed_at"]
+        time.sleep(0.05)
+        Leases(database).note(channel, "relay", "away")
+        second = status(engine)["noticed_at"]
+        Leases(database).note(channel, "relay", "other")
+        third = status(engine)["noticed_at"]
+
+    assert (first == second, second == third) == (True, False)
+
+
+def test_a_worker_that_was_killed_is_told_as_soon_as_its_lease_is_over(engine):
+    """One that stops gives it back, and is started again perhaps."""
+    send(engine, "fine")
+    Relay(Outbox(engine), Destination()).until_empty()
+    assert outbox(engine, "status", "--check").code == 0
+    with closing((database := Outbox(engine).database).open()) as channel:
+        assert Leases(database).acquire(channel, Partition("relay"), "w", timedelta(milliseconds=1))
+        time.sleep(0.1)
+
+    said = outbox(engine, "status", "--check")
+
+    assert (said.code, "s: its worker ended without giving the lease back; messages after" in said.err) == (1, True)
+
+
+def test_a_relay_that_is_gone_is_told_with_what_to_do(engine):
+    send(engine, "fine")
+    Relay(Outbox(engine), Destination()).until_empty()
+    age = {
+        "postgresql": "settled_at - interval '2 minutes'",
+        "sqlite": "strftime('%Y-%m-%d %H:%M:%f', settled_at, '-120 seconds')",
+    }[engine.dialect.name]
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE outbox_progress SET settled_at = {age}"))
+    send(engine, "fine", "fine")
+
+    said = outbox(engine, "status", "--check")
+
+    waits = "2 messages wait for it, and messages after its position are not purged"
+    run = "outbox relay --name relay --to nats://h:4222"
+    assert (said.code, said.err) == (1, f"warning: nobody runs relay, for 2 min; {waits}; start its relay: {run}\n")

@@ -1,0 +1,275 @@
+"""Subscriptions are what their name says, and begin where they were told."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Message, Outbox, Reject, Relay, SubscriptionError
+from outbox.model.lease import Partition
+from outbox.model.message import uuid7
+from outbox.model.subscription import Start
+from outbox.store.dialects.dialect import Channel
+from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from tests.support.destination import Destination, failing, relay_to
+from tests.support.leases import notice
+from tests.support.parked import states
+from tests.support.readers import Collector, declared, delivered, send, texts, worker
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def outbox(engine: Engine) -> Outbox:
+    """An outbox whose subscription nobody has declared yet."""
+    return Outbox(engine)
+
+
+# What a subscription is
+
+
+def test_the_first_worker_fixes_what_the_migration_left_open(outbox, channel):
+    subscriptions = Subscriptions(outbox.database)
+    before = subscriptions.get(channel, "relay")
+    subscriptions.declare(channel, declared(topics=("a", "b"), on_dead="continue"))
+    after = subscriptions.get(channel, "relay")
+
+    assert (before.destination, before.topics, before.on_dead) == (None, None, None)
+    assert after == replace(before, destination="callable:tests", topics=("a", "b"), on_dead="continue")
+
+
+@pytest.mark.parametrize(
+    ("differing", "told"),
+    [
+        ({"topics": ("orders",)}, "has topics all, this worker asks for orders; .* alter relay --topics orders"),
+        (
+            {"destination": "nats://elsewhere"},
+            "has destination callable:tests, this worker asks for nats://elsewhere; .* alter relay --to nats://elsewhere",
+        ),
+        (
+            {"on_dead": "continue"},
+            "has on-dead block, this worker asks for continue; .* alter relay --on-dead continue",
+        ),
+    ],
+)
+def test_a_worker_that_declares_something_else_is_refused(outbox, differing, told):
+    """Two of one name and different selections would pass over each other's messages."""
+    send(outbox, "1")
+    assert texts(delivered(outbox.database)) == ["1"]
+    send(outbox, "2")
+
+    with pytest.raises(SubscriptionError, match=rf"subscription 'relay' {told}$"):
+        delivered(outbox.database, **differing)
+
+    assert texts(delivered(outbox.database)) == ["2"]
+
+
+def test_a_selection_is_refused_whatever_it_was_before(outbox):
+    delivered(outbox.database, topics=("a", "b"))
+
+    for topics in (None, ("a",), ("a", "b", "c"), ()):
+        with pytest.raises(SubscriptionError, match="topics a,b"):
+            delivered(outbox.database, topics=topics)
+    delivered(outbox.database, topics=("a", "b"))
+
+
+def test_what_a_worker_does_not_say_is_as_it_is_stored(outbox):
+    delivered(outbox.database, on_dead="continue")
+
+    delivered(outbox.database)
+
+
+def test_subscriptions_read_the_same_log_each_on_its_own(outbox):
+    send(outbox, "1", "2")
+    first = texts(delivered(outbox.database, name="one"))
+    send(outbox, "3")
+
+    assert (first, texts(delivered(outbox.database, name="two"))) == (["1", "2"], ["1", "2", "3"])
+    assert texts(delivered(outbox.database, name="one")) == ["3"]
+
+
+def test_a_subscription_of_several_partitions_is_refused(outbox):
+    """A worker of this version owns one; it would take the first for all of the log, or leave the others alone."""
+    delivered(outbox.database)
+    with outbox.engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_subscription SET partitions = 2"))
+    send(outbox, "1")
+    before, handler = rows_of(outbox.engine), Collector()
+
+    with pytest.raises(SubscriptionError, match="relay has 2 partitions; this version owns one"):
+        worker(outbox.database, handler).until_empty()
+
+    assert (handler.messages, rows_of(outbox.engine)) == ([], before)
+    assert notice(outbox.engine) == "relay has 2 partitions; this version owns one"
+
+
+def rows_of(engine: Engine) -> list[Any]:
+    """Who holds which lease, and how far the partitions came."""
+    with engine.connect() as connection:
+        holders = "SELECT subscription, owner, epoch, renewals, lease_until FROM outbox_lease"
+        questions = (holders, "SELECT * FROM outbox_progress ORDER BY epoch, n")
+        return [tuple(row) for question in questions for row in connection.execute(text(question))]
+
+
+def altered_while_standing_by(outbox: Outbox, channel: Channel, relay: Relay, caplog, **changes: Any) -> None:
+    """Let a relay wait for the lease of somebody who changes its subscription, and then work until nothing is left."""
+    caplog.set_level("INFO", "outbox.lease")
+    subscriptions, leases = Subscriptions(outbox.database), Leases(outbox.database)
+    lease = leases.acquire(channel, Partition("relay"), "somebody", timedelta(minutes=10))
+    assert lease is not None
+    with ThreadPoolExecutor(1) as pool:
+        done = pool.submit(relay.until_empty)
+        stands_by = eventually(lambda: "standing by" in caplog.text, 20)
+        subscriptions.alter(channel, replace(subscriptions.get(channel, "relay"), **changes))
+        leases.release(channel, lease)
+        assert stands_by
+        done.result(20)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"topics": ("invoices",)}, "has topics invoices, this worker asks for all"),
+        ({"destination": "callable:another"}, "has destination callable:another, this worker asks for test"),
+    ],
+    ids=["topics", "destination"],
+)
+def test_a_worker_that_stood_by_refuses_what_was_altered_meanwhile(outbox, channel, destination, caplog, changes, told):
+    """Under the old selection it would pass over messages, or send them to where they no longer belong."""
+    relay_to(destination, outbox).until_empty()
+    send(outbox, "1")
+
+    with pytest.raises(SubscriptionError, match=told):
+        altered_while_standing_by(outbox, channel, relay_to(destination, outbox), caplog, **changes)
+
+    assert destination.bodies == []
+    topics, to = changes.get("topics"), changes.get("destination", "test")
+    assert texts(delivered(outbox.database, topics=topics, destination=to)) == ([] if topics else ["1"])
+
+
+def test_a_worker_that_stood_by_follows_the_policy_that_was_stored_meanwhile(outbox, channel, caplog):
+    """It has said nothing about dead letters, so what is stored counts: the key goes on behind one."""
+    destination = Destination(failing({b"1"}, Reject("never")))
+    relay_to(destination, outbox).until_empty()
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", str(n), key="a") for n in range(1, 4)])
+
+    altered_while_standing_by(outbox, channel, relay_to(destination, outbox), caplog, on_dead="continue")
+
+    assert (destination.bodies, states(outbox.engine)) == ([b"2", b"3"], {"dead": 1})
+
+
+def test_a_selection_brings_its_topics_only(outbox):
+    with outbox.begin() as session:
+        for topic in ("a", "b", "c", "a"):
+            outbox.send(session, topic, topic)
+
+    assert texts(delivered(outbox.database, name="some", topics=("a", "c"))) == ["a", "c", "a"]
+    assert texts(delivered(outbox.database, name="none", topics=())) == []
+
+
+def test_an_unknown_name_is_told_which_there_are(outbox, channel):
+    delivered(outbox.database, name="billing")
+
+    with pytest.raises(SubscriptionError, match="no subscription 'bilking'; there are: billing, relay"):
+        Subscriptions(outbox.database).get(channel, "bilking")
+
+
+@pytest.mark.parametrize("name", ["a b", "ä😀", "'; DROP TABLE outbox_subscription; --", "%s", ":name", "x" * 500])
+def test_a_name_is_kept_as_it_is(outbox, channel, name):
+    send(outbox, "1")
+
+    assert texts(delivered(outbox.database, name=name)) == ["1"]
+    assert [found.name for found in Subscriptions(outbox.database).all(channel)] == sorted([name, "relay"])
+
+
+def test_a_dropped_subscription_begins_anew(outbox, channel):
+    send(outbox, "1")
+    delivered(outbox.database, name="billing")
+    Subscriptions(outbox.database).drop(channel, "billing")
+
+    assert Subscriptions(outbox.database).find(channel, "billing") is None
+    assert texts(delivered(outbox.database, name="billing", topics=("orders",))) == ["1"]
+
+
+# Where a new one begins
+
+
+def begun(outbox: Outbox, start: Start, name: str = "new") -> list[str]:
+    """What a subscription delivers that begins at `start` if it is new."""
+    return texts(delivered(outbox.database, name=name, start=start))
+
+
+def test_a_new_subscription_begins_at_the_earliest_message(outbox):
+    send(outbox, "1")
+
+    assert begun(outbox, "earliest") == ["1"]
+
+
+def test_a_new_subscription_may_begin_at_the_latest_position(outbox):
+    send(outbox, "1")
+    before = begun(outbox, "latest")
+    send(outbox, "2")
+
+    assert (before, begun(outbox, "latest")) == ([], ["2"])
+
+
+def test_where_it_begins_counts_once(outbox):
+    """A worker that comes back goes on from where it was."""
+    send(outbox, "1")
+    begun(outbox, "earliest")
+    send(outbox, "2")
+
+    assert begun(outbox, "latest") == ["2"]
+
+
+MOMENTS = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2, 2, 3, 5)]
+
+
+BEGINNINGS = [
+    (datetime(2025, 1, 1, tzinfo=UTC), ["0", "1", "2", "3", "4"]),
+    (MOMENTS[0], ["0", "1", "2", "3", "4"]),
+    (MOMENTS[1], ["1", "2", "3", "4"]),
+    (MOMENTS[1].astimezone(timezone(timedelta(hours=9))), ["1", "2", "3", "4"]),
+    (MOMENTS[1] + timedelta(milliseconds=1), ["3", "4"]),
+    (datetime(2026, 1, 4, tzinfo=UTC), ["4"]),
+    (MOMENTS[4], ["4"]),
+    (datetime(2027, 1, 1, tzinfo=UTC), []),
+]
+
+
+@pytest.mark.parametrize("holes", [False, True])
+def test_a_new_subscription_may_begin_at_a_moment(outbox, holes):
+    log = outbox.database.tables.message
+    envelope = {"topic": "orders", "slot": 0}
+    with outbox.engine.begin() as connection:
+        for n, moment in enumerate(MOMENTS):
+            place = {"id": 7 * n + 3 if holes else n + 1, "created_at": moment, "message_id": uuid7()}
+            connection.execute(log.insert().values(**envelope, **place, body=str(n).encode()))
+
+    found = [begun(outbox, start, name=f"from {n}") for n, (start, _) in enumerate(BEGINNINGS)]
+
+    assert found == [expected for _, expected in BEGINNINGS]
+
+
+def test_a_moment_in_an_empty_log_is_the_beginning(outbox):
+    before = begun(outbox, datetime(2026, 1, 1, tzinfo=UTC))
+    send(outbox, "1")
+
+    assert (before, begun(outbox, "earliest")) == ([], ["1"])
+
+
+def test_what_commits_late_belongs_to_a_moment_by_its_id(pg_engine):
+    """The window from a moment on is the rest of the log by ids, and what comes later by commit."""
+    outbox = Outbox(pg_engine)
+    send(outbox, "1")
+    with pg_engine.connect() as connection:
+        outbox.send(connection, "orders", "late")
+        send(outbox, "2")
+        before = begun(outbox, datetime(2026, 1, 1, tzinfo=UTC))
+        connection.commit()
+
+    assert (before, begun(outbox, "earliest")) == (["1", "2"], ["late"])

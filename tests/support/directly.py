@@ -1,0 +1,92 @@
+"""Writers that send by themselves right after their commits, for tests."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from sqlalchemy import Connection, Engine, text
+from sqlalchemy.orm import Session
+
+from outbox import Message, Outbox
+from outbox.direct import delivery as courier
+from tests.support.destination import Destination, relay_to
+from tests.support.waiting import eventually
+
+
+@contextmanager
+def writing_directly(engine: Any, destination: Any, **options: Any) -> Iterator[Outbox]:
+    """An outbox whose writer sends by itself from now on."""
+    outbox = Outbox(engine, sender=destination, direct="relay", **options)
+    try:
+        assert eventually(lambda: promises(outbox), 30), "direct sends did not begin"
+        yield outbox
+    finally:
+        outbox.close()
+
+
+def promises(outbox: Outbox) -> bool:
+    """Whether a message that is written now would be sent by its writer."""
+    assert outbox._direct is not None
+    return outbox._direct.for_more(1) is not None
+
+
+def at_rest(outbox: Outbox) -> bool:
+    """Whether the writer has nothing to send any more."""
+    assert outbox._direct is not None
+    dispatcher = outbox._direct._dispatcher
+    return dispatcher is None or (dispatcher._idle and dispatcher._busy_since is None and dispatcher.waiting == 0)
+
+
+def settled(outbox: Outbox, destination: Destination, bodies: list[bytes]) -> bool:
+    """Whether exactly these have arrived when nothing waits any more, in whatever order."""
+    assert eventually(lambda: at_rest(outbox) and len(destination.bodies) >= len(bodies), 20)
+    return sorted(destination.bodies) == sorted(bodies)
+
+
+def send(outbox: Outbox, handle: Session | Connection, *bodies: bytes) -> None:
+    """Messages that their writer may send."""
+    for body in bodies:
+        outbox.send(handle, "orders", body)
+
+
+def marked(engine: Engine) -> list[bytes]:
+    """What writers were to send by themselves, as it stands in the log."""
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT body FROM outbox_message WHERE direct = 'relay' ORDER BY id"))
+        return [bytes(row[0]) for row in rows]
+
+
+def relayed(engine: Engine, name: str = "test") -> list[bytes]:
+    """What is left when the writers have ended: everything that relay and compensation deliver, after the grace.
+
+    `name`: of the writers' destination.
+    """
+    destination = Destination()
+    destination.destination = name
+    relay_to(destination, Outbox(engine)).until_empty()
+    return destination.bodies
+
+
+def briefly(monkeypatch: pytest.MonkeyPatch, grace: float = 2.0, right: float = 1.0) -> None:
+    """Writers of this process have less time."""
+    in_brief(monkeypatch.setattr, grace, right)
+
+
+def in_brief(set_attribute: Callable[[object, str, object], None], grace: float, right: float) -> None:
+    """What the compensation waits for, and for how much of that a call may begin: the rest is for the call."""
+    set_attribute(courier, "GRACE_SECONDS", grace)
+    set_attribute(courier, "RIGHT_SECONDS", right)
+    set_attribute(courier, "FLUSH_SECONDS", 0.0)
+    set_attribute(courier, "deadline_of", lambda _: timedelta(seconds=grace - right))
+
+
+def before_each_call(destination: Destination, act: Callable[[Sequence[Message]], object]) -> None:
+    """Do something with the messages of a call before the destination takes them."""
+
+    def hanging(messages: Sequence[Message]) -> bool:
+        act(messages)
+        return False
+
+    destination.hanging = hanging

@@ -1,0 +1,64 @@
+"""Pages for people to read, whose code, names and links are tested."""
+
+import re
+from collections.abc import Iterable
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import outbox
+
+TOP = Path(__file__).parents[2]
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code of a page in one language, block by block."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+
+
+def commands(page: str) -> list[str]:
+    """What a page says to type."""
+    return [line for block in blocks(page, "sh") for line in block.splitlines()]
+
+
+def run(page: str, name: str) -> dict[str, Any]:
+    """Run the Python of a page from top to bottom, in one namespace, which is returned."""
+    namespace: dict[str, Any] = {"__name__": "page"}
+    for number, block in enumerate(blocks(page, "python"), 1):
+        exec(compile(block, f"{name}, block {number}", "exec"), namespace)
+    return namespace
+
+
+def names(page: str) -> Iterable[str]:
+    """What a page names with its module, or as an attribute of an `Outbox`."""
+    return sorted(set(re.findall(r"`?\b(outbox(?:\.[a-z_]+)+)\b(?!/)", page)))
+
+
+def resolve(name: str) -> None:
+    """Find a name: of the module, or of an `Outbox`, which the pages call by the same name."""
+    first, *rest = name.split(".")[1:]
+    if hasattr(outbox.Outbox, first):
+        found: Any = getattr(outbox.Outbox, first)
+    elif hasattr(outbox, first):
+        found = getattr(outbox, first)
+    else:
+        found = import_module(f"outbox.{first}")
+    for attribute in rest:
+        found = getattr(found, attribute, None) or import_module(f"{found.__name__}.{attribute}")
+
+
+def broken_links(file: Path) -> list[str]:
+    """The links of a page to files that are not there, or to headings that they do not have."""
+    targets = re.findall(r"\]\((?!https?:)([^)]+)\)", file.read_text())
+    return [target for target in targets if not _exists(file, target)]
+
+
+def _exists(file: Path, target: str) -> bool:
+    path, _, heading = target.partition("#")
+    found = file.parent / path if path else file
+    return found.exists() and (not heading or heading in _anchors(found.read_text()))
+
+
+def _anchors(page: str) -> list[str]:
+    headings = re.findall(r"^#+ (.*)$", page, re.MULTILINE)
+    return [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]

@@ -1,0 +1,98 @@
+"""What tests read out of an outbox: the rows of its log, and what a worker makes of them."""
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from sqlalchemy import Engine, text
+
+from outbox import Outbox
+from outbox.model.message import Message
+from outbox.model.subscription import Declaration, Selection, Start
+from outbox.model.verdict import DONE, Verdict
+from outbox.store.database import Database
+from outbox.worker.settings import Settings
+from outbox.worker.worker import Worker
+
+#: For tests that wait for a takeover.
+QUICK = Settings(lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=200))
+
+
+def bodies(engine: Engine) -> list[bytes]:
+    """The bodies of the log, in its order, as a reader sees them who waits for no writer."""
+    question = "SELECT body FROM outbox_message ORDER BY id"
+    if engine.dialect.name == "sqlite":
+        with closing(sqlite3.connect(str(engine.url.database))) as file:
+            return [body for (body,) in file.execute(question)]
+    with engine.connect() as connection:
+        return [bytes(row[0]) for row in connection.execute(text(question))]
+
+
+def in_utc(moment: datetime | None) -> datetime | None:
+    """A moment as SQLAlchemy reads it from a table: SQLite keeps no zone, because it is UTC."""
+    return moment if moment is None else moment.replace(tzinfo=moment.tzinfo or UTC)
+
+
+def send(outbox: Outbox, *bodies: str) -> None:
+    """One transaction."""
+    with outbox.begin() as session:
+        for body in bodies:
+            outbox.send(session, "orders", body)
+
+
+def texts(messages: list[Message]) -> list[str]:
+    """What the messages say."""
+    return [message.body.decode() for message in messages]
+
+
+def selection_of(topics: Sequence[str] | None) -> Selection:
+    """These topics, or all."""
+    return Selection(topics=None if topics is None else tuple(topics))
+
+
+class Collector:
+    """A handler that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Message]] = []
+
+    def __call__(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Done, all of them."""
+        self.batches.append(list(messages))
+        return [DONE] * len(messages)
+
+    @property
+    def messages(self) -> list[Message]:
+        """Everything that came, in order."""
+        return [message for batch in self.batches for message in batch]
+
+    @property
+    def bodies(self) -> list[bytes]:
+        """Their bodies."""
+        return [message.body for message in self.messages]
+
+
+def declared(name: str = "relay", **differing: Any) -> Declaration:
+    """The subscription that these tests' workers work for."""
+    return Declaration(**{"name": name, "destination": "callable:tests", **differing})
+
+
+def worker(
+    database: Database,
+    handler: Collector,
+    *,
+    settings: Settings | None = None,
+    start: Start = "earliest",
+    **differing: Any,
+) -> Worker:
+    """A worker that hands over to `handler`."""
+    return Worker(database, declared(**differing), handler, settings=settings, start=start)
+
+
+def delivered(database: Database, **differing: Any) -> list[Message]:
+    """What a worker delivers now, that none of its name has delivered before."""
+    handler = Collector()
+    worker(database, handler, **differing).until_empty()
+    return handler.messages

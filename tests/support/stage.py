@@ -1,0 +1,143 @@
+"""A stage for handing over: messages, handlers that behave as they are told, and what came of it."""
+
+import math
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import Any
+
+from tenacity import wait_fixed
+
+from outbox import Message, RetryPolicy, Unavailable, Verdict
+from outbox.model.verdict import DONE
+from outbox.worker.calls import Caller
+from outbox.worker.handle import BatchHandler, HandlerPolicy, Outcome
+
+POLICY = HandlerPolicy(
+    retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=5), pause=wait_fixed(0.001)
+)
+#: For handlers that take their time.
+HASTY = replace(POLICY, deadline=timedelta(seconds=0.1))
+EARLIER = Unavailable("an earlier message of its key was not stored")
+
+
+def messages(*keys: str | None, first: int = 1, topic: str = "orders") -> list[Message]:
+    """Messages with these keys, numbered in the order of the log; the body is the number."""
+    found = []
+    for id, key in enumerate(keys, first):
+        message = Message(topic, str(id), key=key)
+        message.id = id
+        found.append(message)
+    return found
+
+
+def again(message: Message, attempt: int) -> Message:
+    """The same message as it is read from where it was set aside."""
+    copy = Message(message.topic, message.body, key=message.key)
+    copy.id, copy.message_id, copy.attempt = message.id, message.message_id, attempt
+    return copy
+
+
+class Handler:
+    """Answers what `answer` says of each message, and keeps what it was called with."""
+
+    def __init__(self, answer: Callable[[Message], Verdict] = lambda _: DONE) -> None:
+        self.answer = answer
+        self.calls: list[list[int]] = []
+
+    def __call__(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Behind the first of a key that is not done nothing of the key is."""
+        self.calls.append(ids(messages))
+        verdicts: list[Verdict] = []
+        stopped: set[str | None] = set()
+        for message in messages:
+            verdict = EARLIER if message.key in stopped else self.answer(message)
+            if verdict is not DONE and message.key is not None:
+                stopped.add(message.key)
+            verdicts.append(verdict)
+        return verdicts
+
+
+class Stage:
+    """A hand-over, and a stop that is asked after so many rests."""
+
+    def __init__(
+        self,
+        handler: Any,
+        policy: HandlerPolicy = POLICY,
+        *,
+        most: int = 100,
+        rests: int = 10_000,
+        gives_up: bool = True,
+    ) -> None:
+        self.rests = rests
+        self.batch_handler = BatchHandler(
+            Caller(handler), policy, before_call=lambda: math.inf, rest=self._rest, most=most, gives_up=gives_up
+        )
+
+    def run(
+        self,
+        messages: Sequence[Message],
+        *,
+        wait_for_destination: bool = True,
+        quota: int = 1000,
+        now: Callable[[], datetime] | None = None,
+    ) -> Outcome:
+        """One batch."""
+        return self.batch_handler.run(list(messages), wait_for_destination=wait_for_destination, quota=quota, now=now)
+
+    def _rest(self, seconds: float) -> bool:
+        time.sleep(seconds)
+        self.rests -= 1
+        return self.rests > 0
+
+
+def ids(messages: Sequence[Message]) -> list[int]:
+    """Their numbers."""
+    return [message.id or 0 for message in messages]
+
+
+def seen(outcome: Outcome) -> dict[str, Any]:
+    """What came of a batch, by id."""
+    return {
+        "done": ids(outcome.done),
+        "aside": [(message.id, parking.state, parking.attempts) for message, parking in outcome.parked],
+        "open": ids(outcome.open),
+    }
+
+
+def only(*bad: int, verdict: Verdict) -> Callable[[Message], Verdict]:
+    """This verdict for these, Done for the others."""
+    return lambda message: verdict if message.id in bad else DONE
+
+
+def raising(*bad: int) -> Callable[[Message], Verdict]:
+    """Raises for these, Done for the others."""
+
+    def answer(message: Message) -> Verdict:
+        if message.id in bad:
+            raise ValueError("cannot take this")
+        return DONE
+
+    return answer
+
+
+@contextmanager
+def hanging(handler: Handler, *bad: int) -> Iterator[threading.Event]:
+    """Calls with these messages hang until released."""
+    released = threading.Event()
+    former = handler.answer
+
+    def answer(message: Message) -> Verdict:
+        if message.id in bad:
+            released.wait(30)
+        return former(message)
+
+    handler.answer = answer
+    try:
+        yield released
+    finally:
+        released.set()

@@ -1,0 +1,126 @@
+"""The suite that third parties get: our own dialects pass it, and dialects that are wrong in one place do not."""
+
+from collections.abc import Callable
+from contextlib import closing, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from outbox import Outbox
+from outbox.store.dialects.dialect import Dialect
+from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
+from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
+from outbox.testing.dialect_contract import DialectContract
+from tests.scenarios.exactness.twins import ID_AFTER_LAST, replaced
+
+
+class TestPostgresql(DialectContract):
+    """PostgreSQL."""
+
+    @pytest.fixture
+    def engine(self, pg_engine: Engine) -> Engine:
+        """The database of this test."""
+        return pg_engine
+
+
+class TestSqlite(DialectContract):
+    """SQLite."""
+
+    @pytest.fixture
+    def engine(self, sqlite_engine: Engine) -> Engine:
+        """The database of this test."""
+        return sqlite_engine
+
+
+def windows(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
+    """As many schedules as the suite has; each of them may catch a twin."""
+    for seed in range(12):
+        suite.test_windows_hold_what_was_committed_between_their_positions(outbox, channel, seed)
+
+
+def early_writer(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
+    suite.test_an_early_writer_who_commits_late_is_in_the_next_window(outbox, channel)
+
+
+def order(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
+    suite.test_ids_follow_the_order_of_the_list(outbox, channel)
+
+
+def never_falls(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
+    suite.test_a_position_never_falls(outbox, channel)
+
+
+def one_holder(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
+    suite.test_a_lease_has_one_holder(outbox.database, channel)
+
+
+def parked(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
+    suite.test_parked_messages_come_in_the_order_of_their_keys(outbox, outbox.database, channel)
+
+
+_BY_TRANSACTION = {"order": ("ORDER BY id LIMIT", "ORDER BY xact_id, id LIMIT")}
+_FRESH_ID = ("xact_id >= CAST(:head AS bigint)", "id >= CAST(:head AS bigint)")
+_HIGHEST = (
+    "max(seq), 0) + 1) || ':' FROM sqlite_sequence\n    WHERE name = '{message}'",
+    "max(id), 0) + 1) || ':' FROM {message}",
+)
+_FIRST_HIGHEST = ("max(seq)", "max(id)")
+
+#: What is wrong, and which tests of the suite notice it.
+TWINS: dict[str, tuple[Dialect, list[Callable[..., None]]]] = {
+    "postgresql: reads on behind the last id": (
+        replace(ID_AFTER_LAST, read_on_fresh=ID_AFTER_LAST.read_on),
+        [windows, early_writer],
+    ),
+    "postgresql: forgets who commits late": (replace(POSTGRESQL, read_on=POSTGRESQL.read_on_fresh), [windows]),
+    "postgresql: pages by transaction": (
+        replace(POSTGRESQL, page=replaced(POSTGRESQL.page, **_BY_TRANSACTION)),
+        [windows],
+    ),
+    "postgresql: pages without the late part": (replace(POSTGRESQL, page_late=POSTGRESQL.page), [windows]),
+    "postgresql: pages what is open": (
+        replace(POSTGRESQL, page=replaced(POSTGRESQL.page, open=("<> ALL (CAST(:open AS bigint[]))", "> 0"))),
+        [windows],
+    ),
+    "postgresql: appends backwards": (
+        replace(POSTGRESQL, append=lambda names, rows, **options: POSTGRESQL.append(names, rows[::-1], **options)),
+        [order],
+    ),
+    "sqlite: appends backwards": (
+        replace(SQLITE, append=lambda names, rows, **options: SQLITE.append(names, rows[::-1], **options)),
+        [order],
+    ),
+    "sqlite: takes the highest id for the last one": (
+        replace(
+            SQLITE,
+            capture=replaced(SQLITE.capture, highest=_HIGHEST, first=_FIRST_HIGHEST),
+            read_on=replaced(SQLITE.read_on, highest=_HIGHEST, first=_FIRST_HIGHEST),
+            read_on_fresh=replaced(SQLITE.read_on_fresh, highest=_HIGHEST, first=_FIRST_HIGHEST),
+        ),
+        [never_falls],
+    ),
+    "sqlite: a clock that cannot be moved": (replace(SQLITE, later="{now}"), [one_holder]),
+    "sqlite: knows lists of one": (
+        replace(SQLITE, among_numbers="{value} = json_extract({list}, '$[0]')"),
+        [parked],
+    ),
+}
+
+
+@pytest.mark.parametrize("broken", [False, True], ids=["sound", "broken"])
+@pytest.mark.parametrize(
+    ("twin", "check"),
+    [
+        pytest.param(twin, check, id=f"{name}: {check.__name__}")
+        for name, (twin, checks) in TWINS.items()
+        for check in checks
+    ],
+)
+def test_a_dialect_that_is_wrong_in_one_place_is_caught(request, twin, check, broken):
+    engine = request.getfixturevalue({"postgresql": "pg_engine", "sqlite": "sqlite_engine"}[twin.name])
+    outbox = Outbox(engine, dialect=twin if broken else None)
+
+    with closing(outbox.database.open()) as channel, pytest.raises(AssertionError) if broken else nullcontext():
+        check(DialectContract(), outbox, channel)

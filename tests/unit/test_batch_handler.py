@@ -1,0 +1,433 @@
+"""Handing over, without a database: how many messages a call holds, and who is to blame for what goes wrong."""
+
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+from tenacity import wait_none
+
+from outbox import Message, Reject, Retry, Unavailable, Verdict
+from outbox.model.verdict import DONE
+from outbox.worker.calls import Call
+from outbox.worker.failure_log import FailureLog
+from outbox.worker.handle import BLOCKED, HandlerPolicy
+from outbox.worker.words import CheckingBack
+from tests.support.stage import HASTY, POLICY, Handler, Stage, again, ids, messages, only, raising, seen
+
+# How many messages a call holds
+
+
+def test_calls_grow_step_by_step_while_they_are_quick(monkeypatch):
+    monkeypatch.setattr(Call, "seconds", 0.0)  # whatever else the machine does
+    handler = Handler()
+
+    Stage(handler, most=100).run(messages(*[None] * 300))
+
+    assert [len(call) for call in handler.calls] == [1, 8, 64, 100, 100, 27]
+
+
+def test_calls_shrink_to_a_share_of_the_deadline():
+    """A message takes a fifth of the deadline: a call with more than one would not be safe."""
+    handler = Handler()
+
+    def slow(_: Message) -> Verdict:
+        time.sleep(0.02)
+        return DONE
+
+    handler.answer = slow
+    Stage(handler, HASTY).run(messages(*[None] * 12))
+
+    assert [len(call) for call in handler.calls] == [1] * 12
+
+
+# Verdicts
+
+
+@pytest.mark.parametrize("many", [False, True], ids=["alone", "among others"])
+def test_verdicts_are_followed(many):
+    verdicts: dict[int, Verdict] = {
+        1: Retry("again"), 2: Retry("later", timedelta(minutes=1)), 3: Reject("never"), 4: DONE
+    }  # fmt: skip
+    stage = Stage(Handler(lambda message: verdicts.get(message.id or 0, DONE)))
+    if many:
+        stage.run(messages(*[None] * 9, first=100))
+
+    outcome = stage.run(messages(None, None, None, None))
+
+    assert [
+        (m.id, f.state, f.attempts, f.delay, f.error) for m, f in sorted(outcome.parked, key=lambda a: a[0].id or 0)
+    ] == [
+        (1, "retry", 1, timedelta(0), "again"),
+        (2, "retry", 1, timedelta(minutes=1), "later"),
+        (3, "dead", 1, None, "never"),
+    ]
+    assert ids(outcome.done) == [4]
+
+
+def test_what_stands_behind_a_failed_message_is_blocked_and_not_counted():
+    stage = Stage(Handler(only(1, verdict=Retry("no"))))
+
+    outcome = stage.run(messages("a", "b", "a", "b", "a"))
+
+    assert seen(outcome) == {
+        "done": [2, 4],
+        "aside": [(1, "retry", 1), (3, "blocked", 0), (5, "blocked", 0)],
+        "open": [],
+    }
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_a_dead_letter_holds_its_key_by_policy(block):
+    policy = HandlerPolicy(block_on_dead=block, pause=wait_none())
+
+    outcome = Stage(Handler(only(1, verdict=Reject("no"))), policy).run(messages("a", "b", "a"))
+
+    assert seen(outcome) == (
+        {"done": [2], "aside": [(1, "dead", 1), (3, "blocked", 0)], "open": []}
+        if block
+        else {"done": [2, 3], "aside": [(1, "dead", 1)], "open": []}
+    )
+
+
+def test_attempts_are_used_up():
+    stage = Stage(Handler(only(1, verdict=Retry("no"))))
+    (message,) = messages("a")
+
+    states = [stage.run([again(message, attempt)]).parked[0][1].state for attempt in (1, 2, 3)]
+
+    assert states == ["retry", "retry", "dead"]
+
+
+# Whose fault it was
+
+
+def test_a_message_that_raises_counts_only_when_another_was_accepted_since():
+    stage = Stage(Handler(raising(1)), rests=40)
+    (poison,) = messages("a")
+
+    alone = seen(stage.run([poison]))
+    stage.rests = 1000
+    with_another = seen(stage.run([poison, *messages("b", first=2)]))
+
+    assert alone == {"done": [], "aside": [], "open": [1]}
+    assert with_another == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
+
+
+def test_a_message_that_raises_among_many_is_found_and_the_others_go_on():
+    outcome = Stage(Handler(raising(50))).run(messages(*[None] * 100))
+
+    assert outcome.parked[0][0].id == 50
+    assert [parking.attempts for _, parking in outcome.parked] == [1]
+    assert sorted(ids(outcome.done)) == [id for id in range(1, 101) if id != 50]
+
+
+def test_two_messages_that_raise_do_not_hide_behind_each_other():
+    outcome = Stage(Handler(raising(1, 2))).run(messages("a", "b", "c"))
+
+    assert seen(outcome)["aside"] == [(1, "retry", 1), (2, "retry", 1)]
+    assert ids(outcome.done) == [3]
+
+
+@pytest.mark.parametrize("answer", [raising(*range(100)), lambda _: Unavailable("away")], ids=["raises", "unavailable"])
+def test_a_sick_destination_counts_nothing(answer):
+    """A stop comes after a while: nothing was moved."""
+    outcome = Stage(Handler(answer), rests=400).run(messages(*"abcdefgh"))
+
+    assert seen(outcome) == {"done": [], "aside": [], "open": list(range(1, 9))}
+
+
+def test_a_sick_destination_that_heals_gets_everything_in_order():
+    handler, tries = Handler(), 0
+
+    def answer(message: Message) -> Verdict:
+        nonlocal tries
+        tries += 1
+        return Unavailable("away") if tries < 20 else DONE
+
+    handler.answer = answer
+    outcome = Stage(handler).run(messages("a", "b", "a", "b"))
+
+    assert seen(outcome)["aside"] == []
+    assert [id for id in ids(outcome.done) if id % 2] == [1, 3]
+    assert [id for id in ids(outcome.done) if not id % 2] == [2, 4]
+
+
+def test_some_unavailable_messages_wait_and_the_rest_goes_on():
+    outcome = Stage(Handler(only(2, 3, verdict=Unavailable("no stream")))).run(messages("a", "b", "c", "b", "a"))
+
+    assert seen(outcome) == {
+        "done": [1, 5],
+        "aside": [(2, "waiting", 0), (4, "blocked", 0), (3, "waiting", 0)],
+        "open": [],
+    } or sorted(seen(outcome)["aside"]) == [(2, "waiting", 0), (3, "waiting", 0), (4, "blocked", 0)]
+    assert ids(outcome.done) == [1, 5]
+
+
+def test_a_message_of_a_missing_topic_waits_also_when_it_is_the_last_of_its_batch():
+    """Others of the batch were accepted, so it is not the whole destination that is sick."""
+    (missing,) = messages("b", topic="gone", first=2)
+    handler = Handler(lambda message: Unavailable("no stream") if message.topic == "gone" else DONE)
+
+    outcome = Stage(handler, rests=100).run([*messages("a"), missing])
+
+    assert seen(outcome) == {"done": [1], "aside": [(2, "waiting", 0)], "open": []}
+
+
+def test_what_waits_because_there_was_nothing_else_to_try_keeps_the_destinations_text():
+    stage = Stage(Handler(lambda message: Unavailable(f"no stream takes {message.topic}")))
+
+    outcome = stage.batch_handler.run(
+        messages("a", "b"), wait_for_destination=True, quota=10, more_available=lambda: True
+    )
+
+    text = "no stream takes orders"
+    assert sorted((message.id, parking.state, parking.error) for message, parking in outcome.parked) == [
+        (1, "waiting", text),
+        (2, "waiting", text),
+    ]
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a test sets, in seconds."""
+    moments = [100.0]
+    monkeypatch.setattr("outbox.worker.failure_log.time.monotonic", lambda: moments[-1])
+    return moments
+
+
+def test_a_topic_that_is_not_accepted_is_told_once_in_a_while(caplog, clock):
+    """Of many a few are named, and the number of the others."""
+    failure_log = FailureLog("relay", "nats://h:4222")
+
+    for moment in (100.0, 130.0, 161.0):
+        clock.append(moment)
+        failure_log.refused({"orders": "no\x1b[2J\nstream"})
+    failure_log.refused({f"t{n}": f"no {n}" for n in range(7)})
+
+    refused = "relay: nats://h:4222 does not accept topic"
+    assert [record.message for record in caplog.records] == [
+        f"{refused} orders, its messages wait: no\ufffd[2J stream",
+        f"{refused} orders, its messages wait (since 1 min): no\ufffd[2J stream",
+        *[f"{refused} t{n}, its messages wait: no {n}" for n in range(5)],
+        "relay: nor does it accept 2 more topics",
+    ]
+
+
+def test_a_server_that_is_away_is_told_as_such_and_so_is_the_end_of_it(caplog, clock):
+    """One that is accepted again while the server was not reported as away is told by its topic."""
+    failure_log = FailureLog("relay", "nats://h:4222/shop")
+    away = "NATS: nats://h:4222: connection refused"
+
+    failure_log.refused({"orders": away}, by_all=away)
+    clock.append(110.0)
+    failure_log.refused({"mail": away}, by_all=away)
+    clock.append(152.0)
+    failure_log.accepted({"mail"}, {None: "3 messages", "mail": "1 message"}.__getitem__)
+
+    assert [record.message for record in caplog.records] == [
+        "relay: nats://h:4222/shop accepts nothing, messages wait: NATS: connection refused",
+        "relay: nats://h:4222/shop accepts messages again after 52 s; 3 messages had waited",
+    ]
+    assert not failure_log.in_trouble
+
+
+def test_a_topic_is_accepted_again_when_a_message_of_it_is(caplog, clock):
+    failure_log = FailureLog("relay", "nats://h:4222")
+    failure_log.refused({"orders": "no stream"})
+    failure_log.accepted({"mail"}, str)
+    assert failure_log.in_trouble
+
+    clock.append(280.0)
+    failure_log.accepted({"orders", "mail"}, lambda topic: f"1 message of {topic}")
+
+    said = "relay: nats://h:4222 accepts topic orders again after 3 min; 1 message of orders had waited"
+    assert caplog.records[-1].message == said
+
+
+def test_a_destination_that_flaps_fills_no_log(caplog, clock):
+    failure_log = FailureLog("relay", "nats://h:4222")
+
+    for second in range(50):
+        clock.append(100.0 + second)
+        failure_log.refused({"orders": "away"}, by_all="away")
+        failure_log.accepted({"orders"}, lambda _: "1 message")
+
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.parametrize(
+    ("answer", "topics", "accepted", "said"),
+    [
+        (lambda m: Unavailable("gone", everything=True), "ab", "", "accepts nothing, messages wait: gone"),
+        (lambda m: Unavailable("gone", everything=True), "a", "", "accepts nothing, messages wait: gone"),
+        (lambda m: Unavailable("gone"), "ab", "", "accepts nothing, messages wait: gone"),
+        (lambda m: Unavailable("gone"), "a", "", "does not accept topic a, its messages wait: gone"),
+        (lambda m: Unavailable(f"no {m.topic}"), "a", "", "does not accept topic a, its messages wait: no a"),
+        (lambda m: Unavailable("gone"), "ab", "c", "does not accept topic a, its messages wait: gone"),
+    ],
+)
+def test_it_is_told_whether_the_server_or_a_topic_is_meant(caplog, answer, topics, accepted, said):
+    """A sender may say that nothing is accepted; where it does not, several topics with one answer say so."""
+    handler = Handler(lambda message: DONE if message.topic in accepted else answer(message))
+    stage = Stage(handler, rests=20)
+    stage.batch_handler._failure_log = FailureLog("relay", "nats://h:4222")
+    all = [each for n, topic in enumerate(accepted + topics) for each in messages(f"k{n}", topic=topic, first=n + 1)]
+
+    stage.run(all, wait_for_destination=True)
+
+    assert f"relay: nats://h:4222 {said}" in [record.message for record in caplog.records]
+
+
+def test_a_probe_of_a_server_that_is_away_costs_one_call_of_one_message():
+    """However many topics wait for it."""
+    handler = Handler(lambda _: Unavailable("gone", everything=True))
+    stage = Stage(handler)
+    first = [messages(f"k{n}", topic=f"t{n}", first=n + 1)[0] for n in range(20)]
+    stage.run(first, wait_for_destination=False, quota=0)
+    before = len(handler.calls)
+
+    outcome = stage.run(first, wait_for_destination=False, quota=0)
+
+    assert (len(handler.calls) - before, len(handler.calls[-1]), len(outcome.open)) == (1, 1, 20)
+
+
+def test_a_paused_worker_notes_it_once_after_a_second(clock):
+    notes = []
+    failure_log = FailureLog("relay", "nats://h:4222", note=lambda text, since: notes.append((text, since)))
+    failure_log.refused({"orders": "no stream"})
+
+    for moment in (100.5, 101.0, 105.0):
+        clock.append(moment)
+        failure_log.paused()
+    failure_log.went_on()
+    failure_log.paused()
+
+    text = "waits for nats://h:4222 to accept topic orders: no stream"
+    assert notes == [(text, 1.0), (text, 5.0)]
+
+
+def test_a_check_back_speaks_of_half_messages_of_its_group(caplog, clock):
+    """All of them have one topic, which says nothing to those who read the log."""
+    notes, topic = [], "RMQ_SYS_TRANS_HALF_TOPIC"
+    words = CheckingBack("shop")
+    failure_log = FailureLog("check:shop", "check:shop", words=words, note=lambda text, _: notes.append(text))
+    failure_log.refused({topic: "no answer in 20 s"})
+    clock.append(165.0)
+    failure_log.paused()
+    failure_log.refused({topic: "no answer in 20 s"})
+    failure_log.accepted({topic}, lambda _: "2 messages")
+    failure_log.settled([(message, POLICY.dead(message, "UNKNOWN")) for message in messages("tx-1", "tx-2", "tx-1")])
+
+    halves, decide = "half messages of producer group shop", "to decide, run: outbox half list --given-up --group shop"
+    assert notes == [f"waits for an answer about {halves}: no answer in 20 s"]
+    assert [record.message for record in caplog.records] == [
+        f"check:shop: nothing is found out about {halves}, they wait: no answer in 20 s",
+        f"check:shop: nothing is found out about {halves}, they wait (since 1.1 min): no answer in 20 s",
+        f"check:shop: {halves} are decided on again after 1.1 min; 2 messages had waited",
+        f"check:shop: 2 more transactions were given up, the first is tx-1: UNKNOWN; {decide}",
+    ]
+
+
+def test_dead_letters_are_told_a_line_for_all_of_a_batch(caplog):
+    parkings = [(message, POLICY.dead(message, f"bad {message.id}")) for message in messages("b", "a", first=7)]
+
+    FailureLog("relay").settled([*reversed(parkings), (messages("c")[0], BLOCKED)])
+    FailureLog("relay").settled(parkings[:1])
+
+    first = "the first is message 7 of topic orders: bad 7; to decide, run: outbox dead list --name relay"
+    assert [record.message for record in caplog.records] == [
+        f"relay: 2 more dead letters, {first}",
+        f"relay: 1 more dead letter, {first}",
+    ]
+
+
+def test_without_room_the_rest_pauses():
+    outcome = Stage(Handler(only(2, 3, verdict=Unavailable("no stream"))), rests=100).run(
+        messages("a", "b", "c", "d"), quota=1
+    )
+
+    assert (len(outcome.parked), len(outcome.open), ids(outcome.done)) == (1, 1, [1, 4])
+
+
+# Beside the log: nobody waits for a sick destination there
+
+
+def test_a_message_that_raises_does_not_keep_others_of_its_topic_from_their_turn():
+    """The first of what is due raises and nothing else flows: the others get their turn all the same."""
+    outcome = Stage(Handler(raising(1))).run(messages("a", "b", "c"), wait_for_destination=False, quota=0)
+
+    assert ids(outcome.done) == [2, 3]
+    assert seen(outcome)["aside"] == [(1, "retry", 1)]
+
+
+def test_a_missing_topic_is_left_and_the_others_go_on():
+    missing, present = messages("a", "b", "c", topic="gone"), messages("d", "e", first=10)
+    handler = Handler(lambda message: Unavailable("no stream") if message.topic == "gone" else DONE)
+
+    outcome = Stage(handler).run([*missing, *present], wait_for_destination=False, quota=0)
+
+    assert seen(outcome) == {"done": [10, 11], "aside": [], "open": [1, 2, 3]}
+    assert outcome.sick == {"gone"}
+    assert len(handler.calls) < 8
+
+
+# What a sender must not do
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [lambda given: [DONE] * (len(given) - 1), lambda given: [DONE] * (len(given) + 1), lambda given: None,
+     lambda given: (DONE for _ in given), lambda given: [None] * len(given), lambda given: ["done"] * len(given)],
+    ids=["too few", "too many", "none", "a generator", "not verdicts", "texts"],
+)  # fmt: skip
+@pytest.mark.parametrize("wait_for_destination", [True, False])
+@pytest.mark.timeout(20)
+def test_a_sender_that_breaks_the_contract_gets_nothing_settled(answer, wait_for_destination):
+    stage = Stage(answer, rests=200)
+
+    outcome = stage.run(
+        messages("a", "b", "a"), wait_for_destination=wait_for_destination, quota=1000 if wait_for_destination else 0
+    )
+
+    assert seen(outcome) == {"done": [], "aside": [], "open": [1, 2, 3]}
+
+
+def test_a_done_behind_a_failure_of_its_key_is_believed():
+    """It is delivered, and cannot be taken back: it is not sent again."""
+
+    def answer(given: Sequence[Message]) -> Sequence[Verdict]:
+        return [Retry("no") if message.id == 11 else DONE for message in given]
+
+    stage = Stage(answer)
+    stage.run(messages(*[None] * 9))
+
+    assert seen(stage.run(messages("a", "a", "a", first=11))) == {
+        "done": [12, 13], "aside": [(11, "retry", 1)], "open": []
+    }  # fmt: skip
+
+
+@pytest.mark.timeout(20)
+def test_a_handler_that_exits_the_interpreter_is_one_that_raises():
+    def answer(message: Message) -> Verdict:
+        if message.id == 1:
+            raise SystemExit(3)
+        return DONE
+
+    handler = Handler(answer)
+    outcome = Stage(handler).run(messages("a", "b", "c"))
+
+    assert seen(outcome) == {"done": [2, 3], "aside": [(1, "retry", 1)], "open": []}
+
+
+# A stop
+
+
+def test_a_stop_leaves_the_rest_open():
+    handler = Handler()
+    stage = Stage(handler, rests=3)
+
+    outcome = stage.run(messages(*[None] * 20))
+
+    assert (len(outcome.done), len(outcome.open)) == (9, 11)
+    assert ids(outcome.done) + ids(outcome.open) == list(range(1, 21))

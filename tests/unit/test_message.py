@@ -1,0 +1,469 @@
+"""A message is what it says, byte for byte, or an error that names the field, the limit and the fix."""
+
+import copy
+import enum
+import json
+import sys
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta, timezone
+from decimal import Decimal
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from outbox import InvalidMessageError, Message, RetryPolicy
+from outbox.model.delays import DELAY_LEVELS
+from outbox.model.message import slot_of, uuid7
+from tests.support.bad_input import (
+    BAD_BODIES,
+    BAD_DELAYS,
+    BAD_TIMES,
+    GOOD_BODIES,
+    GOOD_DELAYS,
+    GOOD_TIMES,
+    MIB,
+    NOT_TEXTS,
+    Model,
+    Money,
+    Order,
+)
+
+
+def refused(**fields: Any) -> str:
+    """The field that the error names, which also names a limit and a fix."""
+    with pytest.raises(InvalidMessageError) as caught:
+        Message(**{"topic": "orders", "body": b"", **fields})
+    error = caught.value
+    assert str(error) == f"{error.field}: {error.limit}; {error.fix}"
+    assert error.limit
+    assert error.fix
+    assert len(str(error)) < 500, "an error does not repeat what was too long"
+    str(error).encode()  # it can be written to a log
+    return error.field
+
+
+@pytest.mark.parametrize(
+    ("body", "data", "content_type"),
+    [
+        (b"\xff\0", b"\xff\0", None),
+        (bytearray(b"ab"), b"ab", None),
+        (memoryview(b"abcd")[::2], b"ac", None),
+        ("ü\0", b"\xc3\xbc\0", "text/plain"),
+        ({"id": 1, "name": "ü"}, '{"id":1,"name":"ü"}'.encode(), "application/json"),
+        ([1, None, True, 2.5], b"[1,null,true,2.5]", "application/json"),
+        (Order(7, "ann"), b'{"id":7,"name":"ann"}', "application/json"),
+        (Model({"id": 7}), b'{"id":7}', "application/json"),
+        ([-0.0, 2**53 + 1, 2**80], b"[-0.0,9007199254740993,1208925819614629174706176]", "application/json"),
+    ],
+)
+def test_a_body_becomes_bytes_by_its_type(body, data, content_type):
+    message = Message("orders", body)
+
+    assert (message.body, message.content_type) == (data, content_type)
+
+
+def said(value: Any) -> object:
+    """What the objects among the good bodies say that they are."""
+    match value:
+        case Money():
+            return value.said
+        case Model():
+            return value.dumped
+        case date():
+            return value.isoformat()
+        case uuid.UUID() | Decimal():
+            return str(value)
+        case _:
+            return vars(value)
+
+
+@pytest.mark.parametrize("body", GOOD_BODIES, ids=lambda body: type(body).__name__)
+def test_a_body_within_the_limits_is_taken(body):
+    message = Message("orders", body)
+
+    assert isinstance(message.body, bytes)
+    if message.content_type == "application/json" and isinstance(body, dict | list):
+        assert json.loads(message.body) == json.loads(json.dumps(body, default=said))
+
+
+@pytest.mark.parametrize("body", BAD_BODIES, ids=lambda body: type(body).__name__)
+def test_a_body_that_has_no_exact_bytes_is_refused(body):
+    assert refused(body=body).partition("[")[0] == "body"
+
+
+def test_a_body_that_was_handed_over_can_be_changed_afterwards():
+    """The message keeps what it was given, not a view of it."""
+    buffer = bytearray(b"before")
+    message = Message("orders", buffer)
+
+    buffer[:] = b"after!"
+
+    assert message.body == b"before"
+
+
+@pytest.mark.parametrize("field", ["topic", "key", "dedup_key", "tags", "content_type"])
+@pytest.mark.parametrize("value", NOT_TEXTS, ids=lambda value: type(value).__name__)
+def test_text_is_text(field, value):
+    assert refused(**{field: value}) == field
+
+
+def test_a_topic_that_is_no_text_is_told_to_be_text():
+    """And not to be renamed, which is the fix for what has the wrong characters."""
+    with pytest.raises(InvalidMessageError, match="topic: must be a str, not NoneType; pass text"):
+        Message(None, b"")  # type: ignore[arg-type]  # as someone without a type checker writes it
+
+
+@pytest.mark.parametrize("topic", ["a", "a.b", "a%b|c-d_E.9", "x" * 249, "...", "..a"])
+def test_a_topic_within_the_limits_is_taken(topic):
+    assert Message(topic, b"").topic == topic
+
+
+@pytest.mark.parametrize(
+    "topic",
+    ["", ".", "..", "x" * 250, "a b", "a/b", "a*", ">", "#", "ü", "a\n", "a\0", "RMQ_SYS_TRANS_HALF_TOPIC"],
+)
+def test_a_topic_outside_the_limits_is_refused(topic):
+    assert refused(topic=topic) == "topic"
+
+
+@pytest.mark.parametrize("key", ["k", " ", "k ", "KEY", "ke\u0301y", "é" * 512, "a\nb", "\ufeff", "'; --", "x" * 1024])
+def test_a_key_within_the_limits_is_taken(key):
+    message = Message("orders", b"", key=key, dedup_key=key)
+
+    assert (message.key, message.dedup_key) == (key, key)
+
+
+@pytest.mark.parametrize("key", ["", "a\0", "\0", "é" * 512 + "x", "x" * 1025, "\ud800"])
+def test_a_key_outside_the_limits_is_refused(key):
+    assert (refused(key=key), refused(dedup_key=key)) == ("key", "dedup_key")
+
+
+def test_an_empty_dedup_key_is_not_advised_to_give_up_order():
+    """Its errors are its own: without a key there is no order, without a dedup key there may be repeats."""
+    with pytest.raises(InvalidMessageError) as caught:
+        Message("orders", b"", dedup_key="")
+
+    assert str(caught.value) == (
+        "dedup_key: must not be empty; pass None for a message that may be written any number of times"
+    )
+
+
+def test_a_message_without_a_dedup_key_has_none():
+    assert Message("orders", b"").dedup_key is None
+
+
+@pytest.mark.parametrize("tags", ["t", "é" * 255, "a b", "100%"])
+def test_tags_within_the_limits_are_taken(tags):
+    assert Message("orders", b"", tags=tags).tags == tags
+
+
+@pytest.mark.parametrize("tags", ["", "a|b", "é" * 256, "a\nb", "a\0", "\u2028", "\x85", "\udfff"])
+def test_tags_outside_the_limits_are_refused(tags):
+    assert refused(tags=tags) == "tags"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"x": ""},
+        {"X-Trace": "ü 😀 'quoted' \"twice\" \\"},
+        MappingProxyType({"a": "1", "b": "2"}),
+        {f"h{n}": "v" for n in range(64)},
+        {"a": "x" * (16 * 1024 - 1)},
+        {"!#$%&'*+.^_`|~-9aZ": "every character of a token"},
+    ],
+)
+def test_headers_within_the_limits_are_taken(headers):
+    assert Message("orders", b"", headers=headers).headers == headers
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {f"h{n}": "v" for n in range(65)},
+        {"a": "x" * (16 * 1024)},
+        {"a": "é" * (8 * 1024)},
+        {"": "v"},
+        {"a b": "v"},
+        {"a:b": "v"},
+        {":path": "v"},
+        {"ü": "v"},
+        {"a\r\nb": "v"},
+        {1: "v"},
+        {b"a": "v"},
+        {"a": "1", "A": "2"},
+        {"a": 1},
+        {"a": None},
+        {"a": b"v"},
+        {"a": "x\r\nb: y"},
+        {"a": "\ud800"},
+        {"a": " v"},
+        {"a": "v\u00a0"},
+        {"Outbox-Key": "v"},
+        {"nats-msg-id": "v"},
+        [("a", "1")],
+        "a: 1",
+        *({"a": f"x{chr(code)}y"} for code in [*range(32), 127, 0x85, 0x2028]),
+    ],
+    ids=lambda headers: f"{headers!r:.30}",
+)
+def test_headers_outside_the_limits_are_refused(headers):
+    assert refused(headers=headers).startswith("headers")
+
+
+@pytest.mark.parametrize("content_type", ["text/plain", "application/json; charset=utf-8", "x", "a" * 255])
+def test_a_content_type_overrides_the_one_of_the_body(content_type):
+    assert Message("orders", {"a": 1}, content_type=content_type).content_type == content_type
+
+
+@pytest.mark.parametrize("content_type", ["", " ", "a ", "a\n", "é", "a" * 256, "a\0"])
+def test_a_content_type_outside_the_limits_is_refused(content_type):
+    assert refused(content_type=content_type) == "content_type"
+
+
+@pytest.mark.parametrize("field", ["deliver_at", "expires_at"])
+@pytest.mark.parametrize("moment", GOOD_TIMES, ids=str)
+def test_a_moment_is_kept_to_the_microsecond(field, moment):
+    kept = getattr(Message("orders", b"", **{field: moment}), field)
+
+    assert (kept, kept.tzinfo) == (moment, UTC)
+
+
+@pytest.mark.parametrize("field", ["deliver_at", "expires_at"])
+@pytest.mark.parametrize("moment", BAD_TIMES, ids=str)
+def test_a_moment_without_a_zone_or_out_of_reach_is_refused(field, moment):
+    assert refused(**{field: moment}) == field
+
+
+@pytest.mark.parametrize("delay", GOOD_DELAYS, ids=str)
+def test_a_delay_within_the_limits_is_taken(delay):
+    assert Message("orders", b"", delay=delay).delay == delay
+
+
+@pytest.mark.parametrize("delay", BAD_DELAYS, ids=str)
+def test_a_delay_outside_the_limits_is_refused(delay):
+    assert refused(delay=delay) == "delay"
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds"),
+    [
+        ("1s", 1), ("5s", 5), ("10s", 10), ("30s", 30), ("1m", 60), ("2m", 120), ("3m", 180), ("4m", 240), ("5m", 300),
+        ("6m", 360), ("7m", 420), ("8m", 480), ("9m", 540), ("10m", 600), ("20m", 1200), ("30m", 1800), ("1h", 3600),
+        ("2h", 7200),
+    ],
+)  # fmt: skip
+def test_a_delay_may_be_one_of_the_levels_of_rocketmq(name, seconds):
+    assert Message("orders", b"", delay=name).delay == timedelta(seconds=seconds)
+
+
+def test_the_levels_are_in_the_order_of_rocketmq():
+    """Its levels are numbers, from 1 to 18; they are places in this table."""
+    assert " ".join(DELAY_LEVELS) == "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
+    assert sorted(DELAY_LEVELS.values()) == list(DELAY_LEVELS.values())
+
+
+def test_an_unknown_level_is_answered_with_the_known_ones():
+    with pytest.raises(InvalidMessageError, match=r"1s 5s 10s .* 1h 2h"):
+        Message("orders", b"", delay="3h")  # type: ignore[arg-type]  # that a type checker says so too is the point
+
+
+def test_a_delay_and_a_moment_exclude_each_other():
+    assert refused(delay=timedelta(0), deliver_at=datetime(2026, 1, 1, tzinfo=UTC)) == "delay"
+
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    "expires_at", [NOON, NOON - timedelta(hours=1), NOON.astimezone(timezone(timedelta(hours=-3)))], ids=str
+)
+def test_a_message_that_expires_before_it_may_be_delivered_is_refused(expires_at):
+    assert refused(deliver_at=NOON, expires_at=expires_at) == "expires_at"
+
+
+def test_a_message_may_expire_a_moment_after_it_may_be_delivered():
+    message = Message("orders", b"", deliver_at=NOON, expires_at=NOON + timedelta(microseconds=1))
+
+    assert (message.deliver_at, message.expires_at) == (NOON, NOON + timedelta(microseconds=1))
+
+
+def test_text_of_an_enumeration_is_its_value():
+    class Topic(enum.StrEnum):
+        ORDERS = "orders"
+
+    class Key(str, enum.Enum):  # noqa: UP042 - the older way, which many applications have
+        ANN = "ann"
+
+    message = Message(Topic.ORDERS, b"", key=Key.ANN, headers={"who": Key.ANN})
+
+    assert (message.topic, message.key, message.headers) == ("orders", "ann", {"who": "ann"})
+
+
+def test_text_of_an_enumeration_that_came_first_is_plain_text_for_the_others():
+    """Checked topics are remembered, and a member of an enumeration equals its text."""
+
+    class Topic(enum.StrEnum):
+        REMEMBERED = "remembered"
+
+    found = [Message(topic, b"").topic for topic in (Topic.REMEMBERED, "remembered")]
+
+    assert [type(topic) for topic in found] == [str, str]
+
+
+def test_a_message_is_not_changed_by_its_headers():
+    """What `headers` returns is the reader's own."""
+    given = {"a": "1"}
+    message = Message("orders", b"", headers=given)
+    given["b"] = "2"
+    found: Mapping[str, str] = message.headers
+
+    assert (found, message.headers) == ({"a": "1"}, {"a": "1"})
+
+
+def test_ids_are_version_7_and_carry_their_moment():
+    before = time.time_ns() // 1_000_000
+    made = [uuid7() for _ in range(1000)]
+    after = time.time_ns() // 1_000_000
+
+    assert {(id.version, id.variant) for id in made} == {(7, uuid.RFC_4122)}
+    assert len(set(made)) == 1000
+    stamps = [id.int >> 80 for id in made]
+    assert before <= stamps[0]
+    assert stamps == sorted(stamps)
+    assert stamps[-1] <= after
+
+
+#: First 8 bytes of BLAKE2b (64 bytes long) of the UTF-8 key, big-endian, modulo the number of slots.
+SLOTS = {
+    "order-1": (110, 86),
+    "order-42": (118, 518),
+    "a": (17, 161),
+    "k\u00e9y": (254, 814),
+    "ke\u0301y": (203, 339),
+    "\U0001f600": (72, 704),
+    "x" * 1024: (143, 983),
+    " ": (96, 208),
+}
+
+
+@pytest.mark.parametrize("key", SLOTS, ids=lambda key: f"{key:.10}")
+def test_the_slot_of_a_key_is_the_same_for_ever(key):
+    assert (slot_of(key, 256), slot_of(key, 1000)) == SLOTS[key]
+
+
+def test_messages_without_a_key_are_spread_over_all_slots():
+    assert {slot_of(None, 8) for _ in range(1000)} == set(range(8))
+
+
+def test_a_body_just_over_the_limit_says_how_large_it_is():
+    with pytest.raises(InvalidMessageError) as caught:
+        Message("orders", b"x" * (4 * MIB + 1))
+
+    assert str(caught.value) == ("body: must be at most 4194304 bytes, not 4194305; store it elsewhere, send a link")
+
+
+@pytest.mark.parametrize(("failures", "most"), [(1, 1), (2, 2), (3, 4), (6, 32), (10, 512), (11, 600), (100, 600)])
+def test_a_message_that_failed_waits_at_random_up_to_a_bound_that_doubles(failures, most):
+    """Full jitter, from 1 s on: what failed together does not come again together, nor often."""
+    waits = [RetryPolicy().delay(failures).total_seconds() for _ in range(300)]
+
+    assert 1 <= min(waits) <= 1 + (most - 1) / 4
+    assert most - (most - 1) / 4 <= max(waits) <= most
+
+
+# Copies
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """All that was given for it."""
+    names = (
+        "topic",
+        "body",
+        "content_type",
+        "key",
+        "tags",
+        "headers",
+        "deliver_at",
+        "delay",
+        "expires_at",
+        "dedup_key",
+    )
+    return {name: getattr(message, name) for name in names}
+
+
+MOMENT = datetime(2031, 1, 1, tzinfo=UTC)
+SAID: dict[str, Any] = {
+    "key": "k", "tags": "t", "headers": {"A": "ü"}, "content_type": "text/x; charset=latin-1", "delay": "30m",
+    "expires_at": MOMENT, "dedup_key": "d",
+}  # fmt: skip
+
+
+def copied(message: Message, **fields: Any) -> dict[str, Message]:
+    """A copy by every way there is."""
+    ways = {"replace": message.replace(**fields), "__replace__": message.__replace__(**fields)}
+    if sys.version_info >= (3, 13):
+        ways["copy.replace"] = copy.replace(message, **fields)
+    return ways
+
+
+@pytest.mark.parametrize("fields", [{}, SAID, {"deliver_at": MOMENT}], ids=["little", "much", "a time"])
+def test_a_copy_is_another_message_of_the_same_fields(fields):
+    message = Message("orders", "ü".encode("latin-1"), **fields)
+    for found in copied(message).values():
+        assert fields_of(found) == fields_of(message)
+        assert found.message_id != message.message_id
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"topic": "mail", "key": None}, {"topic": "mail", "key": None}),
+        ({"headers": {}, "tags": "u", "dedup_key": None}, {"headers": {}, "tags": "u", "dedup_key": None}),
+        ({"body": {"id": 1}}, {"body": b'{"id":1}', "content_type": "application/json"}),
+        ({"body": b"1"}, {"body": b"1", "content_type": None}),
+        ({"body": "1", "content_type": "a/b"}, {"body": b"1", "content_type": "a/b"}),
+        ({"content_type": None}, {"content_type": None}),
+        ({"delay": timedelta(1)}, {"delay": timedelta(1)}),
+        ({"deliver_at": MOMENT - timedelta(1)}, {"deliver_at": MOMENT - timedelta(1), "delay": None}),
+        ({"delay": None}, {"delay": None}),
+    ],
+)
+def test_a_copy_has_what_was_said_otherwise(fields, expected):
+    message = Message("orders", b"1", **SAID)
+    for found in copied(message, **fields).values():
+        assert fields_of(found) == fields_of(message) | expected
+
+
+def test_a_delay_replaces_a_time():
+    message = Message("orders", b"", deliver_at=MOMENT)
+
+    assert message.replace(delay="1s").delay == timedelta(seconds=1)
+    assert message.replace(delay="1s").deliver_at is None
+
+
+def test_a_copy_is_within_the_limits_too():
+    message = Message("orders", b"", deliver_at=MOMENT)
+    wrong: Any = {"colour": "red"}
+
+    with pytest.raises(InvalidMessageError, match=r"^topic: "):
+        message.replace(topic="no such topic!")
+    with pytest.raises(InvalidMessageError, match=r"^expires_at: must lie after deliver_at"):
+        message.replace(expires_at=MOMENT)
+    with pytest.raises(TypeError, match="colour"):
+        message.replace(**wrong)
+
+
+def test_a_copy_of_what_a_handler_got_is_new():
+    """To be sent on: it has no place in the log yet, and no attempts."""
+    message = Message("orders", b"1", **SAID)
+    message.id, message.attempt, message.created_at, message.direct = 7, 3, MOMENT, "relay"
+
+    found = message.replace(topic="archive")
+
+    assert (found.id, found.attempt, found.created_at, found.direct) == (None, 1, None, None)
+    assert fields_of(found) == fields_of(message) | {"topic": "archive"}

@@ -1,0 +1,186 @@
+"""A URL becomes a sender, a subscription remembers its destination, and neither ever tells a secret."""
+
+import subprocess
+import sys
+import traceback
+from functools import partial
+from importlib.metadata import EntryPoint, EntryPoints, entry_points
+
+import pytest
+
+from outbox.errors import MissingExtraError, SenderError
+from outbox.senders import opening as registry
+from outbox.senders.function import FunctionSender
+from outbox.senders.opening import open_sender
+from outbox.senders.port import destination_of
+from outbox.senders.stdout import FileSender, StdoutSender
+from outbox.senders.urls import redacted
+
+SECRET = "s3cr3t"
+
+
+def offers(*pairs: tuple[str, str]):
+    """Stands in for what is installed."""
+    every = EntryPoints(EntryPoint(name, value, registry.ENTRY_POINTS) for name, value in pairs)
+    return every.select
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """The library's own senders, as if they were all that is installed."""
+    file = ("file", "outbox.senders.stdout:FileSender.from_url")
+    stdout = ("stdout", "outbox.senders.stdout:StdoutSender.from_url")
+    nats = ("nats", "outbox.senders.nats:NatsSender")
+    monkeypatch.setattr(registry, "entry_points", offers(stdout, nats, file))
+
+
+def test_the_library_offers_its_senders():
+    found = {offer.name: offer.value for offer in entry_points(group="outbox.senders")}
+
+    assert (
+        found.items()
+        >= {
+            "nats": "outbox.senders.nats:NatsSender",
+            "tls": "outbox.senders.nats:NatsSender",
+            "stdout": "outbox.senders.stdout:StdoutSender.from_url",
+            "file": "outbox.senders.stdout:FileSender.from_url",
+        }.items()
+    )
+
+
+def test_the_scheme_of_a_url_finds_its_sender(installed, tmp_path):
+    assert isinstance(open_sender("stdout:"), StdoutSender)
+    assert isinstance(open_sender(f"file://{tmp_path}/messages"), FileSender)
+
+
+def test_an_unknown_scheme_is_told_what_is_installed(installed):
+    with pytest.raises(SenderError, match="there is no sender for kafka: URLs; installed are file, nats, stdout"):
+        open_sender("kafka://localhost")
+
+
+@pytest.mark.parametrize("url", ["localhost:4222", "127.0.0.1:4222", "nats.example.org:4222"])
+def test_who_leaves_the_scheme_out_is_told_what_was_perhaps_meant(installed, url):
+    with pytest.raises(SenderError, match=rf"did you mean nats://{url}\?"):
+        open_sender(url)
+
+
+def test_a_scheme_that_two_packages_claim_is_nobodys(monkeypatch):
+    monkeypatch.setattr(registry, "entry_points", offers(("x", "a:open"), ("x", "b:open")))
+
+    with pytest.raises(SenderError, match="x: URLs are claimed twice, by a:open and b:open"):
+        open_sender("x://localhost")
+
+
+def test_a_missing_driver_is_named_by_its_extra(installed, monkeypatch):
+    for module in [name for name in sys.modules if name.split(".")[0] == "nats" or name == "outbox.senders.nats"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "nats", None)
+
+    with pytest.raises(MissingExtraError, match=r"pip install 'outbox-log\[nats\]'"):
+        open_sender("nats://localhost:4222")
+
+
+def test_no_driver_is_imported_before_its_destination_is_opened():
+    script = "import sys, outbox.senders.function, outbox.senders.stdout; sys.exit('nats' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"nats://ann:{SECRET}",
+        f"nats://ann:{SECRET}/{SECRET}@host:4222",
+        f"nats://ann:12{SECRET}?x@host",
+        f"nats://ann:1#{SECRET}@host",
+        f"nats://ann:12/{SECRET}@host:4222",
+        f"nats://ann:{SECRET}@host:port",
+        f"nats://ann:{SECRET}@host,bob:{SECRET}@other",
+        f"nats://ann:{SECRET}@host:4222/a..b",
+        f"nats://ann:{SECRET}@host:4222?speed=9&token={SECRET}",
+        f"nats://ann:{SECRET}@host:4222?timeout={SECRET}",
+        f"nats://ann:{SECRET}@",
+        f"nats://ann:{SECRET}@[::1",
+        f"nats://ann:{SECRET}@h\u2100st",
+        f"nats:ann:{SECRET}@host",
+        f"ann:{SECRET}@host",
+        f"{SECRET}@host",
+        f"{SECRET}",
+        f"://{SECRET}",
+        f"file://ann:{SECRET}@/path",
+        f"stdout:{SECRET}",
+        f"kafka://ann:{SECRET}@host",
+    ],
+)
+def test_a_bad_url_is_an_error_without_its_secrets(installed, url):
+    with pytest.raises(SenderError) as caught:
+        open_sender(url)
+
+    assert SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("nats://ann:pw@host:4222/shop?timeout=2", "nats://host:4222/shop"),
+        ("nats://token@a:1,b:2", "nats://a:1,b:2"),
+        ("nats://ann:p/w?x#y@host/shop", "nats://host/shop"),
+        ("nats://[::1]:4222", "nats://[::1]:4222"),
+        ("nats://ann:pw", "nats://…"),
+        ("file:///var/log/x", "file:///var/log/x"),
+        ("stdout:", "stdout:…"),
+        ("pw", "…"),
+        ("ann:pw@host?a://b", "ann:…"),
+    ],
+)
+def test_a_redacted_url_shows_too_little_rather_than_a_secret(url, shown):
+    assert redacted(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("url", "destination"),
+    [
+        ("nats://ann:pw@B:4222,a:4222/shop/?timeout=2", "nats://a:4222,b:4222/shop"),
+        ("NATS://localhost", "nats://localhost"),
+        ("nats://localhost/", "nats://localhost"),
+        ("file:///var/log/X", "file:///var/log/X"),
+        ("stdout:", "stdout:"),
+    ],
+)
+def test_the_destination_of_a_url_is_scheme_hosts_and_path(url, destination):
+    assert destination_of(url) == destination
+
+
+class _Webhook:
+    def send(self, messages):
+        return []
+
+    def close(self):
+        pass
+
+    def __call__(self, message):
+        return None
+
+
+def _handle(message):
+    return None
+
+
+def test_the_destination_of_a_function_is_its_name():
+    class _Callable:
+        def __call__(self, message):
+            return None
+
+    assert destination_of(_handle) == f"callable:{__name__}._handle"
+    assert destination_of(partial(partial(_handle))) == f"callable:{__name__}._handle"
+    assert destination_of(_Callable()).endswith("._Callable")
+
+
+def test_the_destination_of_a_sender_is_what_it_says_or_its_class():
+    assert destination_of(FunctionSender(_handle)) == destination_of(_handle)
+    assert destination_of(_Webhook()) == f"sender:{__name__}._Webhook"
+
+
+def test_a_url_and_its_sender_have_the_same_destination(installed, tmp_path):
+    for url in ("nats://ann:pw@b:1,a:2/shop?timeout=1", f"file://{tmp_path}/a", "stdout:"):
+        assert open_sender(url).destination == destination_of(url)  # type: ignore[attr-defined]

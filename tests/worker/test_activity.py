@@ -1,0 +1,83 @@
+"""A worker tells once a minute what it has done, and says nothing of an idle minute."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from outbox import Done, Outbox
+from outbox.model.message import Message
+from outbox.worker import activity
+from outbox.worker.activity import Activity
+from tests.support.waiting import eventually
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    moments = [100.0]
+    monkeypatch.setattr("outbox.worker.activity.time.monotonic", lambda: moments[-1])
+    return moments
+
+
+@pytest.fixture(autouse=True)
+def told(caplog):
+    """The lines so far."""
+    caplog.set_level("INFO", "outbox.activity")
+    return lambda: [record.message for record in caplog.records if record.name == "outbox.activity"]
+
+
+def written(seconds: float, number: int = 1, delay: float = 0.0) -> list[Message]:
+    """Messages that were written so long ago."""
+    found = [Message("orders", b"1") for _ in range(number)]
+    for message in found:
+        message.created_at = NOW - timedelta(seconds=seconds)
+        message.deliver_at = message.created_at + timedelta(seconds=delay) if delay else None
+    return found
+
+
+def test_a_line_says_how_many_how_quickly_and_what_waits(clock, told):
+    work = Activity("relay")
+    work.count(written(0.004, 990), NOW)
+    work.count(written(30, 10), NOW)
+    clock.append(160.0)
+    work.tell({"waiting": 3, "blocked": 2, "retry": 0, "dead": 9, "delayed": 9})
+    work.count(written(7200, 1, delay=7199), NOW)
+    clock.append(220.0)
+    work.tell({})
+
+    assert told() == [
+        "relay: 1000 messages sent in 1 min, 99 % of them within 5 ms of being written; 3 waiting, 2 blocked",
+        "relay: 1 message sent in 1 min, 99 % of them within 1 s of being written; none waits",
+    ]
+
+
+def test_the_slow_ones_are_not_left_out(clock, told):
+    work = Activity("relay")
+    work.count(written(0.004, 980), NOW)
+    work.count(written(30, 20), NOW)
+    work.tell({})
+
+    assert "99 % of them within 32 s of being written" in told()[0]
+
+
+def test_an_idle_minute_is_told_only_if_something_waits(clock, told):
+    work = Activity("relay")
+    work.tell_if_due(dict)
+    clock.append(161.0)
+    work.tell_if_due(dict)
+    clock.append(222.0)
+    work.tell_if_due(lambda: {"waiting": 1})
+
+    assert told() == ["relay: 0 messages sent in 1 min; 1 waiting"]
+
+
+def test_a_relay_tells_it(engine, told, monkeypatch):
+    monkeypatch.setattr(activity, "_EVERY_SECONDS", 0.5)
+    outbox = Outbox(engine)
+    with outbox.running(lambda _message: Done()):
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("orders", b"1") for _ in range(7)])
+        assert eventually(lambda: any(line.startswith("relay: 7 messages sent in ") for line in told()), 20)
+
+    assert told()[0].endswith("of being written; none waits")

@@ -1,0 +1,51 @@
+"""A kept lease: how long it is good for is known by an own clock, on the safe side."""
+
+from datetime import timedelta
+
+import pytest
+
+from outbox import Outbox
+from outbox.model.lease import Lease, Partition
+from outbox.store.subscriptions.leases import Leases
+from outbox.worker.heartbeat import LeaseHeartbeat
+from tests.support.waiting import eventually
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr("outbox.worker.heartbeat.clock", clock)
+    return clock
+
+
+def test_the_deadline_counts_from_before_the_renewal_was_sent(sqlite_engine, clock, monkeypatch):
+    """Nobody knows when the database renewed it: at once, perhaps, and only the answer took so long."""
+
+    def renew(*_arguments):
+        clock.now += 4.0
+        return True
+
+    monkeypatch.setattr(Leases, "renew", renew)
+    keeper = LeaseHeartbeat(
+        Outbox(sqlite_engine).database,
+        Lease(Partition("relay"), 1, "us"),
+        length=timedelta(seconds=10),
+        every=timedelta(milliseconds=10),
+        taken=clock(),
+        lost=lambda: None,
+    )
+    renewed = eventually(lambda: clock.now > 0)
+    keeper.stop()
+
+    assert (renewed, keeper.left) == (True, 6.0)

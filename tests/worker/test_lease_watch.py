@@ -1,0 +1,187 @@
+"""SubscriptionStatus by: a lease is taken from nobody who is well, whatever the clocks and the lengths are."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+from sqlalchemy import Engine
+
+from outbox import Outbox, Relay
+from outbox.model.lease import Claim, Holder
+from outbox.store.log.log import Limits
+from outbox.store.subscriptions.leases import Leases
+from outbox.worker.calls import Call, Handler
+from outbox.worker.lease_watch import LeaseWatch
+from outbox.worker.settings import Settings
+from tests.support.destination import Destination, fill, relay_to
+from tests.support.leases import epoch, notice, step_clock
+from tests.support.waiting import eventually
+
+TEN = timedelta(seconds=10)
+
+
+def held(renewals: int, length: timedelta | None = TEN, epoch: int = 1) -> Holder:
+    """A holder, as a look shows it."""
+    return Holder("other", epoch, renewals, None, live=False, length=length)
+
+
+class Looks:
+    """A worker that stands by, and its clock."""
+
+    def __init__(self, length: timedelta) -> None:
+        self.now = 1000.0
+        self._watch = LeaseWatch(length, lambda: self.now)
+
+    def __call__(self, holder: Holder, *, after: float = 0.0) -> str:
+        """Look after so many seconds; what may be claimed."""
+        self.now += after
+        claim = self._watch.look(holder)
+        assert claim is None or claim == Claim(expired=claim.expired, seen=holder)
+        return "nothing" if claim is None else "expired" if claim.expired else "any"
+
+
+def test_who_has_not_seen_it_move_goes_by_the_clock_of_the_database():
+    look = Looks(TEN)
+
+    assert [look(held(5)), look(held(5), after=9)] == ["expired", "expired"]
+
+
+def test_a_lease_that_was_good_at_the_first_look_is_not_claimed_because_the_clock_stepped():
+    look = Looks(TEN)
+
+    assert look(replace(held(5), live=True)) == "nothing"
+    assert [look(held(5), after=5), look(held(5), after=4.9), look(held(5), after=0.2)] == ["nothing", "nothing", "any"]
+
+
+def test_a_lease_that_moved_is_its_holder_s_for_its_length():
+    """Though the clock of the database may have stepped forward."""
+    look = Looks(TEN)
+    look(held(5))
+
+    assert look(held(6), after=3) == "nothing"
+    assert look(held(6), after=9.9) == "nothing"
+    assert look(held(6), after=0.2) == "any"
+    assert look(held(0, epoch=2), after=0.2) == "nothing"
+
+
+def test_a_lease_that_stands_still_is_claimed_after_the_longer_of_both_lengths():
+    """Though the clock of the database may have stepped back."""
+    for mine, theirs, claimed in ((1, 10, 10), (10, 1, 10), (10, None, 10)):
+        look = Looks(timedelta(seconds=mine))
+        holder = held(5, None if theirs is None else timedelta(seconds=theirs))
+        look(holder)
+
+        assert look(holder, after=claimed - 0.1) == "expired"
+        assert look(holder, after=0.2) == "any"
+
+
+def test_after_its_own_length_a_lease_that_moved_is_claimed_if_it_has_expired():
+    look = Looks(TEN)
+    one = timedelta(seconds=1)
+    look(held(5, one))
+    look(held(6, one), after=0.5)
+
+    assert look(held(6, one), after=0.9) == "nothing"
+    assert look(held(6, one), after=0.2) == "expired"
+
+
+def settings(lease: float, renew_every: float) -> Settings:
+    """Short pauses, and a lease of so many seconds."""
+    return Settings(
+        limits=Limits(rows=50),
+        poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
+        lease=timedelta(seconds=lease),
+        renew_every=timedelta(seconds=renew_every),
+    )
+
+
+@contextmanager
+def two_at_work(engine: Engine, first: Settings, second: Settings) -> Iterator[tuple[Destination, Relay, Relay]]:
+    """A relay that works, and one that stands by, in this order."""
+    destination = Destination()
+    relays = [relay_to(destination, Outbox(engine), settings=each) for each in (first, second)]
+    relays[0].start()
+    assert eventually(lambda: epoch(engine) == 1, 20)
+    relays[1].start()
+    try:
+        yield destination, relays[0], relays[1]
+    finally:
+        for relay in relays:
+            relay.stop()
+        for relay in relays:
+            relay.join(20)
+
+
+def test_a_shorter_lease_takes_none_from_a_longer_one(engine, caplog):
+    """A roll-out that changes the length has both at the same time; the log and `outbox status` say so."""
+    outbox = Outbox(engine)
+    with two_at_work(engine, settings(6, 2), settings(1, 0.3)) as (destination, _, _):
+        for n in range(60):
+            fill(outbox, 1, first=n)
+            threading.Event().wait(0.1)
+        differ = "its lease is 6 s long, that of the worker which stands by 1 s; give both the same --lease"
+        told = eventually(lambda: notice(engine) == differ, 20)
+        arrived = eventually(lambda: len(destination.messages) >= 60, 20)
+        taken = epoch(engine)
+
+    assert (arrived, told, taken) == (True, True, 1)
+    assert f"relay: {differ}" in caplog.text
+    assert sorted(map(int, destination.bodies)) == list(range(60))
+
+
+def test_a_clock_that_steps_forward_takes_no_lease_from_its_holder(engine):
+    """For a moment it has expired, by that clock."""
+    outbox = Outbox(engine)
+    with two_at_work(engine, settings(3, 0.9), settings(3, 0.9)) as (destination, _, _):
+        threading.Event().wait(2)
+        for n in range(20):
+            step_clock(engine, timedelta(hours=1))
+            fill(outbox, 1, first=n)
+            threading.Event().wait(0.2)
+        arrived = eventually(lambda: len(destination.messages) >= 20, 20)
+        taken = epoch(engine)
+
+    assert (arrived, taken) == (True, 1)
+    assert sorted(map(int, destination.bodies)) == list(range(20))
+
+
+def test_no_call_begins_after_the_lease_has_gone_to_another(engine, monkeypatch):
+    """Between the look at the lease and the call lies a change of threads, and both may sleep for any time."""
+    outbox, released, sleeps = Outbox(engine), threading.Event(), threading.Event()
+    perform, renew = Call.perform, Leases.renew
+    asleep: set[threading.Thread] = set()
+
+    def late(call: Call, handler: Handler) -> None:
+        if not sleeps.is_set():
+            asleep.update(threading.enumerate())
+            sleeps.set()
+            released.wait(60)
+        perform(call, handler)
+
+    def stuck(*arguments: Any) -> bool:
+        if threading.current_thread() in asleep:
+            released.wait(60)
+        return renew(*arguments)
+
+    monkeypatch.setattr(Call, "perform", late)
+    monkeypatch.setattr(Leases, "renew", stuck)
+    frozen, well = Destination(), Destination()
+    first = relay_to(frozen, outbox, settings=settings(1, 0.3), deadline=timedelta(seconds=30))
+    second = relay_to(well, Outbox(engine), settings=settings(1, 0.3))
+    first.start()
+    fill(outbox, 1)
+    assert sleeps.wait(20)
+    second.start()
+    taken_over = eventually(lambda: well.bodies == [b"0"], 20)
+    released.set()
+    fill(outbox, 1, first=1)
+    went_on = eventually(lambda: well.bodies + frozen.bodies == [b"0", b"1"], 20)
+    for relay in (first, second):
+        relay.stop()
+        relay.join(20)
+
+    assert (taken_over, went_on) == (True, True)
+    assert b"0" not in frozen.bodies

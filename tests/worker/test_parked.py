@@ -1,0 +1,313 @@
+"""What was set aside takes its turn: in the order of its key, for every message of a topic, and at little cost."""
+
+import threading
+import time
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import Engine, text, update
+
+from outbox import HungHandlerError, Message, Outbox, Reject, Relay, Retry, Unavailable
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Limits
+from outbox.store.subscriptions.parked import Parked
+from outbox.worker.handle import HandlerPolicy
+from outbox.worker.settings import Settings
+from tests.support.destination import Destination, expected, failing, fill, relay_to
+from tests.support.parked import request, states
+from tests.support.readers import QUICK
+from tests.support.waiting import eventually
+
+SMALL = Settings(
+    limits=Limits(rows=10),
+    poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
+    lease=timedelta(seconds=3),
+    renew_every=timedelta(milliseconds=500),
+)
+
+
+def parked(engine: Engine) -> list[tuple[int, str, int]]:
+    """Id, state and attempts of what is set aside."""
+    with engine.connect() as connection:
+        rows = connection.execute(text("SELECT id, state, attempts FROM outbox_parked ORDER BY id"))
+        return [(row[0], row[1], row[2]) for row in rows]
+
+
+def make_due(engine: Engine, *ids: int) -> None:
+    """The time of these delayed messages has come."""
+    with engine.begin() as connection:
+        for id in ids:
+            connection.execute(
+                text("UPDATE outbox_parked SET due_at = created_at WHERE id = :id AND state = 'delayed'"), {"id": id}
+            )
+
+
+def without(topic: str) -> Destination:
+    """A destination that misses one topic."""
+    return Destination(lambda message: Unavailable("no stream") if message.topic == topic else DONE)
+
+
+def stop(relay: Relay) -> None:
+    relay.stop()
+    relay.join(20)
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than 20 messages may wait."""
+    monkeypatch.setattr("outbox.relay.relay.HandlerPolicy", lambda **options: HandlerPolicy(max_waiting=20, **options))
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_the_room_for_waiting_messages_is_shared_by_all_batches(engine, little_room, keyed):
+    """Each batch holds five messages of the missing topic; the fifth batch finds no room, and the partition pauses."""
+    outbox, destination = Outbox(engine), without("missing")
+    with outbox.begin() as session:
+        outbox.send_all(
+            session,
+            [Message("missing" if n % 2 else "there", str(n), key=f"k{n}" if keyed else None) for n in range(100)],
+        )
+    relay = relay_to(destination, outbox, settings=SMALL)
+
+    relay.start()
+    eventually(lambda: states(engine).get("waiting", 0) >= 20, 20)
+    time.sleep(1)
+    during = states(engine)
+    destination.answer = lambda _message: DONE
+    drained = eventually(lambda: len(destination.messages) == 100, 30)
+    stop(relay)
+
+    assert during == {"waiting": 20}
+    assert drained
+    assert states(engine) == {}
+
+
+def test_delayed_messages_that_fall_due_one_after_the_other_stand_before_what_comes_later(engine):
+    """Their key is held all the time. Later messages come behind both, not between them."""
+    outbox, destination = Outbox(engine), Destination(failing({b"bad"}, Reject("never")))
+    with outbox.begin() as session:
+        outbox.send(session, "t", b"first delayed", key="k", delay=timedelta(hours=1))
+        outbox.send(session, "t", b"second delayed", key="k", delay=timedelta(hours=1))
+        outbox.send(session, "t", b"bad", key="k")
+        outbox.send(session, "t", b"behind", key="k")
+    relay_to(destination, outbox).until_empty()
+    for id in (1, 2):
+        make_due(engine, id)
+        relay_to(destination, outbox).until_empty()
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("t", body, key="k") for body in ("later", "last")])
+    relay_to(destination, outbox).until_empty()
+
+    destination.answer = lambda _message: DONE
+    request(engine, "replay")
+    relay_to(destination, outbox).until_empty()
+
+    assert destination.bodies == [b"bad", b"behind", b"first delayed", b"second delayed", b"later", b"last"]
+
+
+def test_delayed_messages_of_a_key_come_in_the_order_in_which_they_fall_due(engine):
+    """Also when the worker finds both due at once, because it was away."""
+    outbox, destination = Outbox(engine), Destination()
+    with outbox.begin() as session:
+        outbox.send(session, "t", b"later", key="k", delay=timedelta(seconds=1.5))
+        outbox.send(session, "t", b"sooner", key="k", delay=timedelta(seconds=1))
+    relay_to(destination, outbox).until_empty()
+    time.sleep(2)
+
+    relay_to(destination, outbox).until_empty()
+
+    assert destination.bodies == [b"sooner", b"later"]
+
+
+def test_a_missing_topic_is_probed_at_leisure(engine, monkeypatch):
+    """While it is missing the worker does not ask the database for its messages all the time."""
+    looks = 0
+    ready = Parked.ready
+
+    def counted(*arguments, **options):
+        nonlocal looks
+        looks += 1
+        return ready(*arguments, **options)
+
+    monkeypatch.setattr(Parked, "ready", counted)
+    outbox, destination = Outbox(engine), without("missing")
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("missing" if n % 2 else "there", str(n)) for n in range(20)])
+    relay = relay_to(destination, outbox)
+
+    relay.start()
+    eventually(lambda: states(engine).get("waiting") == 10)
+    time.sleep(1)
+    looks = 0
+    time.sleep(3)
+    looked = looks
+    stop(relay)
+
+    assert looked <= 15
+
+
+def test_a_delayed_message_for_a_missing_topic_is_probed_at_leisure(engine):
+    outbox, destination = Outbox(engine), without("missing")
+    with outbox.begin() as session:
+        outbox.send(session, "missing", b"1", delay=timedelta(seconds=0.2))
+        outbox.send(session, "missing", b"2", key="k", delay=timedelta(seconds=0.2))
+        outbox.send(session, "there", b"3")
+        outbox.send(session, "missing", b"4")
+    relay = relay_to(destination, outbox)
+
+    relay.start()
+    eventually(lambda: destination.calls > 0)
+    time.sleep(3)
+    calls = destination.calls
+    destination.answer = lambda _message: DONE
+    arrived = eventually(lambda: len(destination.messages) == 4, 10)
+    stop(relay)
+
+    assert calls <= 20
+    assert arrived
+    assert states(engine) == {}
+
+
+def test_a_blocked_message_of_a_missing_topic_holds_its_key_when_its_turn_comes(engine):
+    """The head of the key is done; the next is of a missing topic, and what stands behind it waits with it."""
+    outbox, destination = Outbox(engine), Destination(failing({b"head"}, Reject("never")))
+    with outbox.begin() as session:
+        for topic, body in [("there", b"head"), ("missing", b"middle"), ("there", b"tail")]:
+            outbox.send(session, topic, body, key="k")
+    relay_to(destination, outbox).until_empty()
+    destination.answer = without("missing").answer
+    request(engine, "replay")
+    relay = relay_to(destination, outbox)
+
+    relay.start()
+    eventually(lambda: len(destination.messages) == 1)
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("there", f"traffic {n}") for n in range(50)])
+    eventually(lambda: len(destination.messages) == 51)
+    time.sleep(1)
+    during = destination.of_key("k")
+    destination.answer = lambda _message: DONE
+    eventually(lambda: len(destination.messages) == 53, 20)
+    stop(relay)
+
+    assert during == [b"head"]
+    assert destination.of_key("k") == [b"head", b"middle", b"tail"]
+
+
+def test_a_message_that_raises_does_not_hold_up_what_is_due_beside_it(engine):
+    """All is set aside, nothing else flows, and the first of it raises: the others of its topic arrive."""
+    outbox, destination = Outbox(engine), Destination(lambda _message: Retry("not yet", timedelta(seconds=0.2)))
+    fill(outbox, 10, keys=10)
+    relay_to(destination, outbox).until_empty()
+    destination.answer = failing({b"0"}, ValueError("cannot take this"))
+    relay = relay_to(destination, outbox)
+
+    relay.start()
+    flowed = eventually(lambda: len(destination.messages) == 9, 20)
+    stop(relay)
+
+    assert flowed
+    assert sorted(map(int, destination.bodies)) == list(range(1, 10))
+
+
+def test_a_message_that_hangs_ends_as_a_dead_letter(engine):
+    """Others are accepted meanwhile. A process that is started again counts on from what is stored."""
+    outbox, destination = Outbox(engine), Destination()
+    released = False
+    destination.hanging = lambda messages: not released and any(message.body == b"0" for message in messages)
+    fill(outbox, 20, keys=4)
+
+    def supervised() -> None:
+        while "dead" not in states(engine) and not released:
+            # Other objects, as a process has that a supervisor started again.
+            with suppress(HungHandlerError):
+                relay_to(destination, Outbox(engine), deadline=timedelta(seconds=0.6), settings=QUICK).run(
+                    signals=False
+                )
+
+    supervisor = threading.Thread(target=supervised, daemon=True)
+    supervisor.start()
+    deadline = time.monotonic() + 90
+    try:
+        while supervisor.is_alive() and time.monotonic() < deadline:
+            with outbox.begin() as session:
+                outbox.send(session, "other", b"fresh")
+            time.sleep(0.2)
+        found = parked(engine)
+        seen = {key: destination.of_key(f"k{key}") for key in range(4)}
+    finally:
+        released = True
+
+    assert found == [(1, "dead", 3), *((id, "blocked", 0) for id in (5, 9, 13, 17))]
+    assert seen == {0: [], **{key: [str(n).encode() for n in range(key, 20, 4)] for key in (1, 2, 3)}}
+
+
+def test_a_replayed_message_comes_before_later_ones_of_its_key(engine):
+    """It held nothing back while it was dead. Now it does, also while there are more replays than go out at once."""
+    outbox, destination = Outbox(engine), Destination(lambda _message: Reject("never"))
+    fill(outbox, 15, keys=15)
+    relay_to(destination, outbox, settings=SMALL, on_dead="continue").until_empty()
+    destination.answer = lambda _message: DONE
+    fill(outbox, 5, keys=15, first=25)
+    request(engine, "replay")
+
+    relay_to(destination, outbox, settings=SMALL).until_empty()
+
+    keys = range(10, 15)
+    assert [destination.of_key(f"k{key}") for key in keys] == [expected(key, 30, 15) for key in keys]
+
+
+@pytest.mark.parametrize(("first", "last"), [("discard", "replay"), ("replay", "discard")])
+def test_the_last_request_counts(engine, monkeypatch, first, last):
+    """Also one that is written between a worker's look at the requests and its hand on them."""
+    outbox, destination = Outbox(engine), Destination(lambda _message: Reject("never"))
+    fill(outbox, 2, keys=2)
+    relay_to(destination, outbox).until_empty()
+    destination.answer = lambda _message: DONE
+    requests, changes = Parked.requests, iter([last])
+
+    def outdated(*arguments):
+        found = requests(*arguments)
+        for verb in changes:
+            request(engine, verb)
+        return found
+
+    request(engine, first)
+    monkeypatch.setattr(Parked, "requests", outdated)
+    relay_to(destination, outbox).until_empty()
+
+    assert destination.bodies == ([b"0", b"1"] if last == "replay" else [])
+    assert states(engine) == {}
+
+
+def test_a_key_that_has_its_turn_keeps_it_when_messages_come(engine):
+    """More stands behind its head than goes out at once; what comes meanwhile stands behind that, and follows."""
+    outbox, destination = Outbox(engine), Destination(failing({b"0"}, Reject("never")))
+    fill(outbox, 30, keys=1)
+    relay_to(destination, outbox, settings=SMALL).until_empty()
+    fill(outbox, 15, keys=1, first=30)
+    request(engine, "discard")
+
+    relay_to(destination, outbox, settings=SMALL).until_empty()
+
+    assert destination.bodies == expected(0, 45, 1)[1:]
+    assert states(engine) == {}
+
+
+def test_more_messages_fall_due_at_once_than_are_placed_at_once(engine):
+    """Portion by portion in the order in which they are due, which is not that of the log, also among others' keys."""
+    outbox, destination = Outbox(engine), Destination()
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("t", str(n), key=f"k{n % 2}", delay=timedelta(hours=1)) for n in range(35)])
+    relay_to(destination, outbox, settings=SMALL).until_empty()
+    table = outbox.database.tables.parked
+    with engine.begin() as connection:
+        for n in range(35):
+            due_at = datetime(2026, 1, 1, tzinfo=UTC) - timedelta(seconds=n)
+            connection.execute(update(table).where(table.c.id == n + 1).values(due_at=due_at))
+
+    relay_to(destination, outbox, settings=SMALL).until_empty()
+
+    due = [str(n).encode() for n in reversed(range(35))]
+    assert [destination.of_key(f"k{key}") for key in (0, 1)] == [due[::2], due[1::2]]

@@ -1,0 +1,195 @@
+"""Messages in quick succession are settled together: soon, before anything that takes long, and at most a batch."""
+
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Message, Outbox, Unavailable, Verdict
+from outbox.model.verdict import DONE
+from outbox.store.log.log import Limits
+from outbox.worker import partition
+from outbox.worker.polling import Polling
+from outbox.worker.settings import Settings
+from outbox.worker.worker import Worker
+from tests.support.readers import Collector, send, texts, worker
+from tests.support.waiting import eventually
+
+LATER = 1e9
+BRISK = Settings(
+    limits=Limits(rows=3),
+    poll=(timedelta(milliseconds=10), timedelta(milliseconds=10)),
+    settle_within=timedelta(days=1),
+)
+
+
+@pytest.fixture
+def outbox(engine, monkeypatch):
+    """An outbox whose workers take any messages for many, and settle them when they must."""
+    monkeypatch.setattr(Polling, "many", property(lambda _: True))
+    for each in ("_STORE_IDLE_SECONDS", "_STORE_PASSED_SECONDS"):
+        monkeypatch.setattr(partition, each, LATER)
+    return Outbox(engine)
+
+
+class Handler(Collector):
+    """Keeps what it is given, unless it is told what else to do with a message."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.instead: dict[bytes, Callable[[], Verdict]] = {}
+
+    def __call__(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Done, but for those."""
+        if (do := self.instead.get(messages[0].body)) is not None:
+            return [do() for _ in messages]
+        return super().__call__(messages)
+
+
+@contextmanager
+def at_work(worker: Worker):
+    """The worker runs in a thread meanwhile, and is stopped."""
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(20)
+
+
+def settles(engine: Engine) -> int:
+    """How many there were by this lease; the first says where it begins."""
+    with engine.connect() as connection:
+        newest: int = connection.execute(text("SELECT max(n) FROM outbox_progress")).scalar_one()
+    return newest - 1
+
+
+def handled(outbox: Outbox, handler: Collector, *bodies: str) -> None:
+    """Send each in a transaction of its own, when the one before was handled."""
+    for body in bodies:
+        before = len(handler.messages)
+        send(outbox, body)
+        assert eventually(lambda: len(handler.messages) > before)  # noqa: B023 - asked at once
+
+
+def left(outbox: Outbox) -> list[str]:
+    """What another worker is given."""
+    handler = Collector()
+    worker(outbox.database, handler).until_empty()
+    return texts(handler.messages)
+
+
+def test_a_stop_settles_what_was_handled(engine, outbox):
+    handler = Handler()
+    with at_work(worker(outbox.database, handler, settings=BRISK)):
+        handled(outbox, handler, "1", "2")
+        together = settles(engine)
+
+    assert together == 0
+    assert left(outbox) == []
+
+
+def test_they_are_never_more_than_a_batch(engine, outbox):
+    handler, found = Handler(), []
+    with at_work(worker(outbox.database, handler, settings=BRISK)):
+        for number in range(8):
+            handled(outbox, handler, str(number))
+            found.append(settles(engine))
+
+    assert found == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_they_are_settled_soon_when_no_more_come(engine, outbox):
+    handler, soon = Handler(), replace(BRISK, settle_within=timedelta(seconds=0.05))
+    with at_work(worker(outbox.database, handler, settings=soon)):
+        handled(outbox, handler, "1")
+        assert eventually(lambda: settles(engine) == 1)
+
+
+def test_they_are_settled_while_a_call_takes_long(engine, outbox):
+    handler, meanwhile = Handler(), list[bool]()
+
+    def slow() -> Verdict:
+        meanwhile.append(eventually(lambda: settles(engine) == 1, 4))
+        return DONE
+
+    handler.instead[b"2"] = slow
+    with at_work(worker(outbox.database, handler, settings=BRISK)):
+        handled(outbox, handler, "1")
+        send(outbox, "2")
+        assert eventually(lambda: meanwhile)
+
+    assert meanwhile == [True]
+
+
+def test_they_are_settled_before_an_outage_is_waited_for(engine, outbox):
+    handler, found = Handler(), list[int]()
+
+    def away() -> Verdict:
+        found.append(settles(engine))
+        return Unavailable("down")
+
+    handler.instead[b"2"] = away
+    with at_work(worker(outbox.database, handler, settings=BRISK)):
+        handled(outbox, handler, "1")
+        send(outbox, "2")
+        assert eventually(lambda: len(found) == 2)
+
+    assert found[1] == 1
+    assert left(outbox) == ["2"]
+
+
+def test_a_batch_that_a_stop_leaves_open_does_not_take_them_back(outbox):
+    handler = Handler()
+    busy = worker(outbox.database, handler, settings=BRISK)
+    with at_work(busy):
+        handled(outbox, handler, "1")
+
+        def stopped() -> Verdict:
+            busy.stop()
+            return Unavailable("down")
+
+        handler.instead[b"2"] = stopped
+        send(outbox, "2", "3")
+        assert eventually(lambda: not busy.stopping, 20)
+
+    assert left(outbox) == ["2", "3"]
+
+
+def test_what_is_parked_is_settled_with_them_at_once(engine, outbox):
+    handler = Handler()
+    with at_work(worker(outbox.database, handler, settings=BRISK)):
+        handled(outbox, handler, "1")
+        with outbox.begin() as session:
+            outbox.send(session, "orders", "later", delay=timedelta(hours=1))
+        assert eventually(lambda: settles(engine) == 1)
+
+    assert left(outbox) == []
+
+
+def test_a_worker_without_its_lease_settles_none_of_them(engine, outbox):
+    """Another worker is given them again."""
+    handler = Handler()
+    busy = worker(outbox.database, handler, settings=BRISK)
+    with at_work(busy):
+        handled(outbox, handler, "1")
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE outbox_lease SET epoch = epoch + 1, owner = 'another'"))
+
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_lease SET owner = NULL"))
+    assert left(outbox) == ["1"]
+
+
+def test_few_messages_are_settled_one_by_one(engine):
+    """A crash between them repeats none that was settled."""
+    outbox, handler = Outbox(engine), Handler()
+    with at_work(worker(outbox.database, handler, settings=BRISK)):
+        for number in range(3):
+            handled(outbox, handler, str(number))
+            assert eventually(lambda: settles(engine) == number + 1)  # noqa: B023 - asked at once

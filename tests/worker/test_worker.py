@@ -1,0 +1,256 @@
+"""A worker, its lease and its end: when it may hand over, when another takes its place, and how it is stopped."""
+
+import subprocess
+import sys
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from sqlalchemy import text
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from outbox import Message, Outbox, Reject, Relay, StandbyError
+from outbox.model.lease import Partition
+from outbox.model.position import Capture
+from outbox.runtime import failpoints
+from outbox.store.log.log import Limits, Log
+from outbox.store.subscriptions.leases import Leases
+from outbox.worker.heartbeat import LeaseHeartbeat
+from outbox.worker.settings import Settings
+from tests.support.destination import Destination, failing, fill, relay_to
+from tests.support.leases import lease_left, step_clock
+from tests.support.parked import states
+from tests.support.waiting import eventually
+
+ROOT = Path(__file__).parents[2]
+LEASE = timedelta(seconds=2)
+BRISK = Settings(
+    limits=Limits(rows=5),
+    poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
+    lease=LEASE,
+    renew_every=timedelta(milliseconds=300),
+)
+
+
+def take_lease(outbox: Outbox, length: timedelta) -> None:
+    """As a worker that is killed right after."""
+    channel = outbox.database.open()
+    assert Leases(outbox.database).acquire(channel, Partition("relay"), "dead", length) is not None
+    channel.close()
+
+
+def test_the_place_of_a_killed_worker_is_taken_when_its_lease_ends(engine):
+    outbox, destination = Outbox(engine), Destination()
+    fill(outbox, 10)
+    take_lease(outbox, LEASE)
+    relay, began = relay_to(destination, outbox, settings=BRISK), time.monotonic()
+
+    relay.start()
+    arrived = eventually(lambda: len(destination.messages) == 10, 20)
+    took = time.monotonic() - began
+    relay.stop()
+    relay.join(20)
+
+    assert arrived
+    assert LEASE.total_seconds() - 0.5 < took < LEASE.total_seconds() + 3
+
+
+def test_a_lease_that_nobody_renews_is_taken_although_the_clock_went_back(engine):
+    """By the database's clock it is good for an hour; by the waiter's own nobody has renewed it for a whole lease."""
+    outbox, destination = Outbox(engine), Destination()
+    fill(outbox, 10)
+    take_lease(outbox, LEASE)
+    step_clock(engine, timedelta(hours=-1))
+    relay = relay_to(destination, outbox, settings=BRISK)
+
+    relay.start()
+    arrived = eventually(lambda: len(destination.messages) == 10, 20)
+    relay.stop()
+    relay.join(20)
+
+    assert arrived
+
+
+def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out(pg_engine, monkeypatch):
+    """Each call finds the lease good for its whole deadline, and goes on under the next one."""
+    outbox, left = Outbox(pg_engine), []
+
+    def renew(*arguments, **options):
+        raise PoolTimeout
+
+    def slow(messages):
+        left.append(lease_left(pg_engine))
+        time.sleep(0.1)
+        return False
+
+    monkeypatch.setattr(Leases, "renew", renew)
+    destination = Destination()
+    destination.hanging = slow
+    fill(outbox, 60)
+    deadline = timedelta(seconds=0.5)
+    with pg_engine.connect() as connection:
+        (before,) = connection.execute(text("SELECT epoch FROM outbox_lease")).one()
+    relay = relay_to(destination, outbox, settings=BRISK, deadline=deadline)
+
+    relay.start()
+    arrived = eventually(lambda: len(set(destination.bodies)) == 60, 60)
+    relay.stop()
+    relay.join(20)
+
+    with pg_engine.connect() as connection:
+        (after,) = connection.execute(text("SELECT epoch FROM outbox_lease")).one()
+    assert arrived
+    assert after > before + 1, "the lease never ran out: nothing was tried"
+    assert min(left) > deadline.total_seconds() - 0.2
+
+
+def test_a_worker_that_slept_in_a_transaction_begins_again(pg_engine, monkeypatch):
+    """The server has ended its connection meanwhile; the worker opens another one."""
+    settings = "SET idle_in_transaction_session_timeout = '200ms'"
+    monkeypatch.setattr("outbox.store.dialects.postgresql.dialect._SETTINGS", settings)
+    outbox, destination = Outbox(pg_engine), Destination(failing({b"0"}, Reject("never")))
+    fill(outbox, 10, keys=10)
+    naps = [1.0]
+
+    def reached(name: str) -> None:
+        if name == "worker.after_park" and naps:
+            time.sleep(naps.pop())
+
+    relay = relay_to(destination, outbox, settings=BRISK)
+    failpoints.arm(reached)
+    try:
+        relay.start()
+        settled = eventually(lambda: states(pg_engine) == {"dead": 1}, 20)
+        with outbox.begin() as session:
+            outbox.send(session, "t", b"fresh")
+        arrived = eventually(lambda: b"fresh" in destination.bodies, 20)
+    finally:
+        failpoints.arm(None)
+        relay.stop()
+        relay.join(20)
+
+    assert (naps, settled, arrived) == ([], True, True)
+
+
+def test_a_stop_is_heard_beside_calls_that_hang(pg_engine):
+    """The lease runs out by itself then: another worker would send what those calls have beside them."""
+    outbox, destination = Outbox(pg_engine), Destination()
+    over = threading.Event()
+    destination.hanging = lambda _messages: not over.is_set()
+    fill(outbox, 10)
+    relay = relay_to(destination, outbox, settings=BRISK, deadline=timedelta(seconds=0.1))
+    relay.start()
+    assert eventually(lambda: destination.calls > 1, 20)
+    relay.stop()
+    relay.join(15)
+    alive, left = relay._thread is not None and relay._thread.is_alive(), lease_left(pg_engine)
+    over.set()
+
+    assert not alive
+    assert left > 0, "the lease was given back"
+
+
+def test_a_worker_that_loses_its_connection_takes_its_own_lease_back(pg_engine):
+    """Nobody else has it, so nobody has to wait until it runs out; the next epoch fences what it was at."""
+    outbox, destination = Outbox(pg_engine), Destination()
+    long = Settings(lease=timedelta(minutes=2), renew_every=timedelta(seconds=30))
+    relay = relay_to(destination, outbox, settings=long)
+    relay.start()
+    fill(outbox, 1)
+    eventually(lambda: len(destination.messages) == 1, 20)
+    with pg_engine.connect() as connection:
+        mine = "pg_backend_pid() <> pid AND datname = current_database() AND query NOT ILIKE '%notify%'"
+        connection.execute(text(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}"))
+    fill(outbox, 1, first=1)
+    arrived = eventually(lambda: len(destination.messages) == 2, 30)
+    relay.stop()
+    relay.join(20)
+
+    with pg_engine.connect() as connection:
+        epochs = connection.execute(text("SELECT epoch FROM outbox_lease")).scalars().all()
+    assert (arrived, epochs) == (True, [2])
+
+
+STOPPED_WHILE_IT_RESTS = """
+import random, signal
+from outbox import Outbox, create_engine
+from outbox.model.subscription import Declaration
+from outbox.worker.worker import Worker
+
+worker = Worker(Outbox(create_engine("sqlite:///never-opened")).database,
+                Declaration(name="relay", destination="test"), lambda messages: [])
+signal.signal(signal.SIGALRM, lambda *_: worker.stop())
+for _ in range(3000):
+    signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0002))
+    for _ in range(50):
+        worker.rest(1e-6)
+print("awake")
+"""
+
+
+def test_a_signal_may_come_at_any_moment(tmp_path):
+    """Also in the middle of whatever the worker rests with, whose locks its handler must not want."""
+    done = subprocess.run(
+        [sys.executable, "-c", STOPPED_WHILE_IT_RESTS],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+    assert done.stdout == "awake\n", done.stderr
+
+
+def test_a_lease_is_given_back_when_there_is_no_connection_for_its_renewals(pg_engine, monkeypatch):
+    """Else the worker would wait for its own lease to run out."""
+    outbox, destination = Outbox(pg_engine), Destination()
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("t", b"1")])
+    failures = [PoolTimeout("all taken")]
+
+    def keeper(*arguments, **options):
+        if failures:
+            raise failures.pop()
+        return LeaseHeartbeat(*arguments, **options)
+
+    monkeypatch.setattr("outbox.worker.worker.LeaseHeartbeat", keeper)
+    relay = relay_to(
+        destination,
+        outbox,
+        settings=Settings(lease=timedelta(seconds=20), renew_every=timedelta(seconds=3)),
+    )
+
+    relay.start()
+    arrived = eventually(lambda: len(destination.messages) == 1, 10)
+    relay.stop()
+    relay.join(20)
+
+    assert (failures, arrived) == ([], True)
+
+
+def test_a_worker_sits_out_a_failover_but_does_not_begin_on_a_standby(engine, monkeypatch):
+    """The address may lead to a standby for a while, until that is promoted."""
+    outbox, destination = Outbox(engine), Destination()
+    relay, captured = relay_to(destination, outbox), Log._captured
+    fill(outbox, 1)
+    relay.start()
+    assert eventually(lambda: len(destination.messages) == 1)
+
+    monkeypatch.setattr(Log, "_captured", standby)
+    fill(outbox, 1)
+    with pytest.raises(StandbyError):
+        Relay(outbox, Destination(), name="other").until_empty()
+    time.sleep(2.5)
+    monkeypatch.setattr(Log, "_captured", captured)
+    arrived = eventually(lambda: len(destination.messages) == 2)
+    relay.stop()
+    relay.join(20)
+
+    assert arrived
+
+
+def standby(log: Log, *_answer: object) -> Capture:
+    raise StandbyError("this server is a standby")

@@ -1,0 +1,124 @@
+"""What cannot hold a message is refused by an error that says what can, and how to come by it."""
+
+import asyncio
+import re
+import sqlite3
+from collections.abc import Callable
+from contextlib import AsyncExitStack, ExitStack
+from typing import Any
+
+import psycopg
+import pytest
+from sqlalchemy import Engine
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
+
+from outbox import DatabaseError, Message, Outbox
+from tests.support.handles import ASYNC_HANDLES, HANDLES, a_psycopg_connection, an_async_psycopg_connection, awaited
+from tests.support.readers import bodies
+
+BLOCKING = "takes a Session, a scoped_session, a Connection or a psycopg Connection, not "
+AWAITED = "takes an AsyncSession, an async_scoped_session, an AsyncConnection or a psycopg AsyncConnection, not "
+CALL_IT = "; call it to get a session"
+BEGIN = "; begin a transaction: with outbox.begin() as session"
+ABEGIN = "; begin a transaction: async with outbox.abegin() as session"
+
+#: What is wrong for both worlds, made of an engine, and what is said of it.
+WRONG: dict[str, tuple[Callable[[Engine], Any], str]] = {
+    "nothing": (lambda _: None, "NoneType"),
+    "a text": (lambda _: "session", "str"),
+    "an engine": (lambda engine: engine, f"Engine{BEGIN}"),
+    "an AsyncEngine": (awaited, f"AsyncEngine{ABEGIN}"),
+    "a factory": (sessionmaker, f"sessionmaker{CALL_IT}"),
+    "an async factory": (lambda engine: async_sessionmaker(awaited(engine)), f"async_sessionmaker{CALL_IT}"),
+    "a class": (lambda _: Session, "the class Session"),
+    "an async class": (lambda _: AsyncSession, "the class AsyncSession"),
+    "another driver's connection": (
+        lambda _: sqlite3.connect(":memory:"),
+        "sqlite3.Connection; of the drivers' own connections only psycopg's can be used",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "said"), WRONG.values(), ids=WRONG)
+def test_what_is_no_handle_is_refused(engine, make, said):
+    outbox, awaiting, wrong = Outbox(engine), Outbox(awaited(engine)), make(engine)
+
+    for verb, call in (
+        ("send", lambda: outbox.send(wrong, "orders", b"")),
+        ("send_all", lambda: outbox.send_all(wrong, [Message("orders", b"")])),
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(f'{verb} {BLOCKING}{said}')}$"):
+            call()
+    for verb, acall in (
+        ("asend", lambda: awaiting.asend(wrong, "orders", b"")),
+        ("asend_all", lambda: awaiting.asend_all(wrong, [Message("orders", b"")])),
+    ):
+        with pytest.raises(TypeError, match=f"^{re.escape(f'{verb} {AWAITED}{said}')}$"):
+            asyncio.run(acall())
+
+    assert bodies(engine) == []
+
+
+def test_a_blocking_handle_is_told_not_to_be_awaited(pg_engine):
+    outbox = Outbox(pg_engine)
+    with ExitStack() as stack:
+        handles = [stack.enter_context(opened(pg_engine)) for opened in (*HANDLES.values(), a_psycopg_connection)]
+        for handle in handles:
+            with pytest.raises(TypeError, match=rf"^asend {AWAITED}\S+; with this one call send\(\) without await$"):
+                asyncio.run(outbox.asend(handle, "orders", b""))
+            with pytest.raises(TypeError, match=r"with this one call send_all\(\) without await$"):
+                asyncio.run(outbox.asend_all(handle, [Message("orders", b"")]))
+
+    assert bodies(pg_engine) == []
+
+
+def test_an_awaited_handle_is_told_to_be_awaited(pg_engine):
+    outbox = Outbox(pg_engine)
+
+    async def scenario() -> None:
+        async with AsyncExitStack() as stack:
+            engine = awaited(pg_engine)
+            for opened in (*ASYNC_HANDLES.values(), an_async_psycopg_connection):
+                handle: Any = await stack.enter_async_context(opened(engine))
+                with pytest.raises(TypeError, match=rf"^send {BLOCKING}\S+; with this one: await asend\(…\)$"):
+                    outbox.send(handle, "orders", b"")
+
+    asyncio.run(scenario())
+    assert bodies(pg_engine) == []
+
+
+def test_nothing_of_nothing_needs_a_handle_all_the_same(engine):
+    outbox = Outbox(engine)
+    wrong: Any = engine
+    with pytest.raises(TypeError, match="asend_all takes"):
+        asyncio.run(outbox.asend_all(wrong, []))
+
+
+def test_a_handle_on_another_kind_of_database_is_refused(pg_engine, sqlite_engine):
+    here = Outbox(sqlite_engine)
+    with Session(pg_engine) as session, pytest.raises(DatabaseError, match="on sqlite, this connection is to postgres"):
+        here.send(session, "orders", b"")
+    with (
+        a_psycopg_connection(pg_engine) as connection,
+        pytest.raises(DatabaseError, match="the outbox is on sqlite, a psycopg connection is to PostgreSQL"),
+    ):
+        here.send(connection, "orders", b"")
+
+    async def scenario(connect: Any) -> None:
+        async with connect as connection:
+            with pytest.raises(DatabaseError, match="on sqlite"):
+                await here.asend(connection, "orders", b"")
+
+    for connect in (an_async_psycopg_connection(awaited(pg_engine)), AsyncSession(awaited(pg_engine))):
+        asyncio.run(scenario(connect))
+
+    assert (bodies(pg_engine), bodies(sqlite_engine)) == ([], [])
+
+
+def test_a_connection_that_is_closed_is_the_driver_s_error(pg_engine):
+    outbox = Outbox(pg_engine)
+    with a_psycopg_connection(pg_engine) as connection:
+        connection.close()
+        with pytest.raises(psycopg.OperationalError, match="closed"):
+            outbox.send(connection, "orders", b"")
