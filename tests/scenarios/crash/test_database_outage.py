@@ -205,13 +205,15 @@ def test_a_killed_server_loses_nothing_and_the_log_stays_readable(server, engine
         recovers(destination)
         caplog.clear()
         server.kill()
+        # After the first time away the next line may wait for a while.
+        assert eventually(lambda: caplog.records, 60)
         time.sleep(6)
         lines = [record.getMessage() for record in caplog.records]
         server.start()
         recovers(destination)
     relay.dispose()
 
-    assert 1 <= len(lines) <= 3, lines
+    assert len(lines) <= 3, lines
 
 
 def refuse(proxy: TcpProxy) -> None:
