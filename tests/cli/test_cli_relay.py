@@ -155,7 +155,7 @@ def test_messages_that_wait_for_a_destination_that_accepted_nothing_are_no_end(e
     send(engine, "2", topic="mail")
     relay = ["relay", "--to", "nats://localhost:1", how, "--give-up-after"]
 
-    ended = [outbox(engine, *relay, patience) for patience in ("10s", "1s")]
+    ended = [outbox(engine, *relay, patience) for patience in ("25s", "1s")]
     status = outbox(engine, "status", "--json").json["subscriptions"][0]
 
     assert [(each.code, "nats://localhost:1 accepted nothing (NATS: " in each.err) for each in ended] == [(4, True)] * 2
