@@ -19,11 +19,11 @@ from outbox.runtime.failpoints import crash_point
 from outbox.senders.opening import Destination, open_sender
 from outbox.senders.port import Sender, deadline_of, destination_of
 from outbox.senders.serialized import SerializedSender
-from outbox.store import identity
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.log.append import Direct, LogRef
 from outbox.store.log.log import Limits, Log
+from outbox.store.operations.opening import open_outbox
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.calls import next_size
@@ -88,9 +88,7 @@ class DirectDelivery:
         if self._sender is None:
             self._sender = open_sender(self._destination)
         channel = self._open_channel()
-        with self._database.explained():
-            identity.establish(self._database, channel)
-        identity.verify(self._database, channel)
+        open_outbox(self._database, channel)
         subscriptions = Subscriptions(self._database)
         destination = destination_of(self._destination)
         own = subscriptions.find(channel, self._name)

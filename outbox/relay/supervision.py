@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tenacity.wait import wait_base, wait_exponential, wait_random
 
 from outbox.model.verdict import seconds_to_wait
-from outbox.runtime.wakeup import Wake
+from outbox.runtime.stop import Stop
 from outbox.store.failure import in_one_line
 
 logger = logging.getLogger("outbox")
@@ -30,20 +30,18 @@ class Supervision:
         self._serve = serve
         self._name = name
         self._pause = pause
-        # A plain flag and a socket, no lock: a signal handler may come in the middle of anything.
-        self._stopping = False
-        self._halt = Wake()
+        self._stop = Stop()
         self._said: tuple[str, float] = ("", 0.0)
 
     @property
     def stopping(self) -> bool:
         """Whether a stop was asked."""
-        return self._stopping
+        return self._stop.asked
 
     def run(self) -> None:
         """Serve until a stop."""
         failures = 0
-        while not self._stopping:
+        while not self._stop.asked:
             began = time.monotonic()
             try:
                 self._serve()
@@ -51,17 +49,11 @@ class Supervision:
             except Exception as error:
                 failures = 1 if time.monotonic() - began > _RECOVERED_SECONDS else failures + 1
                 self._tell(error)
-            self._rest(seconds_to_wait(self._pause, failures))
+            self._stop.rest(seconds_to_wait(self._pause, failures))
 
     def stop(self) -> None:
         """Serve no more once `serve` has returned; ends a pause at once. May be called from anywhere."""
-        self._stopping = True
-        self._halt.set()
-
-    def _rest(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not self._stopping and (left := until - time.monotonic()) > 0:
-            self._halt.wait(left)
+        self._stop.ask()
 
     def _tell(self, error: Exception) -> None:
         """Log what went wrong: at once when it is news, else once in a while."""

@@ -13,11 +13,11 @@ from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Start, check_of
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.runtime.failpoints import crash_point
-from outbox.store import identity
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Script, run
 from outbox.store.log.log import Log
+from outbox.store.operations.opening import open_outbox
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.store.transactions.half import Half, Halves
 from outbox.store.transactions.op import Decision, Op, Ops
@@ -67,9 +67,7 @@ class Broker:
         self._require_no_transaction()
 
         def declare(channel: Channel) -> None:
-            Log(self.database).now(channel)
-            identity.establish(self.database, channel)
-            identity.verify(self.database, channel)
+            open_outbox(self.database, channel)
             try:
                 start = self._start_of(channel, group)
                 Subscriptions(self.database).declare(channel, declaration_of(group, immunity), start)

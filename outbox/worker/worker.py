@@ -17,13 +17,14 @@ from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.subscription import Declaration, Start, Subscription
 from outbox.model.verdict import describe
 from outbox.runtime.clock import clock
+from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
-from outbox.store import identity
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel, Hint
 from outbox.store.failure import in_one_line
 from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
+from outbox.store.operations.opening import open_outbox
 from outbox.store.operations.parked_status import Count, parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
@@ -88,9 +89,7 @@ class Worker:
         self._stands_by = self._leases_differ = False
         self._owner, self._process = secrets.token_hex(8), os.getpid()
         self.wake = Wake()
-        # A plain flag and a socket, no lock: a signal handler may come in the middle of anything.
-        self._stopping = False
-        self._halt = Wake()
+        self._stop = Stop()
         self._logged_at = float("-inf")
         self._log_every = _LOG_EVERY_SECONDS
         self._known = False
@@ -104,7 +103,7 @@ class Worker:
     @property
     def stopping(self) -> bool:
         """Whether a stop was asked that has not been followed yet."""
-        return self._stopping
+        return self._stop.asked
 
     @property
     def owner(self) -> str:
@@ -144,13 +143,12 @@ class Worker:
 
         Beside a call of the handler that hangs the lease is not given back: it runs out.
         """
-        self._stopping = True
-        self._halt.set()
+        self._stop.ask()
         self.wake.set()
 
     def reset(self) -> None:
         """Forget a stop that was not followed."""
-        self._stopping = False
+        self._stop.withdraw()
 
     # The stages
 
@@ -159,17 +157,17 @@ class Worker:
         try:
             self._work_until_stopped(step)
         finally:
-            self._stopping = False
+            self._stop.withdraw()
 
     def _work_until_stopped(self, step: Callable[[PartitionWorker], bool]) -> None:
         failures = 0
         self._hung.begin()
-        while not self._stopping:
+        while not self._stop.asked:
             try:
                 with closing(self._database.open()) as channel:
                     subscription = self._declare(channel)
                     with self._at_work(channel, subscription) as partition_worker:
-                        while partition_worker is not None and not self._stopping:
+                        while partition_worker is not None and not self._stop.asked:
                             self._on_idle(channel)
                             goes_on = step(partition_worker)
                             if not self._unsettled:
@@ -206,11 +204,7 @@ class Worker:
             raise error
 
     def _declare(self, channel: Channel) -> Subscription:
-        with self._database.explained():
-            # First of all, because a standby answers the next statement with an error that looks like an outage.
-            Log(self._database).now(channel)
-            identity.establish(self._database, channel)
-        identity.verify(self._database, channel)
+        open_outbox(self._database, channel)
         known = Subscriptions(self._database).find(channel, self._declared.name)
         if known is None and self._known:
             # Declared anew it would begin at its start, and send everything again.
@@ -299,7 +293,7 @@ class Worker:
     def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
         """Wait for the lease, and return it with a moment before it was taken; None when a stop came first."""
         leases, length = Leases(self._database), self._settings.lease
-        while not self._stopping:
+        while not self._stop.asked:
             self._on_idle(channel)
             holder = leases.look(channel, partition)
             if holder is None:
@@ -335,10 +329,7 @@ class Worker:
 
     def rest(self, seconds: float) -> bool:
         """Sleep; False when a stop is asked."""
-        until = time.monotonic() + seconds
-        while not self._stopping and (left := until - time.monotonic()) > 0:
-            self._halt.wait(left)
-        return not self._stopping
+        return self._stop.rest(seconds)
 
     def _finished_of(self, subscription: Subscription) -> Finished | None:
         if subscription.kind == "check":

@@ -23,16 +23,14 @@ from outbox.store.log.append import Sent
 _SENT = object()
 
 _prepared: weakref.WeakSet[Any] = weakref.WeakSet()
+_VERBS = ("do_commit", "do_rollback", "do_prepare_twophase", "do_commit_twophase", "do_rollback_twophase")
 
 
 class CommitListener(Protocol):
-    """Whoever sends in a transaction."""
-
-    def is_aborted(self, driver: Any) -> bool:
-        """Whether COMMIT would be answered with a rollback."""
+    """Whoever wants to know of commits. Never blocks and never raises."""
 
     def committed(self, sent: Sent, since: float) -> None:
-        """It was committed; `since`: a moment before, by `clock`. Never blocks and never raises."""
+        """A transaction was committed in which messages were sent; `since`: a moment before, by `clock`."""
 
 
 def sent_so_far(listener: CommitListener, connection: Connection) -> Sent | None:
@@ -55,63 +53,78 @@ def has_sent(connection: Connection) -> bool:
     return bool(_info_of(connection).get(_SENT))
 
 
-def prepare(engine: Engine) -> None:
-    """Notice the commits on this engine; once is enough, also for those with other execution options."""
+def prepare(engine: Engine, is_aborted: Callable[[Any], bool]) -> None:
+    """Notice the commits on this engine; once is enough, also for those with other execution options.
+
+    `is_aborted`: whether a driver's connection would answer COMMIT with a rollback.
+    """
     if engine.dialect not in _prepared:
         _prepared.add(engine.dialect)
-        _wrap(engine.dialect)
+        hook = _Hook(engine.dialect, is_aborted)
+        for verb in _VERBS:
+            setattr(engine.dialect, verb, getattr(hook, verb))
 
 
-def _wrap(dialect: Any) -> None:
-    commit, roll_back = dialect.do_commit, dialect.do_rollback
-    prepare_first, commit_prepared = dialect.do_prepare_twophase, dialect.do_commit_twophase
-    roll_back_prepared: Callable[..., None] = dialect.do_rollback_twophase
+class _Hook:
+    """Takes the place of five methods of a dialect, and calls them."""
 
-    def do_commit(pooled: Any) -> None:
-        everyone = _about_to_commit(dialect, pooled, "rollback")
+    def __init__(self, dialect: Any, is_aborted: Callable[[Any], bool]) -> None:
+        self._dialect = dialect
+        self._is_aborted = is_aborted
+        self._commit, self._roll_back, self._prepare, self._commit_prepared, self._roll_back_prepared = (
+            getattr(dialect, verb) for verb in _VERBS
+        )
+
+    def do_commit(self, pooled: Any) -> None:
+        everyone = self._about_to_commit(pooled, "rollback")
         since = clock()
-        commit(pooled)
+        self._commit(pooled)
         _tell(everyone, since)
 
-    def do_rollback(pooled: Any) -> None:
+    def do_rollback(self, pooled: Any) -> None:
         _info_of(pooled).pop(_SENT, None)
-        roll_back(pooled)
+        self._roll_back(pooled)
 
-    def do_prepare_twophase(connection: Connection, xid: Any) -> None:
-        _require_sound(dialect, connection.connection)
+    def do_prepare_twophase(self, connection: Connection, xid: Any) -> None:
+        self._require_sound(connection.connection)
         _do_last(connection.connection)
-        prepare_first(connection, xid)
+        self._prepare(connection, xid)
 
-    def do_commit_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
-        everyone = _about_to_commit(dialect, connection.connection, "tpc_rollback")
+    def do_commit_twophase(self, connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
+        everyone = self._about_to_commit(connection.connection, "tpc_rollback")
         since = clock()
-        commit_prepared(connection, xid, *how, **more)
+        self._commit_prepared(connection, xid, *how, **more)
         _tell(everyone, since)
 
-    def do_rollback_twophase(connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
+    def do_rollback_twophase(self, connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
         _info_of(connection.connection).pop(_SENT, None)
-        roll_back_prepared(connection, xid, *how, **more)
+        self._roll_back_prepared(connection, xid, *how, **more)
 
-    for each in (do_commit, do_rollback, do_prepare_twophase, do_commit_twophase, do_rollback_twophase):
-        setattr(dialect, each.__name__, each)
+    def _about_to_commit(self, pooled: Any, roll_back: str) -> dict[CommitListener, Sent]:
+        """What the commit will be of, by listener; `roll_back` is the driver's word for the contrary."""
+        info = _info_of(pooled)
+        if _SENT not in info:
+            return {}
+        try:
+            self._require_sound(pooled)
+            _do_last(pooled)
+        except BaseException:
+            # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
+            del info[_SENT]
+            getattr(pooled.dbapi_connection, roll_back)()
+            raise
+        everyone: dict[CommitListener, Sent] = info.pop(_SENT)
+        crash_point("outbox.before_commit")
+        return everyone
 
-
-def _about_to_commit(dialect: Any, pooled: Any, roll_back: str) -> dict[CommitListener, Sent]:
-    """What the commit will be of, by listener; `roll_back` is the driver's word for the contrary."""
-    info = _info_of(pooled)
-    if _SENT not in info:
-        return {}
-    try:
-        _require_sound(dialect, pooled)
-        _do_last(pooled)
-    except BaseException:
-        # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
-        del info[_SENT]
-        getattr(pooled.dbapi_connection, roll_back)()
-        raise
-    everyone: dict[CommitListener, Sent] = info.pop(_SENT)
-    crash_point("outbox.before_commit")
-    return everyone
+    def _require_sound(self, pooled: Any) -> None:
+        """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
+        driver = self._dialect.get_driver_connection
+        if _info_of(pooled).get(_SENT) and self._is_aborted(driver(pooled.dbapi_connection)):
+            raise TransactionAbortedError(
+                "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
+                " would be lost; roll back, or use a savepoint around what may fail"
+            )
 
 
 def _do_last(pooled: Any) -> None:
@@ -128,16 +141,6 @@ def _tell(everyone: dict[CommitListener, Sent], since: float) -> None:
         crash_point("outbox.after_commit")
         for listener, sent in everyone.items():
             listener.committed(sent, since)
-
-
-def _require_sound(dialect: Any, pooled: Any) -> None:
-    """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
-    for listener in _info_of(pooled).get(_SENT, ()):
-        if listener.is_aborted(dialect.get_driver_connection(pooled.dbapi_connection)):
-            raise TransactionAbortedError(
-                "a statement of this transaction failed, so its COMMIT would silently become a ROLLBACK and the message"
-                " would be lost; roll back, or use a savepoint around what may fail"
-            )
 
 
 def _info_of(pooled: Any) -> dict[Any, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, event
@@ -18,22 +18,16 @@ from outbox.store.database import Database
 from outbox.store.dialects.dialect import Location, driver_of
 from outbox.store.log.append import LogRef, Sent
 from outbox.writing import commit_hook as commits
+from outbox.writing.commit_hook import CommitListener
 from outbox.writing.handles import DriverConnection, Handle, refuse
 
 logger = logging.getLogger("outbox")
 
 
-class Listener(Protocol):
-    """Told of commits. Never blocks and never raises: it is called in commit hooks."""
-
-    def committed(self, sent: Sent, since: float) -> None:
-        """A transaction was committed in which messages were sent; `since`: a moment before, by `clock`."""
-
-
 class Transactions:
     """Watches the transactions in which messages were sent."""
 
-    def __init__(self, database: Database, *listeners: Listener) -> None:
+    def __init__(self, database: Database, *listeners: CommitListener) -> None:
         self._database = database
         self._dialect = database.dialect
         self._listeners = listeners
@@ -178,11 +172,7 @@ class Transactions:
         # First, so that what it does to a commit is part of the commit that is noticed.
         if self._dialect.prepare_engine is not None:
             self._dialect.prepare_engine(engine)
-        commits.prepare(engine)
-
-    def is_aborted(self, driver: Any) -> bool:
-        """Whether COMMIT would be answered with a rollback."""
-        return self._dialect.is_aborted(driver)
+        commits.prepare(engine, self._dialect.is_aborted)
 
     def committed(self, sent: Sent, since: float) -> None:
         """Tell the listeners of a commit; what one of them raises is no reason not to tell the others."""

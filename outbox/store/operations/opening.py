@@ -1,0 +1,23 @@
+"""Opening an outbox: what comes first on a connection that reads or writes it for long."""
+
+from __future__ import annotations
+
+from outbox.store import identity
+from outbox.store.database import Database
+from outbox.store.dialects.dialect import Channel
+from outbox.store.log.log import Log
+
+
+def open_outbox(database: Database, channel: Channel) -> None:
+    """Make sure that the tables are there, of this version, and of this server.
+
+    Raises:
+        StandbyError: the server is a standby.
+        SchemaError: the tables are missing, or of another version.
+        DatabaseError: the database is a copy.
+    """
+    with database.explained():
+        # First of all, because a standby answers the next statement with an error that looks like an outage.
+        Log(database).now(channel)
+        identity.establish(database, channel)
+    identity.verify(database, channel)
