@@ -7,7 +7,6 @@ is away, the compensation of the subscription finds in the log after its grace.
 from __future__ import annotations
 
 import atexit
-import os
 import threading
 import weakref
 from contextlib import suppress
@@ -15,6 +14,7 @@ from contextlib import suppress
 from outbox.direct.delivery import DirectDelivery
 from outbox.direct.dispatcher import Dispatcher
 from outbox.runtime.clock import clock
+from outbox.runtime.fork import in_child
 from outbox.senders.opening import Destination
 from outbox.store.database import Database
 from outbox.store.log.append import Direct, Sent
@@ -144,5 +144,4 @@ def _after_fork_in_child() -> None:
         each._reset()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+in_child(_after_fork_in_child)

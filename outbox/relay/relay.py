@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +18,7 @@ from outbox.relay.companion import CompensationWorker
 from outbox.relay.supervision import Supervision
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.fair_lock import FairLock
+from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.senders.opening import Destination, open_sender
 from outbox.senders.port import Sender, deadline_of, destination_of
@@ -103,7 +103,12 @@ class Relay:
         self._stop_asked = False
         self._thread: threading.Thread | None = None
         self._supervision: Supervision | None = None
-        self._process, self._at_work = os.getpid(), threading.Lock()
+        self._reset()
+        in_child(self._reset)
+
+    def _reset(self) -> None:
+        """At first, and in a fork: what works in the parent does not there."""
+        self._at_work = threading.Lock()
 
     @property
     def label(self) -> str:
@@ -132,9 +137,6 @@ class Relay:
     @contextmanager
     def _alone(self) -> Iterator[None]:
         """At work: twice at once it would take its own lease away from itself, again and again."""
-        if self._process != os.getpid():
-            # What works in the parent does not in a fork.
-            self._process, self._at_work = os.getpid(), threading.Lock()
         if not self._at_work.acquire(blocking=False):
             raise SubscriptionError(
                 "this relay is at work already; stop it and join it first, or make another Relay, which waits for it"
@@ -207,7 +209,7 @@ class Relay:
         alive = self._thread is not None and self._thread.is_alive()
         if alive and not self.stopping:
             return
-        if alive or (self._at_work.locked() and self._process == os.getpid()):
+        if alive or self._at_work.locked():
             raise SubscriptionError("this relay is at work still; stop it and join it before it is started again")
         # Asked after the end of the one before: there was nothing to stop.
         self._stop_asked = False

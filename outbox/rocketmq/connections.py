@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, LifoQueue
 
 from outbox.errors import DatabaseError
+from outbox.runtime.fork import in_child
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Execute, Row, Statement
 
@@ -21,12 +21,11 @@ class Connections:
         self._open = open_channel
         self._most = most
         self._reset()
+        in_child(self._reset)
 
     @contextmanager
     def one(self) -> Iterator[Channel]:
         """A connection that is nobody else's meanwhile; one that failed is closed."""
-        if self._process != os.getpid():
-            self._reset()
         free = self._free
         try:
             channel = free.get(timeout=_WAIT_SECONDS)
@@ -59,7 +58,6 @@ class Connections:
 
     def _reset(self) -> None:
         """At first, and in a fork, which must not use the parent's."""
-        self._process = os.getpid()
         self._free: LifoQueue[Channel | None] = LifoQueue()
         for _ in range(self._most):
             self._free.put(None)

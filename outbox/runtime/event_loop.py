@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
-import weakref
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, NamedTuple, TypeVar
+
+from outbox.runtime.fork import in_child
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -35,7 +35,7 @@ class BackgroundLoop(Generic[T]):
         self._farewell = farewell
         self._lock = threading.Lock()
         self._running: _Running | None = None
-        _loops.add(self)
+        in_child(self._after_fork)
 
     def run(self, action: Callable[[T], Coroutine[Any, Any, R]], *, timeout: float) -> R:
         """What `action(resident)` returns, from its loop.
@@ -111,14 +111,4 @@ async def _end(farewell: Coroutine[Any, Any, None]) -> None:
         asyncio.get_running_loop().stop()
 
 
-_loops: weakref.WeakSet[BackgroundLoop[Any]] = weakref.WeakSet()
 _left_behind: list[object] = []
-
-
-def _after_fork_in_child() -> None:
-    for loop in list(_loops):
-        loop._after_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from outbox.runtime.fork import in_child
 
 
 class FairLock:
@@ -19,10 +20,11 @@ class FairLock:
 
     def __init__(self, longest: float = math.inf) -> None:
         self._longest = longest
-        self._begin()
+        self._reset()
+        in_child(self._reset)
 
-    def _begin(self) -> None:
-        self._process = os.getpid()
+    def _reset(self) -> None:
+        """At first, and in a fork: it copies the holder and those who wait, but nobody who would pass it on."""
         self._lock = threading.Lock()
         self._holder: object | None = None
         self._since = 0.0
@@ -31,9 +33,6 @@ class FairLock:
     @contextmanager
     def hold(self) -> Iterator[None]:
         """Wait until it is our turn, and pass it on at the end."""
-        if self._process != os.getpid():
-            # A fork copies turns, but nobody who would pass them on.
-            self._begin()
         me = object()
         self._wait(me)
         try:

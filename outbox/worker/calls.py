@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -13,6 +12,7 @@ from uuid import UUID
 from outbox.model.message import Message
 from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
 from outbox.runtime.clock import clock
+from outbox.runtime.fork import in_child
 
 Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
 
@@ -104,15 +104,13 @@ class HungCalls:
     """
 
     def __init__(self) -> None:
-        self._process = os.getpid()
+        self._reset()
+        in_child(self._reset)
+
+    def _reset(self) -> None:
+        """At first, and in a fork: the threads of these calls stay with the parent."""
         self._calls: list[Call] = []
         self._arrived: dict[int | None, UUID] = {}
-
-    def begin(self) -> None:
-        """Forget, in a fork, the calls whose threads stayed with the parent."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._calls, self._arrived = [], {}
 
     def add(self, call: Call) -> None:
         """Hold what this call has."""

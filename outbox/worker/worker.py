@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import secrets
 import time
@@ -17,6 +16,7 @@ from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.subscription import Declaration, Start, Subscription
 from outbox.model.verdict import describe
 from outbox.runtime.clock import clock
+from outbox.runtime.fork import in_child
 from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
 from outbox.store.database import Database
@@ -87,7 +87,8 @@ class Worker:
         self._failure_log = FailureLog(declared.name, declared.destination, words=words_of(declared), note=self._note)
         self._activity = Activity(declared.name, done="sent" if declared.destination else "done")
         self._stands_by = self._leases_differ = False
-        self._owner, self._process = secrets.token_hex(8), os.getpid()
+        self._new_owner()
+        in_child(self._new_owner)
         self.wake = Wake()
         self._stop = Stop()
         self._logged_at = float("-inf")
@@ -108,9 +109,10 @@ class Worker:
     @property
     def owner(self) -> str:
         """Random per process start, so that neither a restarted worker nor a fork's passes for the one before."""
-        if self._process != os.getpid():
-            self._owner, self._process = secrets.token_hex(8), os.getpid()
         return self._owner
+
+    def _new_owner(self) -> None:
+        self._owner = secrets.token_hex(8)
 
     def run(self, *, gives_up: bool = True) -> None:
         """Work until `stop` is called.
@@ -161,7 +163,6 @@ class Worker:
 
     def _work_until_stopped(self, step: Callable[[PartitionWorker], bool]) -> None:
         failures = 0
-        self._hung.begin()
         while not self._stop.asked:
             try:
                 with closing(self._database.open()) as channel:

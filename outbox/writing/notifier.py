@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 
+from outbox.runtime.fork import in_child
 from outbox.runtime.linger import Linger
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
@@ -31,6 +31,7 @@ class Notifier:
         self._listeners: weakref.WeakSet[_Listener] = weakref.WeakSet()
         self._thread: threading.Thread | None
         self._reset()
+        in_child(self._reset)
 
     def listen(self, wake: Callable[[], None]) -> _Listener:
         """Call `wake` at every hint in this process, for as long as the returned object lives."""
@@ -48,9 +49,6 @@ class Notifier:
         if self._listeners:
             self._wake_listeners()
         with suppress(Exception):
-            if self._pid != os.getpid():
-                # A fork copies locks in any state, but no threads.
-                self._reset()
             if self._thread is None:
                 self._start()
             self._signal.ring()
@@ -58,13 +56,13 @@ class Notifier:
     def close(self) -> None:
         """End the thread and its connection; a later hint begins anew."""
         thread = self._thread
-        if thread is not None and self._pid == os.getpid():
+        if thread is not None:
             self._signal.close()
             self._reset()
             thread.join(timeout=_RECONNECT_SECONDS)
 
     def _reset(self) -> None:
-        self._pid = os.getpid()
+        """At first, and in a fork: it copies locks in any state, but no threads."""
         self._signal = _Signal()
         # Signal handlers commit, too: they may interrupt whoever has the lock.
         self._lock = threading.RLock()
