@@ -17,6 +17,7 @@ from outbox.model.position import EARLIEST, Position
 from outbox.store import identity
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
+from outbox.store.log.moments import ids_before
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.readers import Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -25,8 +26,6 @@ BATCH = 2_000
 
 #: Where a batch ends: at its n-th row by primary key.
 _SPAN = "SELECT id FROM {message} WHERE id > :after ORDER BY id LIMIT 1 OFFSET :rows"
-_ENDS = "SELECT min(id), max(id) FROM {message}"
-_FROM = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
 _NEWEST = "SELECT {number} FROM {message} WHERE id <= :last ORDER BY id DESC LIMIT 1"
 #: Every base sees the row, and it is old enough; of half messages those whose transaction has a verdict.
 _GONE = """
@@ -113,7 +112,7 @@ class Purge:
         identity.verify(self._database, channel)
         self._passed_by_all(channel)
         before = self._moment_before(channel, older_than)
-        return Old(before=before, last_id=self._old_ids(channel, before)[1])
+        return Old(before=before, last_id=ids_before(self._database, channel, before)[1])
 
     def passed(self, channel: Channel, kept: Kept) -> Kept:
         """Narrow what is kept elsewhere to what every subscription is past, and so may go now.
@@ -127,7 +126,7 @@ class Purge:
         identity.verify(self._database, channel)
         before = self._moment_before(channel, older_than) if kept is None else kept.old.before
         self._passed_by_all(channel)
-        first, last = self._old_ids(channel, before)
+        first, last = ids_before(self._database, channel, before)
         last = last if kept is None else min(last, kept.old.last_id)
         rows = 0
         for after, upto in self._spans(channel, first, last):
@@ -198,23 +197,6 @@ class Purge:
             upto = min(found[0][0], last) if found else last
             yield after, upto
             after = upto
-
-    def _old_ids(self, channel: Channel, before: datetime) -> tuple[int, int]:
-        """First id, and the last one that is old enough: ids rise with time, nearly, so halving finds it."""
-        lowest, highest = channel.rows(self._database.sql(_ENDS))[0]
-        if lowest is None:
-            return 1, 0
-        low, high = lowest, highest + 1
-        statement = self._database.sql(_FROM)
-        while low < high:
-            middle = (low + high) // 2
-            found = channel.rows(statement, {"id": middle})
-            created_at = self._database.dialect.moment(found[0][1]) if found else None
-            if created_at is not None and created_at < before:
-                low = found[0][0] + 1
-            else:
-                high = middle
-        return lowest, low - 1
 
     def _holding(self, channel: Channel, last: int) -> tuple[str, ...]:
         """The subscriptions that have not passed the newest of the rows that are old enough, if it is there still."""

@@ -14,6 +14,7 @@ from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.log.log import Log
+from outbox.store.log.moments import ids_before
 from outbox.store.subscriptions.acks import Acks
 
 _COLUMNS = "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, hold_ms"
@@ -41,9 +42,6 @@ _FIRST_PROGRESS = """
     VALUES (:name, 1, 0, 0, 0, :base, :target, :after, {now})
     ON CONFLICT (subscription, generation, partition, epoch, n) DO NOTHING
 """
-#: The first id that is not older than a moment: ids rise with time, nearly, so a search by halves finds it.
-_CREATED_AT = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 1"
-_IDS = "SELECT min(id), max(id) FROM {message}"
 
 
 class Subscriptions:
@@ -151,22 +149,8 @@ class Subscriptions:
         now = Log(self._database).now(channel).position
         if start == "latest":
             return Progress(now)
-        return Progress(EARLIEST, now, self._last_before(channel, start))
-
-    def _last_before(self, channel: Channel, moment: datetime) -> int:
-        """The id before the first one that was created at `moment` or later."""
-        lowest, highest = channel.rows(self._database.sql(_IDS))[0]
-        low, high = lowest or 0, (highest or -1) + 1
-        while low < high:
-            middle = (low + high) // 2
-            found = channel.rows(self._database.sql(_CREATED_AT), {"id": middle})
-            # Nothing there any more: purged while we search.
-            id, created_at = found[0] if found else (high - 1, None)
-            if (self._database.dialect.moment(created_at) or moment) < moment:
-                low = id + 1
-            else:
-                high = middle
-        return low - 1
+        _, last = ids_before(self._database, channel, start)
+        return Progress(EARLIEST, now, last)
 
     def _require_same(self, stored: Subscription, declared: Declaration) -> None:
         if stored.kind != declared.kind:
