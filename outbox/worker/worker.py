@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import random
 import secrets
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -18,6 +17,7 @@ from outbox.model.verdict import describe
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
 from outbox.runtime.stop import Stop
+from outbox.runtime.throttled_log import ThrottledLog
 from outbox.runtime.wakeup import Wake
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel, Hint
@@ -47,7 +47,6 @@ logger = logging.getLogger("outbox")
 #: Who works and who stands by: a name of its own, because people want to see it who want to see little else.
 lease_logger = logging.getLogger("outbox.lease")
 
-_LOG_EVERY_SECONDS, _LOG_SELDOM_SECONDS = 5.0, 60.0
 #: The longest pause between two tries: of a database that is away, and of settling what was sent already.
 _PAUSE_SECONDS, _UNSETTLED_PAUSE_SECONDS = 2.0, 30.0
 _MOST_NOTICE = 500
@@ -91,8 +90,7 @@ class Worker:
         in_child(self._new_owner)
         self.wake = Wake()
         self._stop = Stop()
-        self._logged_at = float("-inf")
-        self._log_every = _LOG_EVERY_SECONDS
+        self._throttled_log = ThrottledLog(logger)
         self._known = False
         self._watch = LeaseWatch(self._settings.lease)
         self._hung = HungCalls() if hung is None else hung
@@ -178,7 +176,7 @@ class Worker:
                             if not goes_on:
                                 return
             except LeaseLostError as error:
-                self._log_sometimes("%s", error)
+                self._throttled_log.warning("%s", error)
             except HungHandlerError:
                 raise
             except Exception as error:
@@ -196,10 +194,10 @@ class Worker:
         if self._unsettled and self._unsettled.explains(error) and (passes or self._endless):
             # Also what only a person can mend: a process that is started again would send the batch again.
             why = f"settling fails, and nothing is sent until it works again: {line}"
-            if self._log_sometimes("%s: %s", self._declared.name, why):
+            if self._throttled_log.warning("%s: %s", self._declared.name, why):
                 self._note(why)
         elif passes:
-            self._log_sometimes("the database is away, trying again: %s", type(error).__name__)
+            self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
         else:
             self._note(line)
             raise error
@@ -373,14 +371,3 @@ class Worker:
         if self._stands_by:
             self._stands_by = False
             lease_logger.info("%s: the lease is free; taking over", self._declared.name)
-
-    def _log_sometimes(self, text: str, *values: object) -> bool:
-        """Ever less often while the trouble lasts: one of many databases may be away for days."""
-        quiet = time.monotonic() - self._logged_at
-        due = quiet >= self._log_every
-        if due:
-            self._log_every = _LOG_EVERY_SECONDS if quiet > 2 * _LOG_SELDOM_SECONDS else self._log_every * 2
-            self._log_every = min(self._log_every, _LOG_SELDOM_SECONDS)
-            self._logged_at = time.monotonic()
-            logger.warning(text, *values)
-        return due
