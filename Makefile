@@ -16,7 +16,7 @@ help:
 	@echo 'make test       every suite, at a scale for 20 minutes on 2 cores'
 	@echo 'make test-unit  what needs no server, in a minute'
 	@echo 'make test-full  every suite, at full scale'
-	@echo 'make check      lint, format, types and layers'
+	@echo 'make check      lint, format, types, floors and prose'
 	@echo 'make bench      measure; writes benchmarks/out/'
 	@echo 'make clean      remove everything that these made'
 
@@ -41,6 +41,7 @@ check: .venv/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/docs/test_prose.py
 
 bench: .venv/.dev
 	$(BIN)/python -m benchmarks $(ARGS)

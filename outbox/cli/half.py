@@ -147,7 +147,7 @@ def rollback(*, target: Target, id: str, business: str | None, unchecked: bool, 
 def resume(*, target: Target, id: str, by: str | None, reason: str | None, json: bool) -> None:
     """Ask again about a transaction that was given up, with all its questions before it.
 
-    One that is older than the age limit of its check service (72 h by default) is given up again at once: decide it by
+    One that is older than the age limit of its check service (72 h by default) is given up again at once. Decide it by
     commit or rollback, or run the check service with a longer --age-limit.
     """
     from outbox.model.subscription import check_of

@@ -46,8 +46,8 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta, chec
     count messages that were set aside. LAG says for how long the oldest message of all these could have been sent: a
     delayed one counts from when it is due, a dead letter not at all.
 
-    Warnings say what is wrong, since when, and what to do: messages that wait for their destination, dead letters,
-    messages that have failed for a minute, a subscription that nobody runs. For a monitor there is --check.
+    Warnings say what is wrong, since when, and what to do. They tell of messages that wait for their destination, dead
+    letters, messages that have failed for a minute, and a subscription that nobody runs. A monitor takes --check.
 
     Where there are transactions with half messages, a second table counts their messages by producer group and real
     topic: HALF waits for a verdict, OLDEST is the age of the oldest of these, GIVEN UP waits for a person; COMMITTED

@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.command_line import outbox as typed
 from tests.support.examples import EXAMPLES
+from tests.support.pages import commands
 
 FOLDER = EXAMPLES / "spark"
 
@@ -51,7 +52,7 @@ def test_two_nights(shop, folder, spark, capsys):
 def test_the_readme_names_what_there_is():
     """Its commands are those that the test above runs, but for the first and the numbers."""
     text = (FOLDER / "README.md").read_text()
-    lines = re.findall(r"^    (\S.*)$", text, re.MULTILINE)
+    lines = commands(text)
 
     programs = [Path(line.split()[1]).name for line in lines if line.startswith("python ")]
     assert programs == ["shop.py", "nightly.py"]
