@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -67,8 +68,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.error(f"there is no {', '.join(sorted(unknown))}; choose from {', '.join(NAMES)}")
     logging.getLogger("outbox").setLevel(logging.ERROR)
     measurements = _measure(options.names or NAMES, quick=options.quick)
-    report.save(measurements, options.out)
+    report.save(measurements, options.out, _what())
     print(report.table(measurements))
+
+
+def _what() -> dict[str, str]:
+    """The first line about each benchmark, by the names of what it measures."""
+    lines = ((names, inspect.getdoc(getattr(each, "func", each)) or "") for names, each in BENCHMARKS.items())
+    return {name: text.partition("\n")[0] for names, text in lines for name in names}
 
 
 def _measure(wanted: Sequence[str], *, quick: bool) -> list[Measurement]:

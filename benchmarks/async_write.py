@@ -22,7 +22,7 @@ Append = Callable[[AsyncSession], Awaitable[object]]
 
 
 def async_write(site: Site) -> list[Measurement]:
-    """One business INSERT and one keyless message, commit included: microseconds a transaction."""
+    """One business INSERT and one keyless message on asyncio, against an `insert()`: microseconds a transaction."""
     with site.place() as place:
         ORDERS.metadata.create_all(place.engine)
         turns = asyncio.run(_turns(site, place))

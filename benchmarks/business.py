@@ -16,12 +16,12 @@ _WARM_UP_SECONDS = 0.3
 
 
 def business_1(site: Site) -> list[Measurement]:
-    """Transactions a second with one message of `send_all`."""
+    """Transactions a second of four writers with one message of `send_all`, against INSERTs by hand."""
     return [versus(site, "business_1", (send_all, insert_by_hand), messages=1, goal=at_least(0.9))]
 
 
 def business_5(site: Site) -> list[Measurement]:
-    """Transactions a second with five."""
+    """Transactions a second of four writers with five messages of `send_all`, against INSERTs by hand."""
     return [versus(site, "business_5", (send_all, insert_by_hand), messages=5, goal=at_least(0.9))]
 
 

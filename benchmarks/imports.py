@@ -16,7 +16,7 @@ _TIMED = "import time; started = time.perf_counter(); {}; print((time.perf_count
 
 
 def importing(site: Site) -> list[Measurement]:
-    """Milliseconds in an interpreter that has imported nothing yet; its own start is not counted."""
+    """Milliseconds to import what a writer needs, against SQLAlchemy and psycopg; without the interpreter's start."""
     for statement in (_OURS, _OTHER):
         _milliseconds(statement)
     turns = Turns("import")

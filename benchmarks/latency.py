@@ -35,7 +35,7 @@ Schedule = Sequence[float]
 
 
 def latency(site: Site) -> list[Measurement]:
-    """Milliseconds from commit to arrival, half and 99 of 100 of the messages."""
+    """Milliseconds from commit to the sender's call at 50 a second, against a bare NOTIFY, LISTEN and SELECT."""
     medians, tails = Turns("latency_p50"), Turns("latency_p99")
     with site.place() as place:
         BARE.metadata.create_all(place.engine)
@@ -51,7 +51,7 @@ def latency(site: Site) -> list[Measurement]:
 
 
 def latency_random(site: Site, a_second: int) -> list[Measurement]:
-    """Milliseconds from commit to arrival, of commits at random moments, so many a second on the average."""
+    """Milliseconds from commit to the sender's call, for commits at random moments, against the same bare round trip."""
     medians, tails = Turns(f"latency_random_{a_second}_p50"), Turns(f"latency_random_{a_second}_p99")
     count = round(a_second * site.scale.random_seconds)
     with site.place() as place:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
 
+from benchmarks.machine import machine
 from benchmarks.measure import Measurement
 
 #: Of the picture, side by side.
@@ -26,6 +28,30 @@ def table(measurements: Sequence[Measurement]) -> str:
     return "\n".join(lines)
 
 
+def page(measurements: Sequence[Measurement], what: Mapping[str, str], on: str) -> str:
+    """A page of Markdown for people. `what`: what is measured, by name; `on`: the machine."""
+    lines = [
+        "# Benchmarks",
+        "",
+        f"`make bench`, {datetime.now(UTC):%Y-%m-%d}: {on}.",
+        "",
+        "Each figure is a ratio of ours to the other side. Both are measured in turn within one run; the ratio is the",
+        "median of its rounds. The goal says on which side of a bound it should be.",
+        "",
+        "![All ratios, their rounds and their goals](img/benchmarks.png)",
+        "",
+        "| benchmark | ratio | goal | met | ours | the other | what is compared |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for each in measurements:
+        ours, other = (f"{median(figures):,.{2 if each.unit == 'ms' else 0}f}" for figures in (each.ours, each.other))
+        met = "yes" if each.met else "**no**"
+        units = f"{ours} {each.unit} | {other} {each.unit}"
+        goal = str(each.goal).replace("<=", "≤").replace(">=", "≥")
+        lines.append(f"| `{each.name}` | {each.value:.2f} | {goal} | {met} | {units} | {what[each.name]} |")
+    return "\n".join(lines) + "\n"
+
+
 def results(measurements: Sequence[Measurement]) -> dict[str, dict[str, object]]:
     """The figures by name, for programs."""
     return {
@@ -39,9 +65,10 @@ def results(measurements: Sequence[Measurement]) -> dict[str, dict[str, object]]
     }
 
 
-def save(measurements: Sequence[Measurement], folder: Path) -> None:
-    """Write `results.json` and `results.png`."""
+def save(measurements: Sequence[Measurement], folder: Path, what: Mapping[str, str]) -> None:
+    """Write `results.json`, `results.png`, and `results.md`, a page for `docs/`."""
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.md").write_text(page(measurements, what, machine()))
     (folder / "results.json").write_text(json.dumps(results(measurements), indent=2) + "\n")
     _picture(measurements, folder / "results.png")
 
