@@ -51,7 +51,7 @@ def latency(site: Site) -> list[Measurement]:
 
 
 def latency_random(site: Site, a_second: int) -> list[Measurement]:
-    """Milliseconds from commit to the sender's call, for commits at random moments, against the same bare round trip."""
+    """Milliseconds from commit to the sender's call, at random commits, against the same bare round trip."""
     medians, tails = Turns(f"latency_random_{a_second}_p50"), Turns(f"latency_random_{a_second}_p99")
     count = round(a_second * site.scale.random_seconds)
     with site.place() as place:

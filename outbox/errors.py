@@ -16,7 +16,7 @@ OutboxError
 ├── MissingExtraError        an optional dependency is not installed
 ├── SenderError              a destination that cannot be opened
 ├── HungHandlerError         too many calls of a handler never came back
-├── MQClientError            what RocketMQ would refuse, in its words
+├── MQClientError            a call that RocketMQ would refuse, in its words
 └── VerdictStandsError       a transaction has the opposite verdict already
 """
 
@@ -48,7 +48,7 @@ class DatabaseError(OutboxError):
 
 
 class StandbyError(DatabaseError):
-    """The server is a standby: no position can be captured there. During a failover that passes."""
+    """The server is a standby, where no position can be captured. During a failover this is temporary."""
 
 
 class SchemaError(OutboxError):
@@ -92,7 +92,7 @@ class HungHandlerError(OutboxError):
 
 
 class MQClientError(OutboxError):
-    """What RocketMQ's client or broker would refuse, in its words; `code` is its response code, if it has one."""
+    """A call that RocketMQ's client or broker would refuse, in its words; `code` is its response code, if any."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text if code is None else f"CODE: {code}  DESC: {text}")
@@ -100,10 +100,10 @@ class MQClientError(OutboxError):
 
 
 class VerdictStandsError(OutboxError):
-    """The opposite verdict on a transaction stands already, for ever."""
+    """The opposite verdict on a transaction was stored before, and is final."""
 
     def __init__(self, transaction_id: str, verdict: str, asked: str, by: str | None = None) -> None:
-        """`by`: who decided before, as it is stored."""
+        """Make the error; `by` names who decided before, as it is stored."""
         done = {"commit": "was committed", "rollback": "was rolled back"}[verdict]
         whom = "" if by is None else f" by {by}"
         super().__init__(

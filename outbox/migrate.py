@@ -26,11 +26,11 @@ from outbox.store.operations.check import NEWER, of_tables, tables_there
 
 _DIALECTS = ("postgresql", "sqlite")
 
-#: What tables that are not complete say of themselves. It is no version, so workers refuse them.
+#: The version that is stored in tables that are not complete. It is no real version, so workers refuse them.
 _INCOMPLETE = 0
 _MOST_SHOWN = 3
 
-#: Alembic keeps what it works on in a global of the process.
+#: Alembic keeps what it works on in a global of the process, so one thread at a time may use it.
 _alembic = Lock()
 
 
@@ -41,9 +41,9 @@ def upgrade(bind: Engine | Connection, schema: str | None = None, slots: int = S
     complete. All of it is one transaction. A connection that is in one already is joined, and its owner commits.
 
     Args:
-        bind: where the tables are, or shall be.
+        bind: the database where the tables are, or shall be.
         schema: PostgreSQL's schema for them, created when missing; None is the first of the search path.
-        slots: into how many the keys are hashed. It counts at the first upgrade only: it is fixed from then on.
+        slots: the number of slots that keys are hashed into. It counts at the first upgrade only, and is fixed then.
 
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
@@ -97,7 +97,7 @@ def wait_for_others(connection: Connection, schema: str | None, name: str) -> No
 
 
 def seed(bind: Connection | MockConnection, schema: str | None = None, slots: int = SLOTS) -> None:
-    """Write the rows that an outbox begins with, and which version its tables are of.
+    """Write the rows that an outbox begins with, and the version of its tables.
 
     For an application's own Alembic: the revision that makes the tables of `outbox.schema.metadata` calls it with
     `op.get_bind()`, and so does each later one that changes them. Harmless when everything is there. It takes part in
@@ -106,7 +106,7 @@ def seed(bind: Connection | MockConnection, schema: str | None = None, slots: in
     Args:
         bind: a connection that blocks, or what Alembic has in place of one when it writes a script.
         schema: where the tables are; None is the first of the search path.
-        slots: into how many the keys are hashed. It counts at the first call only: it is fixed from then on.
+        slots: the number of slots that keys are hashed into. It counts at the first call only, and is fixed then.
 
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
@@ -115,7 +115,7 @@ def seed(bind: Connection | MockConnection, schema: str | None = None, slots: in
     if not isinstance(bind, Connection | MockConnection):
         raise TypeError(f"seed takes a Connection that blocks, as op.get_bind() is one, not {type(bind).__name__}")
     _require_support(bind.dialect.name, schema)
-    # What a script meets is not known here; it is meant for what the statements before it have made.
+    # The database that a script will run on is not known here; the statements before it must have made the tables.
     complete = isinstance(bind, MockConnection) or _are_complete(bind, Database(bind.engine, schema))
     _write_rows(bind, schema, slots, VERSION if complete else _INCOMPLETE)
     if complete:
@@ -123,10 +123,10 @@ def seed(bind: Connection | MockConnection, schema: str | None = None, slots: in
 
 
 def take_over(connection: Connection, schema: str | None) -> None:
-    """Write down the revision of tables that say none, if they are complete: something else has made them.
+    """Store the revision of tables that have none, if they are complete: then something else has made them.
 
     Raises:
-        SchemaError: they are not complete; or they do say one, which only a newer version knows.
+        SchemaError: the tables are not complete, or have a revision that only a newer version of this library knows.
     """
     revision = current_revision(connection, schema)
     if revision is not None and not knows(revision):
@@ -146,7 +146,7 @@ def take_over(connection: Connection, schema: str | None) -> None:
 
 
 def sql(url: str | URL, schema: str | None = None, slots: int = SLOTS) -> str:
-    """The SQL that makes the tables in an empty database, as one transaction, for those who apply it by hand.
+    """Return the SQL that makes the tables in an empty database, as one transaction, to be applied by hand.
 
     Args:
         url: a database URL, of which only the dialect counts, or the dialect's name ("postgresql", "sqlite").
@@ -165,24 +165,24 @@ def sql(url: str | URL, schema: str | None = None, slots: int = SLOTS) -> str:
 
 
 def current_revision(bind: Engine | Connection, schema: str | None = None) -> str | None:
-    """The revision that the database's tables are at; None when there are none."""
+    """Return the revision that the database's tables are at; None when there are none."""
     with _transaction(bind) as connection:
         options = {"version_table": VERSION_TABLE, "version_table_schema": schema}
         return MigrationContext.configure(connection, opts=options).get_current_revision()
 
 
 def head_revision() -> str | None:
-    """The revision that this library needs."""
+    """Return the revision that this library needs."""
     return ScriptDirectory.from_config(_config()).get_current_head()
 
 
 def knows(revision: str | None) -> bool:
-    """Whether a revision is one of this library's."""
+    """Return whether a revision is one of this library's."""
     return any(revision == each.revision for each in ScriptDirectory.from_config(_config()).walk_revisions())
 
 
 def _are_complete(connection: Connection, database: Database) -> bool:
-    """Whether the tables are as this version needs them."""
+    """Return whether the tables are as this version needs them; raise `SchemaError` if one is missing."""
     missing = {table.name for table in seeds.written(database.tables)} - tables_there(connection, database.tables)
     if missing:
         raise SchemaError(
@@ -192,7 +192,7 @@ def _are_complete(connection: Connection, database: Database) -> bool:
 
 
 def _version(connection: Connection, schema: str | None) -> int | None:
-    """The version that the tables say they are of; None: they say nothing."""
+    """Return the version that is stored in the tables; None if none is."""
     return connection.scalar(select(tables(schema, connection.dialect.name).meta.c.version))
 
 
@@ -202,7 +202,7 @@ def _write_rows(connection: Connection | MockConnection, schema: str | None, slo
 
 
 def _stamp(connection: Connection | MockConnection, schema: str | None) -> None:
-    """Write down that the tables are of the newest revision."""
+    """Store the newest revision as that of the tables."""
     table = revision_table(MetaData(schema=schema))
     if isinstance(connection, Connection):
         table.create(connection, checkfirst=True)
@@ -213,7 +213,7 @@ def _stamp(connection: Connection | MockConnection, schema: str | None) -> None:
 
 @contextmanager
 def _explained(connection: Connection) -> Iterator[None]:
-    """Turn the driver's error about what is there already into one that says what to do."""
+    """Turn the driver's error about something that is there already into an error that says what to do."""
     try:
         yield
     except DBAPIError as error:
@@ -245,7 +245,7 @@ def _transaction(bind: Engine | Connection) -> Iterator[Connection]:
 
 
 def _config(output: io.StringIO | None = None, **attributes: Any) -> Config:
-    """Alembic's configuration without a file; `attributes` are what `env.py` reads."""
+    """Return Alembic's configuration without a file; `env.py` reads the `attributes`."""
     config = Config(output_buffer=output, attributes=attributes)
     # Alembic interpolates percent signs.
     config.set_main_option("script_location", str(_scripts()).replace("%", "%%"))
@@ -253,7 +253,7 @@ def _config(output: io.StringIO | None = None, **attributes: Any) -> Config:
 
 
 def _scripts() -> Path:
-    """The migrations: beside this file when installed from a wheel, else at the top of the repository."""
+    """Return the folder of migrations: beside this file when installed from a wheel, else at the repository's top."""
     package = Path(__file__).resolve().parent
     shipped = package / "_migrations"
     return shipped if shipped.is_dir() else package.parent / "migrations"

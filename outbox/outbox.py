@@ -59,14 +59,15 @@ class Outbox:
             `AsyncEngine` or an `async_sessionmaker`.
         schema: the tables' schema, if not the search path's first.
         slots: how many shares the key space has; fixed when the tables are made.
-        dedup_window: for how long after a message with a dedup key was written another with the same one is not.
-        sender: where messages go: for `start` and `running` without one of their own, and for direct sends.
-        direct: the subscription for which this process, right after its commits, itself sends what has no key and no
-            times; the relay of that name sends the rest, and what is left behind. Not on connections of psycopg's own.
-        worker_engine: what threads of our own connect by. Only an `AsyncEngine` needs one, and only when its URL
-            alone does not say how to connect.
-        dumps: writes the bodies of `send` and `asend` that are neither bytes nor text, as `application/json` unless
-            they say otherwise; instead of the encoder that `Message` has, which knows no types of yours.
+        dedup_window: for how long after a message with a dedup key no other message with the same one is written.
+        sender: the destination for direct sends, and for `start` and `running` where they are given none.
+        direct: the subscription whose messages this process sends itself, right after its commits, if they have no key
+            and no times. The relay of that name sends the rest, and what is left behind. Does not apply to connections
+            of psycopg's own.
+        worker_engine: the engine by which threads of our own connect. Only an `AsyncEngine` needs one, and only when
+            its URL alone does not say how to connect.
+        dumps: a function that encodes bodies of `send` and `asend` that are neither bytes nor text. It replaces the
+            encoder of `Message`, which knows no types of yours. The content type is `application/json` unless given.
     """
 
     def __init__(
@@ -95,14 +96,14 @@ class Outbox:
         self.transactions = Transactions(self.database, *listeners)
         self.transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
-        #: Calls of a sender that hang, by subscription: a relay that is started again goes on beside them.
+        #: Calls of a sender that hang, by subscription: a relay that is started again works on beside them.
         self.hung_calls: dict[str, HungCalls] = {}
-        #: Of several threads that start and stop, each takes what it stops.
+        #: The relays that run. Several threads may start and stop: each takes from the list what it stops.
         self._relays: list[Relay] = []
 
     @property
     def engine(self) -> Engine:
-        """The engine by which workers reach the tables; of an AsyncEngine it is the blocking twin."""
+        """The engine by which workers reach the tables; for an AsyncEngine it is the blocking twin."""
         return self.database.engine
 
     # Writing
@@ -113,10 +114,11 @@ class Outbox:
         """Append one message in the caller's transaction, and return its id.
 
         The INSERT is executed at once, on the caller's own connection: what happens to the transaction happens to the
-        message. Nothing is committed, rolled back or connected to. A keyed send on a Session flushes first, so that
-        the lock that orders the key is taken before the message draws its place; on a Connection write the row first
-        and send after, or pass `lock_key=True` where there is no row to lock (PostgreSQL: an advisory lock until the
-        transaction ends).
+        message. This method commits nothing, rolls nothing back and opens no connection.
+
+        A keyed send on a Session flushes first, so that the lock that orders the key is taken before the message gets
+        its place in the log. On a Connection write the row first and send after. Where there is no row to lock, pass
+        `lock_key=True` (PostgreSQL: an advisory lock until the transaction ends).
 
         Args:
             handle: a `Session`, a `scoped_session`, a Core `Connection` or a psycopg `Connection`, in a transaction.
@@ -124,14 +126,14 @@ class Outbox:
                 written, and the id is that of the first message.
 
         Raises:
-            InvalidMessageError: before any SQL, naming field, limit and fix.
+            InvalidMessageError: a field breaks a limit. Raised before any SQL; the error names field, limit and fix.
             NoTransactionError: the connection commits every statement by itself.
             SchemaError: the tables are not there.
         """
         return self._write(handle, [self._message(topic, body, fields)], "send", lock_keys=lock_key)[0]
 
     def send_all(self, handle: Handle, messages: Iterable[Message], *, lock_keys: bool = False) -> list[UUID]:
-        """Append any number of messages in few statements; their ids come back in order, which is that of the log.
+        """Append any number of messages in few statements, and return their ids in order. The log keeps that order.
 
         Raises:
             InvalidMessageError: a message is in the list twice; and what `send` raises.
@@ -141,30 +143,30 @@ class Outbox:
     async def asend(
         self, handle: AsyncHandle, topic: str, body: object, *, lock_key: bool = False, **fields: Unpack[MessageFields]
     ) -> UUID:
-        """`send` on an AsyncSession, an async_scoped_session, an AsyncConnection or a psycopg AsyncConnection."""
+        """Do as `send`, on an AsyncSession, async_scoped_session, AsyncConnection or psycopg AsyncConnection."""
         require_async(handle, "asend")
         return (await self._awrite(handle, [self._message(topic, body, fields)], lock_keys=lock_key))[0]
 
     async def asend_all(
         self, handle: AsyncHandle, messages: Iterable[Message], *, lock_keys: bool = False
     ) -> list[UUID]:
-        """`send_all` on one of the handles of `asend`."""
+        """Do as `send_all`, on one of the handles of `asend`."""
         require_async(handle, "asend_all")
         return await self._awrite(handle, _checked(messages, "asend_all"), lock_keys=lock_keys)
 
     # Transactions
 
     def begin(self, propagation: Propagation = "required") -> AbstractContextManager[Session]:
-        """A session in a transaction that commits at the end.
+        """Open a session in a transaction that commits at the end.
 
-        Inside another one of this outbox, "required" joins that: there is one commit, at its end. "requires_new"
-        opens one of its own all the same, which commits on its own; "mandatory" raises when there is none to join.
-        A transaction runs in one thread and one task; others that it starts have to open their own.
+        Inside another transaction of this outbox, "required" joins that one: there is one commit, at its end.
+        "requires_new" opens a transaction in any case, which commits on its own. "mandatory" raises when there is none
+        to join. A transaction runs in one thread and one task; threads and tasks started in it have to open their own.
         """
         return self._scopes.begin(propagation)
 
     def abegin(self, propagation: Propagation = "required") -> AbstractAsyncContextManager[AsyncSession]:
-        """`begin` with an AsyncSession, on an AsyncEngine."""
+        """Do as `begin`, with an AsyncSession, on an AsyncEngine."""
         return self._scopes.abegin(propagation)
 
     @overload
@@ -178,11 +180,11 @@ class Outbox:
     def transactional(
         self, function: Callable[..., Any] | None = None, *, propagation: Propagation = "required"
     ) -> Any:
-        """A function that opens a transaction, gets its session as first argument, and commits when it returns.
+        """Make a function open a transaction, get its session as first argument, and commit when it returns.
 
-        Called inside another one of this outbox it joins that transaction, or what else `propagation` says (see
-        `begin`). What is returned or raised is the caller's. A session that is passed as first argument wins: then
-        nothing is open_sender or committed. Functions with `async` get an `AsyncSession`.
+        Called inside another transaction of this outbox the function joins that one, or does what else `propagation`
+        says (see `begin`). The caller gets what it returns or raises. A session that is passed as first argument is
+        used: then nothing is opened or committed. Functions with `async` get an `AsyncSession`.
         """
         if function is None:
             return lambda given: self._scopes.wrap(given, propagation)
@@ -198,7 +200,7 @@ class Outbox:
         destination = sender if sender is not None else self._sender
         if destination is None:
             raise TypeError("no destination: pass one, as Outbox(…, sender=…) or here")
-        # What works beside writing is loaded by those who have it done here: it takes as long as all the rest.
+        # Imported only where a relay is started, because it takes as long as all other imports together.
         from outbox.relay.relay import Relay
 
         relay = Relay(self, destination, **options)
@@ -208,7 +210,7 @@ class Outbox:
         return relay
 
     def stop(self, timeout: timedelta = timedelta(seconds=10)) -> None:
-        """Let the relay of `start` finish what is under way; without one nothing happens."""
+        """Let the relay of `start` finish what is under way, and stop it; without one do nothing."""
         with suppress(IndexError):
             while True:
                 relay = self._relays.pop()
@@ -217,7 +219,7 @@ class Outbox:
 
     @contextmanager
     def running(self, sender: Destination | None = None, **options: Any) -> Iterator[Relay]:
-        """`start` and `stop` around an application."""
+        """Start a relay as `start` does, and stop it when the block ends."""
         try:
             yield self.start(sender, **options)
         finally:
@@ -226,8 +228,8 @@ class Outbox:
     def close(self) -> None:
         """End what this outbox runs in the background: its relay, its direct sends when what waits is sent, its hints.
 
-        What is sent from now on goes by a relay, for the sender is closed. The engine is the application's;
-        `engine.dispose()` does not know of the connections that these have.
+        A relay must send what is appended from now on, because the sender is closed. The engine is the application's,
+        and stays open. Its `dispose()` does not close the connections of what runs in the background.
         """
         self.stop()
         if self._direct is not None:
@@ -247,7 +249,7 @@ class Outbox:
         require_own_name(name)
         self.database.require_independent_connections()
         direct = DirectSends(self.database, self._sender, name)
-        # An outbox that is forgotten leaves no thread behind, nor the engine that the thread works on.
+        # When the outbox is garbage-collected, the thread ends, and no longer keeps its engine alive.
         weakref.finalize(self, direct.end).atexit = False
         return direct
 
@@ -272,14 +274,14 @@ class Outbox:
         return self._sent(connection, written)
 
     def _direct_for(self, connection: DriverConnection, number: int) -> Direct | None:
-        # The commit of a driver's own connection is noticed by nobody.
+        # The commit of a driver's own connection is not noticed, so nothing would be sent after it.
         if self._direct is None or not isinstance(connection, Connection):
             return None
         return self._direct.for_more(self.transactions.expected_of(connection) + number)
 
     async def _awrite(self, handle: Any, messages: Sequence[Message], *, lock_keys: bool) -> list[UUID]:
         if not isinstance(handle, psycopg.AsyncConnection):
-            # What SQLAlchemy awaits is written for connections that block, and run beside the event loop's stack.
+            # `run_sync` lets code for connections that block run on an awaited one, beside the event loop's stack.
             ids: list[UUID] = await of_scope(handle).run_sync(self._write, messages, lock_keys=lock_keys)
             return ids
         if not messages:
@@ -304,11 +306,11 @@ def _shared(sender: Sender | Callable[[Message], Verdict | None]) -> SerializedS
 
 
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:
-    """All of them, before any SQL.
+    """Return the messages as a list, checked before any SQL.
 
     Raises:
-        TypeError: they are no messages.
-        InvalidMessageError: one of them is there twice.
+        TypeError: an item is no message.
+        InvalidMessageError: a message is in the list twice.
     """
     if isinstance(messages, Message):  # type: ignore[unreachable]  # for those who do not check types
         raise TypeError(f"{verb} takes a list of messages; put the one into a list")
@@ -316,7 +318,7 @@ def _checked(messages: Iterable[Message], verb: str) -> list[Message]:
     for message in found:
         if not isinstance(message, Message):
             raise TypeError(f"{verb} takes Message objects, not {type(message).__name__}")
-    # With a dedup key a repetition is not written.
+    # A repetition that has a dedup key is not written.
     ids = [message.message_id for message in found if message.dedup_key is None]
     if len(set(ids)) < len(ids):
         ((repeated, times),) = Counter(ids).most_common(1)

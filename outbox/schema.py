@@ -36,7 +36,7 @@ from outbox.model.limits import HALF_TOPIC
 VERSION = 6
 SLOTS = 256
 PREFIX = "outbox_"
-#: Where the revision of the tables is written down; ours alone, so that it never meets the application's own Alembic.
+#: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
 VERSION_TABLE = "outbox_alembic_version"
 
 #: Ids and keys compare by bytes, whatever the database's locale.
@@ -65,7 +65,7 @@ class Tables:
 
 @lru_cache
 def tables(schema: str | None = None, dialect: str = "postgresql") -> Tables:
-    """The tables for `schema` (None: the search path's first) on `dialect` ("postgresql" or "sqlite")."""
+    """Return the tables for `schema` (None: the search path's first) on `dialect` ("postgresql" or "sqlite")."""
     return _tables(MetaData(schema=schema), dialect)
 
 
@@ -116,17 +116,17 @@ def _tables(metadata: MetaData, dialect: str) -> Tables:
 
 
 def include_name(name: str | None, type_: str, _parents: Any) -> bool:
-    """For Alembic's `context.configure(include_name=…)`: keeps autogenerate away from our tables."""
+    """Keep Alembic's autogenerate away from our tables, as `context.configure(include_name=…)`."""
     return not (type_ == "table" and name is not None and name.startswith(PREFIX))
 
 
 def now_default(dialect: str) -> str:
-    """The database's clock as SQL; one answer within one statement."""
+    """Return the database's clock as SQL; it gives one answer within one statement."""
     return "statement_timestamp()" if dialect == "postgresql" else "(strftime('%Y-%m-%d %H:%M:%f', 'now'))"
 
 
 def _envelope() -> list[Column[Any]]:
-    """The columns that the log and the copies set aside have in common."""
+    """Return the columns that the log and the parked copies have in common."""
     return [
         Column("message_id", Uuid, nullable=False),
         Column("topic", _Name, nullable=False),
@@ -139,26 +139,26 @@ def _envelope() -> list[Column[Any]]:
 
 
 def _number(dialect: str) -> Column[Any]:
-    """The id that the database draws: an identity on PostgreSQL, SQLite's own row id elsewhere."""
+    """Return the column of the id that the database draws: an identity on PostgreSQL, SQLite's own row id elsewhere."""
     if dialect == "postgresql":
         return Column("id", BigInteger, Identity(cache=1), primary_key=True)
     return Column("id", Integer, primary_key=True)
 
 
 def _settled(dialect: str) -> list[Column[Any]]:
-    """The number that tells whether a row is settled, where its own id does not."""
+    """Return the column of the number that tells whether a row is settled, where its own id does not."""
     if dialect != "postgresql":
         return []
     return [Column("xact_id", BigInteger, nullable=False, server_default=text("(pg_current_xact_id()::text::bigint)"))]
 
 
 def _body() -> Column[Any]:
-    """Last in its table: SQLite walks through a large body to reach what stands behind it."""
+    """Return the last column of a table, because SQLite reads through a large body to reach the columns behind it."""
     return Column("body", LargeBinary, nullable=False)
 
 
 def _message(metadata: MetaData, dialect: str) -> Table:
-    """The log. Shrinks by purge only; nothing is ever updated."""
+    """Return the log. Only purge removes rows from it; no row is ever updated."""
     by_position = [Index("outbox_message_xact_id", "xact_id", "id")] if dialect == "postgresql" else []
     return Table(
         "outbox_message",
@@ -179,7 +179,7 @@ def _message(metadata: MetaData, dialect: str) -> Table:
 
 
 def _subscription(metadata: MetaData) -> Table:
-    """Who reads what: one selection and one destination per name."""
+    """Return the table of subscriptions: one selection and one destination per name."""
     return Table(
         "outbox_subscription",
         metadata,
@@ -213,7 +213,7 @@ def _partition_key() -> list[Column[Any]]:
 
 
 def _lease(metadata: MetaData) -> Table:
-    """The right to a partition. One row each; the epoch fences late owners."""
+    """Return the table of leases. Each partition has one row; the epoch fences late owners."""
     return Table(
         "outbox_lease",
         metadata,
@@ -230,7 +230,7 @@ def _lease(metadata: MetaData) -> Table:
 
 
 def _progress(metadata: MetaData) -> Table:
-    """How far a partition came; appended, because an updated row grows dead versions under a pinned snapshot."""
+    """Return the table of progress. Rows are appended: an updated row grows dead versions under a pinned snapshot."""
     return Table(
         "outbox_progress",
         metadata,
@@ -246,7 +246,7 @@ def _progress(metadata: MetaData) -> Table:
 
 
 def _parked(metadata: MetaData) -> Table:
-    """Copies set aside, so that the position can move on. `place` orders them within their key."""
+    """Return the table of parked copies, so that the position can move on. `place` orders them within their key."""
     return Table(
         "outbox_parked",
         metadata,
@@ -280,7 +280,7 @@ def _parked(metadata: MetaData) -> Table:
 
 
 def _ack(metadata: MetaData, dialect: str) -> Table:
-    """Batches that their writer sent right after its commit. Insert-only."""
+    """Return the table of batches that their writer sent right after its commit. Rows are never updated."""
     return Table(
         "outbox_ack",
         metadata,
@@ -298,7 +298,7 @@ def _ack(metadata: MetaData, dialect: str) -> Table:
 
 
 def _dedup(metadata: MetaData) -> Table:
-    """The dedup keys that writers gave, each good for a while."""
+    """Return the table of the dedup keys that writers gave; each is valid for a while."""
     return Table(
         "outbox_dedup",
         metadata,
@@ -311,7 +311,7 @@ def _dedup(metadata: MetaData) -> Table:
 
 
 def _inbox(metadata: MetaData) -> Table:
-    """What consumers have handled, in their own transactions."""
+    """Return the table of what consumers have handled, in their own transactions."""
     return Table(
         "outbox_inbox",
         metadata,
@@ -325,7 +325,7 @@ def _inbox(metadata: MetaData) -> Table:
 
 
 def _op(metadata: MetaData) -> Table:
-    """The verdicts on transactions with half messages; the first one wins, for ever."""
+    """Return the table of verdicts on transactions with half messages; the first verdict is final."""
     return Table(
         "outbox_op",
         metadata,
@@ -339,12 +339,12 @@ def _op(metadata: MetaData) -> Table:
 
 
 def _partial(name: str, condition: str, *columns: str) -> Index:
-    """An index of the rows that a condition selects, on every database."""
+    """Return an index of the rows that a condition selects, on every database."""
     return Index(name, *columns, postgresql_where=text(condition), sqlite_where=text(condition))
 
 
 def _meta(metadata: MetaData) -> Table:
-    """One row: what this outbox is, and how far purge has ever gone."""
+    """Return the table with one row, on this outbox itself, and on how far purge has ever gone."""
     return Table(
         "outbox_meta",
         metadata,
@@ -362,6 +362,6 @@ def _meta(metadata: MetaData) -> Table:
 
 
 def revision_table(metadata: MetaData) -> Table:
-    """The table that holds the revision of the others, as Alembic itself would make it."""
+    """Return the table that holds the revision of the others, as Alembic itself would make it."""
     key = PrimaryKeyConstraint("version_num", name=f"{VERSION_TABLE}_pkc")
     return Table(VERSION_TABLE, metadata, Column("version_num", String(32), nullable=False), key)

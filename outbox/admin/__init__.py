@@ -1,1 +1,1 @@
-"""What an operator orders, for whoever asks for it."""
+"""The commands of an operator, as functions."""

@@ -1,4 +1,4 @@
-"""Errands: what a person asks for, done under the lease by a worker that handles nothing and is gone again."""
+"""Commands of a person that need the lease of a subscription: they hold it for a short time and handle no message."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LENGTH = timedelta(seconds=30)
 
 
 class WorkerAliveError(SubscriptionError):
-    """The lease is a worker's; `holder` says whose and until when."""
+    """Raised when a worker holds the lease; `holder` says which, and until when."""
 
     def __init__(self, subscription: str, holder: Holder) -> None:
         until = "" if holder.lease_until is None else f" until {holder.lease_until:%H:%M:%S} UTC"
@@ -35,10 +35,10 @@ class WorkerAliveError(SubscriptionError):
 
 
 def carry_out_without_worker(database: Database, channel: Channel, subscription: Subscription) -> int:
-    """Carry out the requests on dead letters, in place of a worker; returns how many.
+    """Carry out the requests on dead letters, in place of a worker; return how many.
 
     Raises:
-        WorkerAliveError: somebody holds the lease, and will see the requests.
+        WorkerAliveError: a worker holds the lease, and will carry out the requests.
     """
     identity.verify(database, channel)
     incarnation = Log(database).now(channel).incarnation
@@ -54,17 +54,17 @@ def carry_out_without_worker(database: Database, channel: Channel, subscription:
 
 
 def alter(database: Database, channel: Channel, changed: Subscription) -> None:
-    """Store another selection, destination, policy or grace while no worker is at it; its compensation follows.
+    """Store another selection, destination, policy or grace while no worker is at work; its compensation follows.
 
-    `on_dead="continue"` also frees what dead letters hold back by now: it goes out in the order of its key, before what
-    comes later, and they stay dead letters. `on_dead="block"` counts from the next dead letter on: those from before
-    hold nothing back, because messages of their keys have passed them already.
+    `on_dead="continue"` also frees the messages that dead letters hold back by now. They are sent in the order of their
+    key, before later ones, and the dead letters stay dead letters. `on_dead="block"` counts from the next dead letter
+    on: earlier ones hold nothing back, because messages of their keys have passed them already.
 
     Raises:
         SubscriptionError: it is a compensation, which has the selection and the destination of its subscription; or
             it checks back on transactions, and more than its grace or its policy would change.
         WorkerAliveError: somebody holds the lease.
-        LeaseLostError: a worker took it meanwhile; nothing was stored.
+        LeaseLostError: a worker took the lease meanwhile; nothing was stored.
     """
     stored = Subscriptions(database).get(channel, changed.name)
     if changed.direct is not None and replace(stored, grace=changed.grace) != changed:
@@ -91,7 +91,7 @@ def alter(database: Database, channel: Channel, changed: Subscription) -> None:
 
 
 def drop(database: Database, channel: Channel, subscription: Subscription) -> None:
-    """Forget a subscription with its progress and parked messages while no worker is at it; and its compensation.
+    """Delete a subscription and its compensation, with progress and parked messages, while no worker is at work.
 
     Raises:
         WorkerAliveError: somebody holds the lease.
@@ -107,10 +107,11 @@ def drop(database: Database, channel: Channel, subscription: Subscription) -> No
 
 @contextmanager
 def borrowed(database: Database, channel: Channel, subscription: Subscription) -> Iterator[Lease]:
-    """The lease of a subscription that nobody is working on.
+    """Take the lease of a subscription that no worker is at work on; give it back at the end.
 
     Raises:
-        WorkerAliveError: somebody is.
+        WorkerAliveError: a worker holds the lease.
+        SubscriptionError: the subscription has no lease row.
     """
     leases = Leases(database)
     partition = Partition(subscription.name, subscription.generation)

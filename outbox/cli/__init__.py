@@ -17,7 +17,7 @@ import click
 from outbox.cli.groups import Group
 from outbox.cli.output import scrubbed
 
-#: Where each verb is, and what it is for.
+#: The object of each verb, and the sentence that says what it is for.
 _VERBS = {
     "relay": ("outbox.cli.relay:relay", "Send the messages of the log to a destination."),
     "status": ("outbox.cli.status:status", "Show what waits, since when, and who works on it."),
@@ -34,19 +34,19 @@ _VERBS = {
 }
 
 _INTERRUPTED = 130
-#: What writing to standard output ends with: a full disk, a pipe that nobody reads, a terminal that is gone.
+#: Errors of writing to standard output: a full disk, a pipe that nobody reads, a terminal that is gone.
 _UNWRITABLE = (errno.ENOSPC, errno.EPIPE, errno.EIO)
 
 
 class Verbs(Group):
-    """The verbs, loaded when they are needed; whatever fails ends as one line and an exit code."""
+    """The verbs, loaded when they are needed; each failure ends as one line and an exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """The verbs, in the order in which one meets them."""
+        """Return the verbs, in the order in which a user meets them."""
         return list(_VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of a verb."""
+        """Return the command of a verb."""
         if cmd_name not in _VERBS:
             return None
         module, _, name = _VERBS[cmd_name][0].partition(":")
@@ -54,7 +54,7 @@ class Verbs(Group):
         return found
 
     def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
-        """The verbs, without loading any."""
+        """Return the verbs with what they are for, without loading any."""
         return [(name, text) for name, (_, text) in _VERBS.items()]
 
     def main(self, *args: Any, standalone_mode: bool = True, **extra: Any) -> Any:
@@ -66,7 +66,7 @@ class Verbs(Group):
 
 
 def _ended(run: Callable[[], Any]) -> int:
-    """Run, and say in one line what went wrong."""
+    """Run, say in one line what went wrong, and return the exit code."""
     try:
         code = run()
         sys.stdout.flush()
@@ -82,7 +82,7 @@ def _ended(run: Callable[[], Any]) -> int:
 
         if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
             _drop_what_is_left(sys.stdout)
-            # Whoever has read enough of a pipe needs no word about it.
+            # A reader that has closed its pipe has read enough, so this is not reported.
             if not isinstance(error, BrokenPipeError):
                 click.echo(f"Error: standard output: {error.strerror}", err=True)
             return FAILURE
@@ -93,7 +93,7 @@ def _ended(run: Callable[[], Any]) -> int:
 
 
 def _drop_what_is_left(stream: TextIO) -> None:
-    """Have the end of the process try no more to write it."""
+    """Redirect a stream to the null device, so that the end of the process does not try again to write the rest."""
     with suppress(OSError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

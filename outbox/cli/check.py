@@ -91,7 +91,7 @@ def check(
 def _service(
     target: Target, group: str, policy: CheckPolicy, question: Question | None, business_url: str | None
 ) -> Iterator[CheckService]:
-    """The check service of a group, with the databases that it needs."""
+    """Yield the check service of a group, with the databases that it needs."""
     from outbox.cli.connection import business_of, open_channel_of, open_database
     from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker
@@ -132,7 +132,7 @@ def _question_of(listener: str) -> Question:
 
 
 def _group_of(database: Database, channel: Channel, group: str | None, *, once: bool) -> str:
-    """The group that is meant."""
+    """Return the group that --group names, or else the only one that is known."""
     from outbox.errors import MQClientError
     from outbox.rocketmq.limits import checked_group
     from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -181,7 +181,7 @@ def _policy_of(
 
 
 def _require_nobody(database: Database, channel: Channel, group: str) -> None:
-    """Refuse to wait for the lease of a worker that goes on for ever."""
+    """Exit with code 4 if a live worker checks back on the group, because it may never give its lease back."""
     from outbox.cli.failures import UNFINISHED
     from outbox.model.lease import Partition
     from outbox.model.subscription import check_of
@@ -196,7 +196,7 @@ def _require_nobody(database: Database, channel: Channel, group: str) -> None:
 
 
 def _asked(listener: str | None, business: str | None) -> str:
-    """Whom the service asks, in words."""
+    """Return in words whom the service asks."""
     asked = [
         "asks nobody but the outbox's own database" if listener is None and business is None else "",
         "" if listener is None else f"asks {listener}",
@@ -206,7 +206,7 @@ def _asked(listener: str | None, business: str | None) -> str:
 
 
 def _left(target: Target, group: str) -> str:
-    """What is left, so that nobody takes the end of a run for the end of the work."""
+    """Return in words what is still pending, because the end of a run need not be the end of the work."""
     from outbox.rocketmq.checker import NO_BUSINESS, NO_LISTENER
     from outbox.store.transactions.pending import HalfTransactions
 

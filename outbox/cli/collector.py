@@ -9,7 +9,7 @@ _NEW_OBJECTS = 100_000
 
 
 def collect_rarely() -> None:
-    """Exclude all objects of now from collections, and collect only after 100 000 more have been made and not freed.
+    """Exclude all present objects from collections, and collect only after 100 000 more have been made and not freed.
 
     Reference counting frees messages when their batch is settled. Collections in between look through thousands of
     messages, find nothing, and take a fifth of the relay's time. Reference cycles, such as those of a sender's

@@ -32,21 +32,21 @@ _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 
 @contextmanager
 def open_outbox(url: str, schema: str | None) -> Iterator[tuple[Database, Channel]]:
-    """The outbox that the options name, with a connection."""
+    """Open the outbox that the options name; yield it with a connection."""
     with open_database(url, schema) as database, database.explained(), open_channel_of(database) as found:
         yield found
 
 
 @contextmanager
 def open_channel(url: str, schema: str | None) -> Iterator[tuple[Database, Channel]]:
-    """A connection to the database that the options name, whatever it holds."""
+    """Open a connection to the database that the options name, whether it holds an outbox or not."""
     with open_database(url, schema) as database, closing(database.open()) as channel:
         yield database, channel
 
 
 @contextmanager
 def open_database(url: str, schema: str | None) -> Iterator[Database]:
-    """The database that the options name, not open_channel to yet."""
+    """Yield the database that the options name, without a connection to it yet."""
     engine = engine_of(url)
     try:
         yield Database(engine, schema)
@@ -56,13 +56,13 @@ def open_database(url: str, schema: str | None) -> Iterator[Database]:
 
 @contextmanager
 def open_channel_of(database: Database) -> Iterator[tuple[Database, Channel]]:
-    """The outbox there, with a connection."""
+    """Open a connection to a database; yield it with the outbox that is there."""
     with closing(database.open()) as channel:
         yield _with_its_slots(database, channel), channel
 
 
 def checked_label(given: str, schema: str | None) -> str:
-    """The label of the database. Opens nothing; a mistake in the options is told all the same."""
+    """Return the label of the database; raise for a mistake in the options. Nothing is opened."""
     url = url_of(given)
     if url.get_backend_name() == "sqlite" and schema is not None:
         raise _usage("SQLite has no schemas; leave the schema out")
@@ -73,7 +73,7 @@ def checked_label(given: str, schema: str | None) -> str:
 
 
 def engine_of(given: str, *, create: bool = False, make: str = "outbox db upgrade") -> Engine:
-    """An engine for the URL of the options. `make`: the command that creates a missing file, for the error."""
+    """Return an engine for the URL of the options. `make`: the command that creates a missing file, for the error."""
     url = url_of(given)
     if url.get_backend_name() == "sqlite":
         _require_file(url, create=create, make=make)
@@ -82,7 +82,7 @@ def engine_of(given: str, *, create: bool = False, make: str = "outbox db upgrad
 
 @contextmanager
 def business_of(url: str) -> Iterator[Business]:
-    """A business database, which has been open_channel_of for a record already: a mistake shows at once."""
+    """Yield a business database. It was asked for a record already, so that a mistake shows at once."""
     from outbox.rocketmq.business import Business
 
     engine = _business_engine(url)
@@ -102,7 +102,7 @@ def business_of(url: str) -> Iterator[Business]:
 
 
 def _business_engine(url: str) -> Engine:
-    """An engine for a business database that has no outbox; its errors name the option."""
+    """Return an engine for a business database that has no outbox; its errors name the option."""
     try:
         return engine_of(url, make="outbox db upgrade --record-only")
     except click.ClickException as error:
@@ -110,7 +110,7 @@ def _business_engine(url: str) -> Engine:
 
 
 def url_of(given: str) -> URL:
-    """The URL of the database that the options name, by the driver that is used here."""
+    """Return the URL of the database that the options name, with the driver that is used here."""
     url = _parsed(given)
     keep_secret(url.password)
     if url.get_backend_name() not in ("postgresql", "sqlite"):
@@ -119,7 +119,7 @@ def url_of(given: str) -> URL:
 
 
 def _made(url: URL) -> Engine:
-    # Parameters may be somebody's data: no error shows them.
+    # Parameters may be a user's data, so no error shows them.
     options = {"hide_parameters": True, **_postgresql_options(url)}
     try:
         return create_engine(url, **options)  # type: ignore[arg-type]
@@ -128,7 +128,7 @@ def _made(url: URL) -> Engine:
 
 
 def _parsed(text: str) -> URL:
-    # The hosts begin behind the only @: a second one would be taken for a part of a host, and be shown.
+    # The hosts begin after the only @. With a second one, a part of the password would be taken for a host, and shown.
     if text.partition("://")[2].partition("/")[0].count("@") > 1:
         raise _usage("the database URL has two @; percent-encode the one in the password as %40")
     try:
@@ -140,7 +140,7 @@ def _parsed(text: str) -> URL:
 
 
 def _blocking(url: URL) -> URL:
-    """The same database by the driver that is used here: an application's URL may name one for asyncio."""
+    """Return the URL with the driver that is used here, because an application's URL may name one for asyncio."""
     if url.drivername == "sqlite+aiosqlite":
         return url.set(drivername="sqlite")
     if url.drivername == "postgresql+asyncpg" and "ssl" in url.query:
@@ -151,7 +151,7 @@ def _blocking(url: URL) -> URL:
 
 
 def _require_file(url: URL, *, create: bool, make: str) -> None:
-    """SQLite would make a file for every mistyped name."""
+    """Raise if the file of an SQLite database is missing, because SQLite would make one for every mistyped name."""
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         return
     folder = Path(url.database).absolute().parent
@@ -169,7 +169,7 @@ def _postgresql_options(url: URL) -> dict[str, object]:
 
 
 def _with_its_slots(database: Database, channel: Channel) -> Database:
-    """How many slots there are is the database's to say."""
+    """Return the database with the number of slots that is stored in it."""
     stored = stored_identity(database, channel)
     if stored is None:
         return database
@@ -181,7 +181,7 @@ def _with_its_slots(database: Database, channel: Channel) -> Database:
 
 
 class _Failure(click.ClickException):
-    """One line, and the exit code that goes with it."""
+    """A failure that is shown as one line, with its exit code."""
 
     def __init__(self, text: str, code: int) -> None:
         super().__init__(text)

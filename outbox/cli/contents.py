@@ -19,7 +19,7 @@ _SHOWN_BODY = 2_000
 
 
 def contents(message: Message, *, without: str = "") -> dict[str, object]:
-    """Return what a message carries, but for one header; its body as text, or as base64 where it is none."""
+    """Return what a message carries, but for the header `without`; its body as text, or as base64 if it is no text."""
     carried: dict[str, object] = {
         "tags": message.tags,
         "headers": _headers(message, without),
@@ -34,7 +34,7 @@ def contents(message: Message, *, without: str = "") -> dict[str, object]:
 
 
 def show_fields(fields: Mapping[str, object]) -> None:
-    """One field a line, without those that are not there."""
+    """Write one field a line; leave out those that are None."""
     for name, value in fields.items():
         if value is not None:
             shown = moment(value) if isinstance(value, datetime) else printable(value)
@@ -42,7 +42,7 @@ def show_fields(fields: Mapping[str, object]) -> None:
 
 
 def show_contents(message: Message, *, without: str = "") -> None:
-    """What a message carries but for one header, one field a line, and the beginning of its body."""
+    """Write what a message carries, one field a line, without the header `without`, and the beginning of its body."""
     carried = contents(message, without=without)
     body = str(carried.pop("body", None) or carried.pop("body_base64", ""))
     headers = carried["headers"]
@@ -57,7 +57,7 @@ def show_contents(message: Message, *, without: str = "") -> None:
 
 
 def _headers(message: Message, without: str) -> dict[str, str] | str | None:
-    """By name; or the text as it is stored, where a row holds something else than headers."""
+    """Return the headers by name; or the text as it is stored, if a row holds something else than headers."""
     from outbox.senders.headers import own_headers
 
     try:

@@ -52,7 +52,7 @@ def upgrade(*, target: Target, slots: int | None, record_only: bool, json: bool)
 
 @dataclass(frozen=True, slots=True)
 class _Upgraded:
-    """What an upgrade did: `created`, `upgraded`, `taken_over` or `none`; from and to which revision; in words."""
+    """The result of an upgrade: `created`, `upgraded`, `taken_over` or `none`; the same in words; both revisions."""
 
     action: str
     text: str

@@ -164,21 +164,19 @@ def _decide(
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """Dead letters of one subscription that were decided on; `worker`: who carries that out, if it is not done yet."""
+    """Dead letters of one subscription that were decided on; `worker`: it carries that out, if it is not done yet."""
 
     subscription: str
     number: int
     worker: str | None
 
     def describe(self, verb: Verb) -> str:
-        """In words."""
         if self.worker is not None:
             return f"{verb} of {self.number} asked for; worker {self.worker} carries it out"
         done = "will be sent by the next worker" if verb == "replay" else "discarded"
         return f"{counted(self.number, 'dead letter')} of {self.subscription}: {done}"
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
         done = {"carried_out": self.worker is None, "worker": self.worker}
         return {"name": self.subscription, "dead_letters": self.number, **done}
 
@@ -219,7 +217,7 @@ def _names(database: Database, channel: Channel, name: str | None) -> list[str]:
 
 
 def _without_checks(database: Database, channel: Channel, names: list[str], *, asked: bool) -> list[str]:
-    """Leave out those that check back: what they have given up is decided by a verdict, and never forgotten."""
+    """Leave out check subscriptions: the transactions that they have given up need a verdict, and no discard."""
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     checks = {each.name for each in Subscriptions(database).all(channel) if each.kind == "check"}
@@ -232,7 +230,7 @@ def _without_checks(database: Database, channel: Channel, names: list[str], *, a
 
 
 def _require_each(found: list[DeadLetter], ids: tuple[int, ...], names: list[str]) -> None:
-    """Refuse a decision on what is not there, or on one of two: a message may be dead for several."""
+    """Raise if an id is no dead letter, or is one of several subscriptions, so that it is not clear which is meant."""
     missing = set(ids) - {letter.id for letter in found}
     if missing:
         shown = ", ".join(map(str, sorted(missing)))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Result(Protocol):
-    """What a command has done."""
+    """The result of a command."""
 
     def describe(self) -> str:
         """Return it in words."""

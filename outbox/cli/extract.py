@@ -1,4 +1,4 @@
-"""`outbox extract`: messages as Parquet files, for whoever wants to analyse or keep them."""
+"""`outbox extract`: writes messages to Parquet files, for analysis or to keep them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from outbox.spark.job import Extract, Going
     from outbox.spark.manifest import Archive, Manifest
 
-#: Between two lines about a window that is being written, where there is no terminal.
+#: Seconds between two lines about a window that is being written, if there is no terminal.
 _LINE_EVERY_SECONDS = 10.0
 
 
@@ -84,7 +84,7 @@ def extract(
     from outbox.spark.continuation import require_possible
 
     asked = _wanted(topics, register, hold, **wanted)
-    # What is wrong with the options, the database or the archive shows before Spark is started, which takes a while.
+    # Errors in the options, the database or the archive show before Spark is started, because that takes a while.
     with rights_told(), target.open_outbox():
         pass
     place = place_of(target, local=master is None and remote is None, standby=standby)
@@ -155,7 +155,7 @@ def _run(job: Extract, *, json: bool, until_empty: bool, follow: bool, interval:
 
 
 def _passes(error: Exception) -> bool:
-    """Whether the database may be back soon; it was there before."""
+    """Report an error of the database and return True, because it may be back soon; return False for other errors."""
     from outbox.cli.failures import report_failure
     from outbox.errors import DatabaseError
 
@@ -193,7 +193,7 @@ def _show(manifest: Manifest | None, seconds: float, *, json: bool, quiet: bool)
 
 @contextmanager
 def _progress() -> Iterator[Callable[[Going], None]]:
-    """Show how far a window is: in place on a terminal, elsewhere as a line now and then."""
+    """Yield the function that shows how far a window is: in place on a terminal, elsewhere as a line now and then."""
     if sys.stderr.isatty():
         from rich.console import Console
 

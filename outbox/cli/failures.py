@@ -19,14 +19,14 @@ from outbox.errors import (
 
 FAILURE, USAGE, UNREACHABLE, UNFINISHED = 1, 2, 3, 4
 
-#: Classes of SQLSTATE that say: no server, not now, or not for you.
+#: Classes of SQLSTATE for a database that is not there, takes no connections now, or refuses this user.
 _NO_CONNECTION = ("08", "28", "3D", "53", "57P")
 
 
 def report_failure(error: Exception, about: str = "") -> int | None:
-    """Say what happened in one line; the exit code, or None for an error that nobody foresaw.
+    """Say what happened in one line; return the exit code, or None for an error that nobody foresaw.
 
-    `about` stands before it, where that is in question.
+    `about` stands before the line, if it would not be clear what the error is about.
     """
     if isinstance(error, OutboxError):
         say(f"Error: {about}{error}")

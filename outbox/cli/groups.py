@@ -1,4 +1,4 @@
-"""Groups of commands: help that is not cut, and a word for who has mistyped a command."""
+"""Groups of commands: their help is not cut, and the error about a mistyped command names similar ones."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from difflib import get_close_matches
 import click
 
 _MOST_SUGGESTED = 2
-#: One sentence of help is never longer.
+#: More characters than any one sentence of help has.
 _WHOLE_SENTENCE = 500
 
 
 class Group(click.Group):
-    """A group as all of `outbox` has them."""
+    """The class of all groups of `outbox`."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the commands that a mistyped one is like."""
+        """Return the command that is called; raise an error that names similar commands if it is mistyped."""
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError:
@@ -26,11 +26,11 @@ class Group(click.Group):
             raise click.UsageError(f"there is no command {args[0]}; {meant}", ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands, each with the whole first sentence of its help."""
+        """Write the commands, each with the whole first sentence of its help."""
         with formatter.section("Commands"):
             formatter.write_dl(self.summaries(ctx))
 
     def summaries(self, ctx: click.Context) -> list[tuple[str, str]]:
-        """Each command, and what it is for."""
+        """Return each command with the sentence that says what it is for."""
         known = [(name, self.get_command(ctx, name)) for name in self.list_commands(ctx)]
         return [(name, each.get_short_help_str(_WHOLE_SENTENCE)) for name, each in known if each is not None]

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _HEADERS = ("TRANSACTION", "GROUP", "TOPICS", "MESSAGES", "AGE", "VERDICT BY", "CHECKS", "NEXT CHECK", "LAST ANSWER")
 _NUMBERS = ("MESSAGES", "CHECKS")
 _SHOWN_ANSWER = 80
-#: So long a business transaction that is deciding on the same transaction is waited for.
+#: Seconds to wait for a business transaction that is deciding on the same transaction.
 _PATIENCE_SECONDS = 2.0
 _BEING_DECIDED = "transaction {id} is being decided by another one that is not over yet; nothing was done, try again"
 
@@ -168,7 +168,7 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A transaction on which a verdict was given by hand; not `is_new`: the same one stood before."""
+    """A transaction on which a person gave a verdict. `is_new` is False if the same verdict stood before."""
 
     id: str
     op: Op
@@ -177,7 +177,6 @@ class _Ended:
     is_new: bool
 
     def describe(self) -> str:
-        """In words."""
         if not self.is_new:
             return f"transaction {self.id} {_was(self.decided)}; nothing changed"
         messages = counted(self.messages, "message")
@@ -185,7 +184,6 @@ class _Ended:
         return f"transaction {self.id}: {done[self.op]}"
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
         return {
             "decision": self.op,
             "transaction_id": self.id,
@@ -205,7 +203,6 @@ class _Resumed:
     database: Database
 
     def describe(self) -> str:
-        """In words."""
         id, group = self.transaction.transaction_id, self.transaction.group
         if self.worker is not None:
             return f"transaction {id}: worker {self.worker} will ask about it again"
@@ -213,7 +210,6 @@ class _Resumed:
         return f"transaction {id} will be asked about again when somebody checks back on group {group}: {who}"
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
         return {
             "decision": "resume",
             "transaction_id": self.transaction.transaction_id,
@@ -249,14 +245,14 @@ def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None
             broker.close()
             outbox.close()
         if is_new and op == "commit" and database.dialect.notifies:
-            # By this connection, because that of the outbox is closed before its thread comes to it.
+            # Notify by this connection, because that of the outbox is closed before its notifier's thread comes to it.
             channel.notify()
         transaction, decided = _found(database, channel, id)
     return _Ended(id, op, 0 if transaction is None else transaction.messages, decided, is_new)
 
 
 def _require_record(database: Database, id: str, op: Op, business: str | None, recorded_in: str | None) -> None:
-    """Have the business database agree with a verdict; it forbids the commit of one that is rolled back."""
+    """Raise unless the business database agrees with a verdict; before a rollback it is made to forbid the commit."""
     from outbox.cli.connection import business_of
     from outbox.cli.failures import is_locked
 
@@ -287,7 +283,7 @@ def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransacti
 
 
 def _unchecked(database: Database, channel: Channel, transactions: Sequence[HalfTransaction]) -> list[str]:
-    """Say of which groups nobody is asked."""
+    """Return a warning for each group on whose transactions nobody checks back."""
     from outbox.model.lease import Partition
     from outbox.model.subscription import check_of
     from outbox.store.subscriptions.leases import Leases
@@ -310,7 +306,7 @@ def _unchecked(database: Database, channel: Channel, transactions: Sequence[Half
 
 
 def _checks_back(database: Database, group: str, ways: Iterable[Way]) -> str:
-    """Say who could ask about transactions of a group that have these ways to a verdict."""
+    """Return in words who could ask about transactions of a group that have these ways to a verdict."""
     options = [f" --schema {database.schema}" if database.schema else "", f" --group {group}"]
     options += [
         " --listener MODULE:OBJECT" if "listener" in ways else "",
@@ -320,7 +316,7 @@ def _checks_back(database: Database, group: str, ways: Iterable[Way]) -> str:
 
 
 def _show(found: Sequence[HalfTransaction], what: str) -> None:
-    """One table for each topic under which RocketMQ would show them."""
+    """Write one table for each topic under which RocketMQ would show them."""
     if not found:
         say(f"no transactions are {what}")
     for number, topic in enumerate(sorted({each.topic for each in found})):
@@ -345,7 +341,7 @@ def _row(transaction: HalfTransaction) -> tuple[object, ...]:
 
 
 def _next_check(transaction: HalfTransaction) -> str:
-    """Say when it may be asked about again, as seen from now: an hour of the day would need its zone, and width."""
+    """Return in what time it may be asked about again; a time of day would need its zone, and more width."""
     if transaction.next_check_at is None:
         return "-"
     left = (transaction.next_check_at - transaction.created_at).total_seconds() - transaction.age
@@ -370,7 +366,7 @@ def _as_json(transaction: HalfTransaction, decided: Decided | None = None) -> di
 
 
 def _described(transaction: HalfTransaction, decided: Decided | None) -> dict[str, object]:
-    """Return the fields that people see; of one that is decided not those of its checks."""
+    """Return the fields that people see; those of its checks only while it has no verdict."""
     fields: dict[str, object] = {
         "transaction": transaction.transaction_id,
         "group": transaction.group,

@@ -13,7 +13,7 @@ from outbox.model.verdict import describe
 
 
 def loaded(name: str, given_as: str) -> object:
-    """Return the object that `module:object` names; the folder of this process is looked into first.
+    """Return the object that `module:object` names; its module is looked for in the current folder first.
 
     Raises:
         click.UsageError: there is none, or its module cannot be imported; `given_as` names the option in the error.
@@ -36,7 +36,7 @@ def _imported(module: str, about: str, folder: str) -> object:
     try:
         return import_module(module)
     except ModuleNotFoundError as error:
-        # What the module itself imports may be missing as well.
+        # A module that this module imports may be missing as well.
         if error.name is not None and (module == error.name or module.startswith(f"{error.name}.")):
             raise click.UsageError(
                 f"{about}: there is no module {error.name}, neither in {folder} nor installed"

@@ -1,4 +1,4 @@
-"""What a running command logs: to standard error, as text or as one JSON object a line."""
+"""The log lines of a running command: on standard error, as text or as one JSON object a line."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def set_up(verbosity: int, form: str) -> None:
     logger.handlers[:] = [handler]
     logger.propagate = False
     logger.setLevel(_LEVELS[min(verbosity, len(_LEVELS) - 1)])
-    # Which of several processes works, and what it does, is to be seen without being asked for.
+    # These say which of several processes works, and what it does, so they are shown without --verbose.
     for name in ("outbox.lease", "outbox.activity"):
         logging.getLogger(name).setLevel(logging.INFO)
 
 
 class _Text(logging.Formatter):
-    """Time, level, text; one line."""
+    """Formats a record as one line: time, level, text."""
 
     def format(self, record: logging.LogRecord) -> str:
         line = f"{_moment(record)} {record.levelname.lower():7} {printable(scrubbed(record.getMessage()))}"
@@ -34,7 +34,7 @@ class _Text(logging.Formatter):
 
 
 class _Json(logging.Formatter):
-    """The same as a JSON object, for programs that collect logs."""
+    """Formats a record as a JSON object, for programs that collect logs."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {

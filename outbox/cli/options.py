@@ -35,12 +35,12 @@ option = functools.partial(click.option, show_envvar=True)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """`90s`, `1h30m`, `7d`."""
+    """A duration, such as `90s`, `1h30m` or `7d`."""
 
     name = "duration"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> timedelta:
-        """Add the parts up."""
+        """Return the sum of the parts."""
         if isinstance(value, timedelta):
             return value
         if not re.fullmatch(f"({_DURATION.pattern})+", value):
@@ -52,12 +52,12 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer v
 
 
 class StartAt(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """`earliest`, `latest`, or a moment with its zone."""
+    """The place where a subscription begins: `earliest`, `latest`, or a moment with its zone."""
 
     name = "earliest|latest|time"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str | datetime:
-        """Read a moment in ISO form."""
+        """Return `earliest`, `latest`, or the moment that is given in ISO form."""
         if isinstance(value, datetime):
             return value
         if value.lower() in ("earliest", "latest"):
@@ -74,12 +74,12 @@ class StartAt(click.ParamType):  # type: ignore[type-arg]  # generic in newer ve
 
 
 class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """`a,b,c`."""
+    """Names with commas between them, such as `a,b,c`."""
 
     name = "a,b"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        """Part the names."""
+        """Return the names one by one."""
         if isinstance(value, tuple):
             return value
         names = tuple(name.strip() for name in value.split(","))
@@ -89,16 +89,16 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic in newer vers
 
 
 class Urls(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
-    """A URL; of the environment several, with white space between them."""
+    """A URL; an environment variable may hold several, with white space between them."""
 
     name = "url"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """As it is: what it says is looked at where nothing of it is shown."""
+        """Return the text as it is. It is checked later, where no error shows any part of it."""
         return str(value)
 
     def split_envvar_value(self, rv: str) -> list[str]:
-        """Part before each scheme: the path of a file may hold a blank."""
+        """Split before each scheme, because the path of a file may hold a blank."""
         return [url for url in re.split(r"\s+(?=[A-Za-z][A-Za-z0-9+.-]*://)", rv.strip()) if url]
 
 
@@ -114,7 +114,7 @@ class Target:
 
     @contextmanager
     def open_outbox(self) -> Iterator[tuple[Database, Channel]]:
-        """The outbox there, with a connection."""
+        """Open the outbox that is there; yield it with a connection."""
         from outbox.cli.connection import open_outbox
 
         with open_outbox(self.url, self.schema) as found:
@@ -136,7 +136,7 @@ def about_a_database(function: F) -> F:
 
 
 def about_databases(function: F, *, several: bool = True) -> F:
-    """Give a command the options that name databases, and hand them over as `targets`: each with each schema."""
+    """Give a command the options that name databases; hand over each database with each schema as `targets`."""
 
     @functools.wraps(function)
     def command(
@@ -199,7 +199,7 @@ def by_whom(function: F) -> F:
 
 
 def me() -> str:
-    """Return who runs this process, and where."""
+    """Return the user and the host of this process, as `user@host`."""
     try:
         user = getpass.getuser()
     except (KeyError, OSError):
@@ -208,7 +208,7 @@ def me() -> str:
 
 
 def confirmed(question: str, *, yes: bool) -> None:
-    """Go on when the person agrees: by `--yes`, or at a terminal by an answer."""
+    """Return if the person agrees, by `--yes` or by an answer at a terminal; else end the command."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -217,7 +217,7 @@ def confirmed(question: str, *, yes: bool) -> None:
 
 
 def _no_passwords(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Refuse such a secret in any of them, and let no error show one of the others."""
+    """Raise if one of the values holds a secret. All are looked at first, so that no error shows one of the others."""
     refused: click.UsageError | None = None
     for value in values:
         try:
@@ -230,7 +230,7 @@ def _no_passwords(ctx: click.Context, param: click.Parameter, values: tuple[str,
 
 
 def _no_password(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Refuse a secret that every user of the machine could read in the list of processes."""
+    """Raise for a secret that every user of the machine could read in the list of processes."""
     if value is None:
         return None
     name = str(param.name)
@@ -251,7 +251,7 @@ def _variable(param: click.Parameter, ctx: click.Context) -> str:
 
 
 def _secrets_of(url: str, *, userinfo_is_secret: bool = False) -> list[str]:
-    """What of a URL nobody should see: the password, or the whole of a token; passwords in the query."""
+    """Return the secrets in a URL: the password, or the whole of a token; passwords in the query."""
     rest = url.partition("://")[2] or url
     userinfo, at, _ = rest.rpartition("@")
     user, colon, password = userinfo.partition(":")
@@ -264,21 +264,21 @@ def _secrets_of(url: str, *, userinfo_is_secret: bool = False) -> list[str]:
 
 
 def _one_of(name: str, url: str | None, file: Path | None) -> str | None:
-    """The URL from the option or from the file."""
+    """Return the URL from the option or from the file."""
     if file is None or not _file_is_meant(name, given=url is not None):
         return url
     return _read(name, file)[0]
 
 
 def _urls(given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
-    """The databases from the option or from the file."""
+    """Return the URLs of the databases from the option or from the file."""
     if file is None or not _file_is_meant("database", given=bool(given)):
         return given
     return tuple(_read("database", file))
 
 
 def _file_is_meant(name: str, *, given: bool) -> bool:
-    """Whether the file counts, and not the URL; what stands on the command line wins over the environment."""
+    """Return whether the file counts, and not the URL; the command line wins over the environment."""
     ctx = click.get_current_context()
     if not given:
         return True
@@ -289,7 +289,7 @@ def _file_is_meant(name: str, *, given: bool) -> bool:
 
 
 def _read(name: str, file: Path) -> list[str]:
-    """The lines of a file, which are URLs."""
+    """Return the lines of a file, which are URLs."""
     try:
         urls = [line.strip() for line in file.read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

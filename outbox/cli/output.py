@@ -1,4 +1,4 @@
-"""What people and programs read: plain text, tables, JSON. Nothing from a database reaches a terminal unescaped."""
+"""Output for people and programs: plain text, tables, JSON. Text from a database is escaped for a terminal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from outbox.runtime import text
 
 age, counted = text.age, text.counted
 
-#: Of the shapes that docs/json.md describes. Fields may be added; one that goes, or means something else, raises it.
+#: The version of the JSON that docs/json.md describes. It stays when a field is added, and rises when a field goes or
+#: means something else.
 JSON_VERSION = 1
 
 _secrets: set[str] = set()
@@ -27,21 +28,21 @@ _PASSWORD = re.compile(r"(?i)\b((?:ssl)?password|passwd|pwd|token|secret)=[^\s&'
 
 
 def keep_secret(*secrets: str | None) -> None:
-    """Never show these, in whatever text they come along."""
+    """Remember secrets, so that `scrubbed` takes them out of every text."""
     for secret in secrets:
         if secret and len(secret) >= _SHORTEST_SECRET:
             _secrets.update({secret, quote(secret, safe=""), quote_plus(secret)})
 
 
 def scrubbed(text: str) -> str:
-    """A text without the secrets that are known, and without what looks like one."""
+    """Return a text without the secrets that are known, and without what looks like one."""
     for secret in sorted(_secrets, key=len, reverse=True):
         text = text.replace(secret, "…")
     return _PASSWORD.sub(r"\1=…", _CREDENTIALS.sub("…@", text))
 
 
 def printable(value: object) -> str:
-    """A text without control characters: they are shown as escapes."""
+    """Return a value as text, with its control characters as escapes."""
     text = "" if value is None else str(value)
     if text.isprintable():
         return text
@@ -49,12 +50,12 @@ def printable(value: object) -> str:
 
 
 def say(text: str) -> None:
-    """One line for the person at the terminal; standard output is for what was asked for."""
+    """Write one line to standard error, for the person at the terminal; standard output is for results."""
     click.echo(printable(scrubbed(text)), err=True)
 
 
 def show_json(value: Mapping[str, object], *, more: bool = False) -> None:
-    """One line of JSON, ASCII only: an object that says of which version it is, and whether there is `more`."""
+    """Write one line of JSON, ASCII only: an object with its version, and with `more`: whether there is more."""
     document = {"version": JSON_VERSION, "more": more, **value}
     click.echo(json.dumps(document, default=_plain, separators=(",", ":")))
 
@@ -62,9 +63,10 @@ def show_json(value: Mapping[str, object], *, more: bool = False) -> None:
 def show_table(
     headers: Sequence[str], rows: Sequence[Sequence[object]], *, numbers: Sequence[str] = (), whole: Sequence[str] = ()
 ) -> None:
-    """A table: as wide as a terminal, and elsewhere one line a row.
+    """Write a table: as wide as the terminal, and elsewhere one line a row.
 
-    `numbers`: the headers of columns aligned right; `whole`: of those that have to be copied, and are never folded.
+    `numbers`: the headers of columns that are aligned right. `whole`: the headers of columns that are never folded,
+    because people copy their cells.
     """
     from outbox.cli.tables import table_lines
 
@@ -74,12 +76,15 @@ def show_table(
 
 
 def moment(value: datetime, *, zone: bool = True) -> str:
-    """Return a moment as people read it, in UTC: a server's zone is not theirs. `zone`: say so; else a header does."""
+    """Return a moment as people read it, in UTC, because a server's zone is not theirs.
+
+    `zone`: append the zone; without it a header says it.
+    """
     return f"{value.astimezone(UTC):%Y-%m-%d %H:%M:%S}{' UTC' if zone else ''}"
 
 
 def terminal_width() -> int | None:
-    """How many columns there are; None where nobody looks."""
+    """Return the number of columns of the terminal; None if standard output is not a terminal."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 

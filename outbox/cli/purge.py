@@ -76,7 +76,7 @@ def purge(
 
 @dataclass(frozen=True, slots=True)
 class _Archived:
-    """A purge of what is in an archive."""
+    """A purge of the messages that are in an archive."""
 
     target: Target
     master: str | None
@@ -86,7 +86,7 @@ class _Archived:
     plot: Path | None
 
     def purge(self, database: Database, channel: Channel, *, dry_run: bool) -> tuple[Purged, tuple[Range, ...]]:
-        """Compare, then delete."""
+        """Compare the messages with their copies in the archive, then delete them."""
         from outbox.spark import register
         from outbox.spark.reports.archive import Comparison, candidates, compare_candidates, purge_archived
 

@@ -1,4 +1,4 @@
-"""What `outbox relay` does: says where it begins, works, and knows when to give up."""
+"""The work of `outbox relay`: it says where it begins, sends, and gives up when nothing moves for too long."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Counted:
         self.destination = destination
         self.deadline = deadline_of(sender)
         self.sent = 0
-        #: What it last said of a message that it did not accept.
+        #: The last error of the destination about a message that it did not accept.
         self.refusal: str | None = None
         self.answered_at = time.monotonic()
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Pass on."""
+        """Send messages by the sender; count those that were stored, and note when the destination answered."""
         try:
             verdicts = self._sender.send(messages)
         except Exception as error:
@@ -60,7 +60,7 @@ class Counted:
         return verdicts
 
     def close(self) -> None:
-        """Pass on."""
+        """Close the sender."""
         self._sender.close()
 
 
@@ -89,7 +89,7 @@ class Relaying:
         self._topics = chosen_topics(topics)
         self._start: Any = start
         self._sender = Counted(open_sender(to), destination_of(to))
-        #: For one call of the sender.
+        #: The time limit of one call of the sender.
         self.deadline = deadline or self._sender.deadline
         self._relay: Relay | None = None
         self._stopping = False
@@ -108,7 +108,7 @@ class Relaying:
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was asked."""
+        """True after a stop was asked."""
         return self._stopping
 
     @property
@@ -117,23 +117,23 @@ class Relaying:
         return time.monotonic() - self._sender.answered_at
 
     def run(self) -> int:
-        """Send until stopped; the exit code."""
+        """Send until stopped; return the exit code."""
         with open_database(self._target.url, self._target.schema) as database, database.explained():
             self._relay_of(self._announced(database)).run()
         self.say_what_was_sent()
         return 0
 
     def serve(self) -> None:
-        """Send until stopped, among others: beside calls that hang it begins again, and the sender stays open."""
+        """Send until stopped, among other relays. It goes on when calls of the sender hang; the sender stays open."""
         with open_database(self._target.url, self._target.schema) as database, database.explained():
             self._relay_of(self._announced(database)).serve()
 
     def say_what_was_sent(self) -> None:
-        """The last word."""
+        """Say that the relay has stopped, and how many messages it has sent."""
         say(f"{self._about}{self._name}: stopped; {self._sender.sent} sent")
 
     def end_by_itself(self, *, once: bool, patience: timedelta) -> int:
-        """Send one batch, or all there is; the exit code says whether it gave up because nothing moved."""
+        """Send one batch, or all there is; return exit code 0, or 4 if it gave up because nothing moved."""
         with open_outbox(self._target.url, self._target.schema) as (database, channel):
             self._announce(database, channel)
             relay = self._relay_of(database)
@@ -155,7 +155,7 @@ class Relaying:
         return 0
 
     def _until_accepted(self, relay: Relay, nothing_moved: Callable[[], bool], patience: timedelta) -> None:
-        """Send all there is; also what a destination that is away has kept waiting, for as long as was asked for."""
+        """Send all there is. While messages wait and none is accepted, try again for `patience`, or until a stop."""
         until = time.monotonic() + patience.total_seconds()
         relay.until_empty()
         while nothing_moved() and not self._stopping and time.monotonic() < until:
@@ -163,7 +163,7 @@ class Relaying:
             relay.until_empty()
 
     def _nothing_moved(self, database: Database, channel: Channel) -> bool:
-        """Whether messages wait for the destination, and it has accepted none of all: it may be away."""
+        """Return whether messages wait for the destination and it has accepted none at all; then it may be away."""
         if self._sender.sent:
             return False
         names = (self._name, compensation_of(self._name))
@@ -174,7 +174,7 @@ class Relaying:
         return "" if self._sender.refusal is None else f" ({self._sender.refusal})"
 
     def stop(self) -> None:
-        """Finish what is under way; also before it has begun. A signal handler may call it."""
+        """Let what is under way finish, then end. It may be called before the work begins, and by a signal handler."""
         self._stopping = True
         if self._relay is not None:
             self._relay.stop()
@@ -184,7 +184,7 @@ class Relaying:
         self._sender.close()
 
     def _announced(self, database: Database) -> Database:
-        """The outbox, after it was said where it begins: on a connection that is gone when the work starts."""
+        """Say where the relay begins, on a connection that is closed before the work starts; return the outbox."""
         with open_channel_of(database) as (outbox, channel):
             self._announce(outbox, channel)
             return outbox
@@ -197,7 +197,9 @@ class Relaying:
         return self._relay
 
     def _patiently(self, work: Callable[[], None], patience: timedelta) -> bool:
-        """Do the work; stop it when the destination has not answered for too long, or the lease never came."""
+        """Do the work; stop it and return False if the destination does not answer for too long, or the lease never
+        comes.
+        """
         finished, gave_up = threading.Event(), threading.Event()
         self._sender.answered_at = time.monotonic()
 
@@ -216,7 +218,7 @@ class Relaying:
         return not gave_up.is_set()
 
     def _announce(self, database: Database, channel: Channel) -> None:
-        """Say what is sent where, and from when on; once."""
+        """Say once what is sent where, and from when on."""
         if not self._spoke:
             on_dead = self._options["on_dead"]
             declared = Declaration(
@@ -249,7 +251,7 @@ class Relaying:
         return f"{waited} {silence}; {self._sender.sent} sent before"
 
     def _left_aside(self, database: Database, channel: Channel) -> str:
-        """What was parked, so that nobody takes the end of a run for the end of the work."""
+        """Return in words what is parked, because the end of a run need not be the end of the work."""
         from outbox.store.operations.parked_status import parked_counts
 
         counts = parked_counts(database, channel, self._name)

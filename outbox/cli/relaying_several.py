@@ -1,4 +1,4 @@
-"""What `outbox relay` does with several databases: a relay for each, side by side."""
+"""`outbox relay` for several databases: it runs a relay for each, side by side."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outbox.store.label import told_apart
 
 
 class RelayingSeveral:
-    """Relays from the command line. Mistakes in the options are told before anything is opened."""
+    """The relays of one command. Mistakes in the options raise before anything is opened."""
 
     def __init__(self, targets: Sequence[Target], to: str, *, lease: timedelta, **options: Any) -> None:
         require_own_name(options["name"])
@@ -33,18 +33,18 @@ class RelayingSeveral:
             OneOfSeveral(Relaying(target, to, label=label, lease=lease, **options), label)
             for target, label in zip(targets, labels, strict=True)
         ]
-        # What a healthy one may need: for the call under way, and for a renewal of its lease.
+        # The time that a healthy relay may need: for the call under way, and for a renewal of its lease.
         self._relays = Relays(self._each, drain=self._each[0].relaying.deadline + lease)
 
     def run(self) -> int:
-        """Send until stopped; the exit code says whether all had finished."""
+        """Send until stopped; return exit code 0, or 4 if a relay had not finished in time."""
         self._relays.run()
         for each in self._each:
             each.relaying.say_what_was_sent()
         return UNFINISHED if self._relays.unfinished else 0
 
     def end_by_themselves(self, *, once: bool, patience: timedelta) -> int:
-        """Send one batch, or all there is, of each; the exit code says whether one gave up, or else failed."""
+        """Send one batch, or all there is, of each; return exit code 4 if one gave up, else the highest of theirs."""
         for each in self._each:
             each.patience = patience
         with stopping_on_signals(self._relays.stop):
@@ -57,18 +57,21 @@ class RelayingSeveral:
 
 
 class OneOfSeveral:
-    """A relay beside others, which opens its database by itself, as often as it takes."""
+    """A relay beside others, which opens its database by itself, as often as needed."""
 
     def __init__(self, relaying: Relaying, label: str) -> None:
         self.relaying = relaying
         self.label = label
-        #: After so much silence of the destination it gives up, if it is to end by itself.
+        #: For how long the destination may be silent before a relay that ends by itself gives up.
         self.patience = timedelta.max
         self.code = 0
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was asked, or nothing was heard for too long: of a silent database, not even its answer."""
+        """True after a stop was asked, or after nothing was heard for longer than `patience`.
+
+        The latter happens also when the database does not answer.
+        """
         return self.relaying.stopping or self.relaying.silent > self.patience.total_seconds()
 
     def serve(self) -> None:
@@ -79,7 +82,7 @@ class OneOfSeveral:
             raise DatabaseError(error.message) from None
 
     def until_empty(self) -> None:
-        """Send what is there, or give up; the exit code says which."""
+        """Send what is there, or give up; `code` says which."""
         self._end(once=False)
 
     def once(self) -> None:
@@ -87,11 +90,11 @@ class OneOfSeveral:
         self._end(once=True)
 
     def stop(self) -> None:
-        """Pass on."""
+        """Stop the relay."""
         self.relaying.stop()
 
     def close(self) -> None:
-        """Pass on."""
+        """Close the sender of the relay."""
         self.relaying.close()
 
     def _end(self, *, once: bool) -> None:

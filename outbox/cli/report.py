@@ -28,13 +28,13 @@ F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]
 
 _SHOWN, _MOST_POINTS = 80, 20_000
-#: Verdicts so shortly before the end of an archive may be of messages behind it.
+#: Verdicts within this time before the end of an archive may belong to messages after its end.
 _BEFORE_THE_END = timedelta(hours=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """One table of a report: what it is, its rows, and the columns whose values are numbers."""
+    """One table of a report: its name and title, its rows, and the columns whose values are numbers."""
 
     name: str
     title: str
@@ -45,14 +45,14 @@ class Table:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """How a report is wanted."""
+    """The output that is wanted of a report: JSON or text, a folder for CSV files, a file for a picture."""
 
     json: bool
     csv: Path | None
     plot: Path | None
 
     def show(self, tables: Sequence[Table], *, more: bool = False, **extra: object) -> None:
-        """Show the tables of a report; `more`: one of them was cut; `extra` is for programs besides."""
+        """Show the tables of a report. `more`: one of them was cut. `extra`: further fields of the JSON."""
         if self.csv is not None:
             for table in tables:
                 _write_csv(self.csv, table)
@@ -72,7 +72,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a report is about, and where Spark runs for it."""
+    """The database and the archive that a report is about, and where Spark runs for it."""
 
     target: Target
     archive: Path | None
@@ -81,7 +81,7 @@ class Work:
 
     @contextmanager
     def begun(self) -> Iterator[tuple[Log, Database, Channel]]:
-        """Open the database, look whether the archive is there, and start Spark, which takes a while, last."""
+        """Look whether the archive is there, open the database, and start Spark last, because that takes a while."""
         from outbox.spark import register
         from outbox.spark.manifest import Archive
 
@@ -96,7 +96,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Log:
-    """What a report reads: the tables of a database, and its messages there or in an archive."""
+    """The data that a report reads: the tables of a database, and its messages there or in an archive."""
 
     spark: SparkSession
     source: Mapping[str, str]
@@ -105,7 +105,7 @@ class Log:
     def messages(
         self, columns: str, *, since: Position | None = None, halves: bool = False, topics: Sequence[str] | None = None
     ) -> DataFrame:
-        """The messages with these columns, and perhaps others."""
+        """Return the messages with these columns, and perhaps others."""
         if self.archive is not None and since is None:
             from outbox.spark import archived
 
@@ -116,7 +116,7 @@ class Log:
         return self._read({**options, "halves": str(halves).lower()}, columns)
 
     def windows(self, topics: Sequence[str] | None) -> DataFrame:
-        """The messages of the archive, with the numbers of their windows."""
+        """Return the messages of the archive, with the numbers of their windows."""
         from outbox.spark import archived
         from outbox.spark.reports.order import with_window
 
@@ -124,11 +124,11 @@ class Log:
         return with_window(archived(self.spark, self.archive, topics=topics))
 
     def table(self, name: str, columns: str | None = None) -> DataFrame:
-        """Another table of the database."""
+        """Return another table of the database."""
         return self._read({"table": name}, columns)
 
     def _read(self, options: Mapping[str, str], columns: str | None) -> DataFrame:
-        # Not by a schema: with one, Spark decides at the first action, and not here, which messages it reads.
+        # The columns are no schema: with one, Spark decides at the first action, and not here, which messages it reads.
         names = {} if columns is None else {"columns": ",".join(field.split()[0] for field in columns.split(", "))}
         return self.spark.read.format("outbox").options(**self.source, **options, **names).load()
 
@@ -254,7 +254,7 @@ def transactions(*, work: Work, output: Output, limit: int) -> None:
         counts = _rows(frames.states(reconciled))
         problems = frames.contradictions(reconciled)
         if work.archive is None and sum(row["contradictions"] for row in counts):
-            # Read once more: what was decided while this was read only looks like one.
+            # Read again: a transaction that was decided during the first reading only looks like a contradiction.
             problems = frames.unless_healed(problems, _reconciled(log, database, channel)).cache()
             counts = _with_problems(counts, problems)
         number, shown = problems.count(), _rows(problems.limit(limit))
@@ -358,14 +358,14 @@ def _reconciled(log: Log, database: Database, channel: Channel) -> DataFrame:
 
 
 def _with_problems(counts: Sequence[Row], problems: DataFrame) -> list[Row]:
-    """Count contradictions anew."""
+    """Return the counts with the contradictions that are left."""
     grouped = problems.groupBy("producer_group", "topic").count().collect()
     found = {(row["producer_group"], row["topic"]): row["count"] for row in grouped}
     return [{**row, "contradictions": found.get((row["producer_group"], row["topic"]), 0)} for row in counts]
 
 
 def _some(frame: DataFrame, most: int) -> list[Row]:
-    """At most so many rows, any of them: a picture shows no more."""
+    """Return at most so many rows, chosen at random, because a picture shows no more."""
     from pyspark.sql import functions as sf
 
     return _rows(frame.orderBy(sf.rand(1)).limit(most))

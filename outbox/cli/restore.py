@@ -40,16 +40,14 @@ def restore(*, target: Target, accept: bool, yes: bool, json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Restored:
-    """What was done: `restored`, `accepted` or `none`; in words; and how many messages are read `again`."""
+    """The result: `restored`, `accepted` or `none`; the same in words; and how many messages are read `again`."""
 
     action: str
     text: str
     again: int = 0
 
     def describe(self) -> str:
-        """In words."""
         return self.text
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
         return {"action": self.action, "read_again": self.again}

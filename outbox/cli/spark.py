@@ -28,7 +28,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 DATABASE_VARIABLE, STANDBY_VARIABLE = "OUTBOX_DATABASE", "OUTBOX_STANDBY"
 
-#: What a session on this machine is made with: nobody but this command uses it, so it listens to nobody else.
+#: The settings of a session on this machine. Only this command uses it, so it listens on this machine only.
 _LOCAL = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -39,7 +39,7 @@ _LOCAL = {
     "spark.sql.shuffle.partitions": "4",
     "spark.log.level": "ERROR",
 }
-#: Lines of Java's that tell nobody why Spark did not start.
+#: Beginnings of lines from Java that do not say why Spark did not start.
 _NOISE = ("WARNING", "Using Spark", "Setting default", "\tat ", "  ")
 
 
@@ -55,7 +55,7 @@ class SparkStartError(OutboxError):
 
 
 def require_extra(*packages: str, extra: str = "spark") -> None:
-    """Refuse to go on without packages, before anything is started.
+    """Raise if a package is missing, before anything is started.
 
     Raises:
         MissingExtraError: one is not installed.
@@ -66,7 +66,7 @@ def require_extra(*packages: str, extra: str = "spark") -> None:
 
 
 def require_drawable(picture: Path | None) -> None:
-    """Refuse a picture that could not be drawn, before anything is read.
+    """Raise if a picture could not be drawn, before anything is read.
 
     Raises:
         MissingExtraError: matplotlib is not installed.
@@ -76,7 +76,7 @@ def require_drawable(picture: Path | None) -> None:
     require_extra("matplotlib", extra="plot")
     formats = import_module("matplotlib.backend_bases").FigureCanvasBase.filetypes
     form = picture.suffix.removeprefix(".").lower()
-    # Without a form it is a PNG.
+    # A file without a suffix becomes a PNG.
     if form and form not in formats:
         raise click.UsageError(f"--plot {picture}: no picture can be drawn as .{form}; name a FILE.png, .svg or .pdf")
     if picture.is_dir():
@@ -91,7 +91,7 @@ def require_drawable(picture: Path | None) -> None:
 
 @contextmanager
 def session(*, master: str | None, remote: str | None, verbose: bool = False) -> Iterator[SparkSession]:
-    """Open a Spark session, and stop it at the end; one that is there already is used, and stays.
+    """Open a Spark session, and stop it at the end; use one that is there already, and leave it open.
 
     Raises:
         SparkStartError: it does not start.
@@ -104,7 +104,7 @@ def session(*, master: str | None, remote: str | None, verbose: bool = False) ->
     if there is not None:
         yield there
         return
-    # Else Spark takes whatever python3 comes first, which may have none of these packages.
+    # Otherwise Spark takes the first python3 that it finds, which may have none of these packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     started = _started(master, remote, verbose=verbose)
     try:
@@ -116,9 +116,9 @@ def session(*, master: str | None, remote: str | None, verbose: bool = False) ->
 
 
 def place_of(target: Target, *, local: bool, standby: str | None = None) -> Place:
-    """Where a command's database is, told so that no password appears in a plan or a log.
+    """Return where a command's database is, in a form that puts no password into a plan or a log.
 
-    `standby`: the URL of the server that has its rows, too, and is to be read.
+    `standby`: the URL of the standby that is read in its place.
     """
     from outbox.cli.connection import url_of
     from outbox.spark.place import Place
@@ -138,7 +138,7 @@ def place_of(target: Target, *, local: bool, standby: str | None = None) -> Plac
 
 
 def _address(url: URL, variable: str, *, local: bool) -> Address:
-    """A database by its URL, or where that has a password by a variable, which holds it.
+    """Return the address of a database: its URL, or if that has a password, the variable that holds it.
 
     The processes of a session on this machine inherit the environment; on a cluster the variable has to be set.
     """
@@ -186,7 +186,7 @@ def _started(master: str | None, remote: str | None, *, verbose: bool) -> SparkS
 
 @contextmanager
 def _silenced(said: IO[bytes] | None) -> Iterator[None]:
-    """Have what is started meanwhile write elsewhere: Java greets with warnings that concern nobody here."""
+    """Redirect the output of what is started meanwhile, because Java begins with warnings that do not matter here."""
     if said is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""`outbox status`: how every subscription stands."""
+"""`outbox status`: shows the state of every subscription."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _NUMBERS = _HEADERS[1:-1]
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
-#: So much of a worker's random name tells it from the others; `subscriptions list` shows all of it.
+#: So many characters of a worker's random name tell it from the others; `subscriptions list` shows all of them.
 _OWNER = 8
-#: A shorter pause is a restart.
+#: Seconds before a subscription that nobody runs causes a warning, because a shorter pause is a restart.
+#: Messages that have failed for less time cause none, either.
 _IDLE_SECONDS = 60.0
 _WAITS = ("waits", "wait")
 
@@ -74,7 +75,7 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta, chec
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one look at a database has found, at a moment of its clock."""
+    """The result of one look at a database, at a moment of its clock."""
 
     now: datetime
     standings: list[SubscriptionStatus]
@@ -82,7 +83,7 @@ class _Look:
 
     @property
     def warnings(self) -> list[str]:
-        """What is wrong, by subscription."""
+        """The warnings of all subscriptions."""
         return [text for each in self.standings for text in _warnings(each, self)]
 
 
@@ -95,7 +96,7 @@ def _looked(database: Database, channel: Channel) -> _Look:
 
 
 def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta) -> None:
-    """Over any number of lost connections, as a worker does."""
+    """Show the status again and again, over any number of lost connections."""
     from outbox.cli.failures import UNREACHABLE, report_failure
 
     reached = False
@@ -112,7 +113,7 @@ def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta) -
         except KeyboardInterrupt:
             return
         except Exception as error:
-            # Only who was there before is waited for: a wrong URL does not get better.
+            # Wait only for a database that was reached before, because a wrong URL does not get better.
             code = report_failure(error) if reached else None
             if code is None:
                 raise
@@ -159,7 +160,7 @@ def _warnings(standing: SubscriptionStatus, look: _Look) -> list[str]:
 
 
 def _of_blocked(standing: SubscriptionStatus) -> list[str]:
-    """Say how many more messages a trouble holds back: it counts only the first of each key."""
+    """Return how many more messages a trouble holds back, in words: it counts only the first message of each key."""
     blocked = standing.parked["blocked"]
     if standing.subscription.kind == "check" or not blocked.number:
         return []
@@ -168,7 +169,7 @@ def _of_blocked(standing: SubscriptionStatus) -> list[str]:
 
 
 def _of_trouble(trouble: Trouble, standing: SubscriptionStatus, now: datetime) -> str | None:
-    """Say what did not succeed; None: it is not worth a warning."""
+    """Return in words what did not succeed; None if it is not worth a warning."""
     from outbox.store.failure import without_server
 
     since = _since(trouble.since, now)
@@ -221,7 +222,7 @@ def _of_nobody(standing: SubscriptionStatus, look: _Look) -> list[str]:
 
 
 def _start(standing: SubscriptionStatus) -> str:
-    """Say how to start the worker of a subscription; where it sends to a function, only its application can."""
+    """Return how to start the worker of a subscription; if it sends to a function, only its application can."""
     subscription = standing.subscription
     destination = subscription.destination or ""
     if "://" not in destination and destination != "stdout:":
@@ -241,7 +242,7 @@ def _of_extract(name: str, hold: Hold, idle: float) -> list[str]:
 
 
 def _others_are_used(name: str, all: Sequence[SubscriptionStatus]) -> bool:
-    """Whether another subscription does the work; its own direct writers' is none: it would be dropped with it."""
+    """Return whether another subscription is in use; that of its own direct writers is dropped with it, so not that."""
     others = (each.subscription for each in all if each.subscription.name != name and each.subscription.kind != "check")
     return any(each.destination is not None and each.direct != name for each in others)
 
@@ -273,9 +274,9 @@ def _half_as_json(half: HalfStatus) -> dict[str, object]:
 
 
 def _metrics(look: _Look) -> dict[str, object]:
-    """RocketMQ's metrics of transactions under their names, by real topic; dead letters by subscription.
+    """Return RocketMQ's metrics of transactions under their names, by real topic; dead letters by subscription.
 
-    The latency is in seconds, as RocketMQ records it: how many messages, their sum, and the longest.
+    The latency is in seconds, as RocketMQ records it: the number of messages, the sum of their latencies, the longest.
     """
     half, committed, rolled_back = Counter[str](), Counter[str](), Counter[str]()
     latencies: dict[str, dict[str, float]] = {}

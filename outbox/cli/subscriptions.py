@@ -109,18 +109,16 @@ def alter(
 
 @dataclass(frozen=True, slots=True)
 class _Altered:
-    """A subscription as it is now."""
+    """A subscription after it was altered."""
 
     subscription: Subscription
 
     def describe(self) -> str:
-        """In words."""
         now = self.subscription
         where = f"{_topics(now)} to {_destination(now)}"
         return f"{now.name}: {where}, a dead letter: {now.on_dead}{_grace(now)}"
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
         return _declared(self.subscription)
 
 
@@ -158,23 +156,21 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Dropped:
-    """Subscriptions that are forgotten, with the messages of theirs that were set aside, by state."""
+    """Subscriptions that are dropped, with the counts of their parked messages by state."""
 
     names: Sequence[str]
     aside: Sequence[tuple[str, Count]]
 
     @property
     def lost(self) -> str:
-        """What goes with them, in words."""
+        """The parked messages that are dropped with them, in words."""
         aside = ", ".join(f"{count} {state}" for state, count in self.aside)
         return f", with the messages that were set aside ({aside})" if aside else ""
 
     def describe(self) -> str:
-        """In words."""
         return f"{' and '.join(self.names)} {'is' if len(self.names) == 1 else 'are'} dropped{self.lost}"
 
     def as_json(self) -> dict[str, object]:
-        """For programs."""
         parked = Counter[str]()
         for state, count in self.aside:
             parked[state] += count.number

@@ -1,11 +1,11 @@
-"""Tables that show the same at any width: what does not fit is folded, or shown one field a line; never cut off."""
+"""Tables that show the same at any width: what does not fit is folded, or shown one field a line, and never cut off."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
 
-#: Columns that are folded keep so much width, and so much what stands last and is a text.
+#: The least widths of a column that is folded, and of a text in the last column.
 _NARROWEST = 12
 _NARROWEST_TEXT = 24
 
@@ -18,11 +18,12 @@ def table_lines(
     whole: Sequence[str] = (),
     width: int | None = None,
 ) -> list[str]:
-    """Lay out rows in aligned columns, in so many columns of a terminal; None: as wide as it takes, one line a row.
+    """Lay out rows in aligned columns; return the lines.
 
-    `numbers`: the headers of columns aligned right. They are never folded, nor are those in `whole`, whose cells are
-    copied from the screen. Where the width is too small, long cells go on over several lines; a text in the last column
-    stands below its row; or every field has a line of its own.
+    `width`: the columns of the terminal; None: each row has one line, as wide as it needs. `numbers`: the headers of
+    columns that are aligned right. They are never folded, nor are those in `whole`, whose cells people copy from the
+    screen. If the width is too small, long cells are folded over several lines. Or a text in the last column stands
+    below its row. Or every field has a line of its own.
     """
     natural = [max(shown_width(text) for text in column) for column in zip(headers, *rows, strict=True)]
     right = [header in numbers for header in headers]
@@ -48,7 +49,7 @@ def shown_width(text: str) -> int:
 
 
 def folded(text: str, width: int) -> list[str]:
-    """Part a text into lines of at most this width: at blanks where there are any, else anywhere."""
+    """Split a text into lines of at most this width: at blanks if there are any, else anywhere."""
     lines: list[str] = []
     line, used = "", 0
     for letter in text:
@@ -74,7 +75,7 @@ def _width(letter: str) -> int:
 
 
 def _fitted(headers: Sequence[str], natural: Sequence[int], fixed: Sequence[bool], width: int) -> list[int] | None:
-    """Widths that fit, with the widest columns made narrower; None: they would be too narrow to read."""
+    """Return widths that fit, with the widest columns made narrower; None if they would be too narrow to read."""
     least = [
         each if stays else min(each, max(_NARROWEST, shown_width(header)))
         for header, each, stays in zip(headers, natural, fixed, strict=False)
@@ -118,7 +119,7 @@ def _lines(rows: Sequence[Sequence[str]], widths: Sequence[int], right: Sequence
 
 
 def _records(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """One field a line, an empty line between two rows."""
+    """Return one line for each field, and an empty line between two rows."""
     names = max(map(shown_width, headers)) + 2
     lines: list[str] = []
     for row in rows:

@@ -1,1 +1,1 @@
-"""For those who receive: what was handled already."""
+"""The inbox, by which consumers know what they have handled already."""

@@ -1,4 +1,4 @@
-"""The inbox of a consumer: what it has handled, remembered in the transaction that did the work."""
+"""The inbox of a consumer: it stores what was handled in the transaction that did the work."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ R = TypeVar("R")
 
 
 class Idempotent(Protocol):
-    """`idempotent` with its options given."""
+    """The decorator `idempotent` with its options given."""
 
     @overload
     def __call__(
@@ -50,15 +50,15 @@ class Idempotent(Protocol):
 
 @runtime_checkable
 class Home(Protocol):
-    """What an inbox needs of an `Outbox`: the database, and transactions on it."""
+    """The part of an `Outbox` that an inbox needs: the database, and transactions on it."""
 
     database: Database
 
     def begin(self, propagation: Propagation = ...) -> AbstractContextManager[Session]:
-        """A session in a transaction."""
+        """Open a session in a transaction."""
 
     def abegin(self, propagation: Propagation = ...) -> AbstractAsyncContextManager[AsyncSession]:
-        """The same with an AsyncSession."""
+        """Open an AsyncSession in a transaction."""
 
 
 class Inbox:
@@ -68,8 +68,8 @@ class Inbox:
 
     Args:
         bind: what the consumer's transactions are on: an engine, a `sessionmaker`, their async kinds, or an `Outbox`.
-        consumer: who handles, if one name will do for all calls. Two consumers handle the same message once each.
-        schema: the tables' schema, if not the search path's first; that of the `Outbox`, if it is one.
+        consumer: the consumer's name, if it is the same for all calls. Two consumers handle the same message once each.
+        schema: the tables' schema, if it is not the first of the search path. An `Outbox` brings its own.
         retention: for how long a message is remembered, by the clock of the database. It must not be shorter than
             the time in which a message may come again, dead letters that are replayed included.
     """
@@ -94,14 +94,14 @@ class Inbox:
             self._database = Database(engine_of(bind), schema)
             self._scopes = Scopes(bind, one_writer=self._database.dialect.one_writer)
             own_engine = own_engine_of(bind)
-        # Of its own, also with an Outbox: nobody has to be woken because a message was handled.
+        # The inbox has its own, also with an Outbox: no worker has to be woken because a message was handled.
         self._transactions = Transactions(self._database)
         if own_engine is not None:
             self._transactions.watch(own_engine)
         self._rows = InboxRows(self._database, retention)
 
     def once(self, handle: Handle, message: Message | UUID | str, consumer: str | None = None) -> bool:
-        """Whether the message is handled for the first time; it counts as handled when the transaction commits.
+        """Return whether the message is handled for the first time; it counts as handled when the transaction commits.
 
         While another transaction handles the same message, this waits for its end, as long as the caller's
         `lock_timeout` allows: committed means False here, rolled back means True. (Under REPEATABLE READ it may raise
@@ -110,7 +110,7 @@ class Inbox:
         Args:
             handle: what `Outbox.send` takes: a `Session`, `scoped_session`, `Connection` or psycopg `Connection`.
             message: the message, or its id as a UUID or as text, which is what a broker's header holds.
-            consumer: who handles; if None, the inbox's own.
+            consumer: the consumer's name; if None, the inbox's own.
 
         Raises:
             NoTransactionError: the connection commits every statement by itself.
@@ -124,7 +124,7 @@ class Inbox:
         return first
 
     async def aonce(self, handle: AsyncHandle, message: Message | UUID | str, consumer: str | None = None) -> bool:
-        """`once` on an `AsyncSession`, an `async_scoped_session`, an `AsyncConnection` or psycopg's async one."""
+        """Do as `once`, on an `AsyncSession`, `async_scoped_session`, `AsyncConnection` or psycopg's async one."""
         name, id = self._named(consumer), _id_of(message)
         require_async(handle, "aonce")
         if not isinstance(handle, psycopg.AsyncConnection):
@@ -146,10 +146,12 @@ class Inbox:
     def idempotent(self, handler: Callable[..., Any] | None = None, /, *, consumer: str | None = None) -> Any:
         """Make a `handler(session, message)` a function of the message alone, which takes effect once.
 
-        It opens a transaction of its own, in which the handler runs unless the message was handled before (then None
-        is returned), and commits. What the handler raises rolls everything back. So does a verdict other than `Done`:
-        the message was not handled, and its next delivery, be it a retry or the replay of a dead letter, must not be
-        taken for a repetition. What should be kept of a failed try belongs into another transaction.
+        The function opens a transaction of its own, runs the handler in it, and commits. If the message was handled
+        before, it returns None instead of running the handler. An exception of the handler rolls everything back.
+
+        So does a verdict other than `Done`: the message was not handled. Its next delivery, as a retry or as the replay
+        of a dead letter, must not be taken for a repetition. What a failed try is to keep belongs into another
+        transaction.
 
         The result is what a `Relay` takes as its destination. With `async def` it is a coroutine function.
         """
@@ -182,10 +184,10 @@ class Inbox:
         return called
 
     def prune(self) -> int:
-        """Forget what is older than its retention; returns how much that was.
+        """Delete the rows whose retention is over, and return how many there were.
 
-        Relays of the same database do it by themselves. Small transactions on a connection of its own; blocks, so in
-        an event loop call it by `asyncio.to_thread`.
+        Relays of the same database do it by themselves. This method uses small transactions on a connection of its own.
+        It blocks, so in an event loop call it by `asyncio.to_thread`.
         """
         pruned = 0
         with closing(self._database.open()) as channel, self._database.explained():
@@ -211,7 +213,7 @@ class _Undone(Exception):  # noqa: N818 - not an error: it rolls a transaction b
 
 
 def _kept(answer: R) -> R:
-    """What a handler returned, if its transaction may be committed."""
+    """Return the handler's answer; raise it as `_Undone` if its transaction must not be committed."""
     if isinstance(answer, Retry | Reject | Unavailable):
         raise _Undone(answer)
     return answer

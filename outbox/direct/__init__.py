@@ -1,1 +1,1 @@
-"""Direct sends: by the writer itself, right after its commit."""
+"""Direct sends: the writer itself sends its messages, right after its commit."""

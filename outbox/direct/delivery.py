@@ -1,4 +1,4 @@
-"""The delivery of direct sends: reads back what was committed, hands it to the sender, and acknowledges it."""
+"""The delivery of direct sends: reads committed messages back, hands them to the sender, and acknowledges them."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from outbox.worker.calls import next_size
 
 logger = logging.getLogger("outbox")
 
-#: For so long at least after their commit the compensation leaves a writer's messages alone.
+#: For at least so long after their commit, the compensation leaves a writer's messages alone.
 GRACE_SECONDS = 10.0
-#: For so long at least a writer may begin to send them.
+#: For at least so long after their commit, the writer may begin to send them.
 RIGHT_SECONDS = 4.0
 #: Messages that are read at once.
 MOST_AT_ONCE = 1_000
-#: What writing an ack may take.
+#: So many seconds are allowed for writing an ack.
 FLUSH_SECONDS = 1.0
-#: What one call should take: its messages are acknowledged together, long before the compensation begins.
+#: So long one call should take: its messages are acknowledged together, long before the compensation begins.
 _CALL_SECONDS = 0.5
-#: Messages in a call: so few that they are acknowledged in time also when the destination is suddenly ten times slower.
+#: Messages in a call: so few that they are acknowledged in time even if the destination suddenly is ten times slower.
 _MOST_IN_A_CALL = 128
 _REFRESH_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
@@ -61,29 +61,29 @@ class DirectDelivery:
         self._refresh_at = 0.0
         self._size = 1
         self._last_told: str | None = None
-        #: For how many seconds after a commit a call may begin: it and its ack are over before the compensation begins.
+        #: For so many seconds after a commit a call may begin; it and its ack then end before the compensation begins.
         self.right = 0.0
-        #: Whether the destination was away at the last delivery.
+        #: True when the destination was unavailable at the last delivery.
         self.away = False
-        #: Whether the compensation is known to exist, and the database to answer.
+        #: True when the compensation is known to exist, and the database answers.
         self.usable = False
 
     @property
     def wants_refresh(self) -> bool:
-        """Whether it is time to look at the subscriptions again."""
+        """True when it is time for the next `refresh`."""
         return self.refresh_in <= 0
 
     @property
     def refresh_in(self) -> float:
-        """Seconds until then."""
+        """Seconds until the next `refresh`."""
         return max(0.0, self._refresh_at - clock())
 
     def refresh(self) -> Direct | None:
-        """Make sure that the compensation exists, and find out what the subscription selects.
+        """Make sure that the compensation exists; return what the subscription selects.
 
         Raises:
-            SubscriptionError: it sends to another destination; or its compensation does not wait for a call to end.
-            OutboxError: anything else that people have to mend.
+            SubscriptionError: it sends to another destination, or its compensation's grace is too short for a call.
+            OutboxError: another error that only a person can mend.
         """
         if self._sender is None:
             self._sender = open_sender(self._destination)
@@ -105,9 +105,10 @@ class DirectDelivery:
         return Direct(self._name, topics)
 
     def _declare(self, subscriptions: Subscriptions, channel: Channel, destination: str, deadline: float) -> float:
-        """Make sure of the compensation; return for how many seconds after a commit its grace lets a call begin.
+        """Make sure that the compensation exists; return for how many seconds after a commit a call may begin.
 
-        Its position comes before the first row that it is to find: only from then on rows are marked.
+        Rows are marked for direct sends only afterwards, so that the position of the compensation is before all of
+        them.
         """
         name = compensation_of(self._name)
         grace = timedelta(seconds=max(GRACE_SECONDS, deadline + FLUSH_SECONDS + RIGHT_SECONDS))
@@ -124,11 +125,11 @@ class DirectDelivery:
         return right
 
     def deliver(self, claims: dict[LogRef, float]) -> None:
-        """Send what was claimed: the messages at these refs, each before the moment until which the claim is good.
+        """Send the messages with these refs, each before the moment until which its claim holds.
 
-        Memory is not asked: only what was committed can be read, and SQLite gives the id of a rolled-back row away
-        again. The claim of a message that is dealt with is taken out. What is left was rolled back to a savepoint; or
-        the database failed before its turn came.
+        The messages are read back from the database, because only that shows what was committed: SQLite gives the id of
+        a rolled-back row away again. The claim of a message that was sent, or came too late, is removed. The claims
+        that are left belong to rows that were rolled back to a savepoint, or the database failed before their turn.
         """
         self.away = False
         refs = sorted(claims)
@@ -145,22 +146,22 @@ class DirectDelivery:
             claims.clear()
 
     def reset(self, error: Exception) -> None:
-        """Let go of the connection after an error, and see whether all is well before anything else."""
+        """Close the connection after an error; nothing is sent until a `refresh` has succeeded."""
         self.usable = False
         self._tell(error)
-        # What people have to mend takes its time.
+        # An error that a person has to mend takes longer.
         self._refresh_at = clock() + (_REFRESH_SECONDS if isinstance(error, OutboxError) else _RETRY_SECONDS)
         self._disconnect()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Close the connection and the sender."""
         self._disconnect()
         if self._sender is not None:
             with suppress(Exception):
                 self._sender.close()
 
     def _send(self, messages: list[Message], claims: dict[LogRef, float]) -> None:
-        """Hand over what we may send still, in calls that are over before the compensation begins."""
+        """Send the messages whose claims still hold, in calls that end before the compensation begins."""
         while messages and not self.away:
             part, messages = messages[: self._size], messages[self._size :]
             self._send_at_once(part, claims)
@@ -183,7 +184,7 @@ class DirectDelivery:
         return self._sender.hold() if isinstance(self._sender, SerializedSender) else nullcontext(self._sender)
 
     def _ask(self, sender: Sender, messages: list[Message]) -> Sequence[Verdict]:
-        """What the destination says. Whatever is not done is the compensation's, with all that is to be counted."""
+        """Return the verdicts of the destination. The compensation sends what is not done, and counts its attempts."""
         crash_point("direct.before_send")
         try:
             verdicts = sender.send(messages)
@@ -198,12 +199,12 @@ class DirectDelivery:
         try:
             self._acks.insert(self._open_channel(), self._writer, ids)
         except Exception:
-            # What is sent must not be sent again for the sake of a connection. An ack may stand there twice.
+            # Tried again on a new connection: a message without an ack is sent again. A second ack does no harm.
             self._disconnect()
             self._acks.insert(self._open_channel(), self._writer, ids)
 
     def _tell(self, error: Exception) -> None:
-        """Say once why it does not work."""
+        """Log why direct sends do not work, once for each error."""
         described = _describe(error)
         if described != self._last_told:
             self._last_told = described
@@ -225,5 +226,5 @@ def _ref(message: Message) -> LogRef:
 
 
 def _describe(error: Exception) -> str:
-    """Our own errors say what to do; a driver's text may hold anything."""
+    """Return the text of our own errors, which say what to do; else the type, as a driver's text may hold anything."""
     return str(error) if isinstance(error, OutboxError) else type(error).__name__

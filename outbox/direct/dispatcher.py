@@ -1,4 +1,4 @@
-"""The dispatcher of direct sends: what was committed, when it is due, and the thread that has it delivered."""
+"""The dispatcher of direct sends: a queue of committed messages, and the thread that has them delivered in time."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from outbox.runtime.clock import clock
 from outbox.runtime.linger import Linger
 from outbox.store.log.append import Direct, LogRef
 
-#: For so long no more is promised when the destination is away, or when a round takes longer.
+#: For so long nothing is sent directly after the destination was away; or when a round takes longer than this.
 _PAUSE_SECONDS = 1.0
 _LONGEST_WAIT = 30.0
 
 
 class _Committed(NamedTuple):
-    """What a transaction leaves to be sent, and no more after the moment `until`."""
+    """The messages of one transaction; their sending has to begin before the moment `until`."""
 
     refs: Sequence[LogRef]
     until: float
 
 
 class Dispatcher:
-    """A queue, and a daemon thread that works it off, for as long as it is not told to end.
+    """A queue, and a daemon thread that handles what is put into it, until it is told to end.
 
-    Commit hooks, signal handlers and finalizers only put into the queue, whose `put` may interrupt itself; everything
-    else is the thread's own.
+    Commit hooks, signal handlers and finalizers only put into the queue, whose `put` may be called while another `put`
+    is under way. Only the thread uses everything else.
     """
 
     def __init__(self, delivery: DirectDelivery) -> None:
@@ -42,9 +42,9 @@ class Dispatcher:
         self._counting = threading.RLock()
         #: How many messages wait to be sent.
         self.waiting = 0
-        #: What may be written to be sent directly; None until the compensation is known to exist.
+        #: The messages that may be sent directly; None until the compensation is known to exist.
         self.known: Direct | None = None
-        # The thread's own
+        # Used by the thread only
         self._due: deque[_Committed] = deque()
         self._linger = Linger()
         self._away_until = 0.0
@@ -52,12 +52,12 @@ class Dispatcher:
 
     @property
     def running(self) -> bool:
-        """Whether the thread works; it may have ended for want of memory."""
+        """True while the thread works; it may have ended for want of memory."""
         return self._thread.is_alive()
 
     @property
     def ready(self) -> bool:
-        """Whether what is committed now is likely to be sent at once."""
+        """True when a message that is committed now is likely to be sent at once."""
         now, busy_since = clock(), self._busy_since
         return now >= self._away_until and (busy_since is None or now - busy_since < _PAUSE_SECONDS)
 
@@ -66,17 +66,17 @@ class Dispatcher:
         self._thread.start()
 
     def committed(self, refs: Sequence[LogRef], *, since: float) -> None:
-        """Send these messages, whose commit began at the moment `since`, while we have the right to."""
+        """Send these messages, whose commit began at the moment `since`, while their time for direct sends lasts."""
         self._count(len(refs))
         self._news.put(_Committed(refs=refs, until=since + self._delivery.right))
 
     def end(self) -> None:
-        """End when nothing waits any more."""
+        """End the thread when nothing waits any more."""
         self._ending = True
         self._news.put(None)
 
     def join(self, timeout: float) -> None:
-        """Wait for the end."""
+        """Wait for the thread to end, for at most `timeout` seconds."""
         self._thread.join(timeout)
 
     def _count(self, difference: int) -> None:
@@ -106,7 +106,7 @@ class Dispatcher:
             if batch and self._delivery.usable:
                 self._deliver(batch)
         except Exception as error:
-            # Whoever has something to send directly meanwhile leaves it to the relay.
+            # While this is None, writers leave all messages to the relay.
             self.known = None
             self._delivery.reset(error)
         finally:
@@ -123,12 +123,15 @@ class Dispatcher:
     def _seconds_to_wait(self) -> float:
         refresh_in = min(self._delivery.refresh_in, _LONGEST_WAIT)
         if not self._delivery.usable:
-            # What waits meanwhile is let go in its time.
+            # Messages that wait are dropped when their time is over; the compensation sends them.
             return refresh_in if self._idle else min(refresh_in, _PAUSE_SECONDS)
         return 0.0 if self._due else refresh_in
 
     def _take(self) -> list[_Committed]:
-        """What is due now, about as much as goes into one call. What we may not send any more is the compensation's."""
+        """Take the next messages, about as many as are read at once.
+
+        Drop those whose time for direct sends is over: the compensation sends them.
+        """
         now = clock()
         batch: list[_Committed] = []
         room = MOST_AT_ONCE if self._delivery.usable else 0
@@ -149,7 +152,7 @@ class Dispatcher:
                 self._due.append(committed)
                 self._count(len(committed.refs))
             raise
-        # What is left now was rolled back to a savepoint.
+        # The claims that are left now were rolled back to a savepoint.
         if self._delivery.away:
             self._away_until = clock() + _PAUSE_SECONDS
         if not self._due:
@@ -157,7 +160,7 @@ class Dispatcher:
 
 
 def _left(batch: list[_Committed], claims: Collection[LogRef]) -> Iterator[_Committed]:
-    """What of a batch is claimed still."""
+    """Yield the part of a batch that is still claimed."""
     for committed in batch:
         refs = [ref for ref in committed.refs if ref in claims]
         if refs:

@@ -1,7 +1,7 @@
-"""Direct send: the writer itself sends what needs no order, right after its commit.
+"""Direct send: the writer itself sends messages that need no order, right after its commit.
 
-Nothing depends on it. What it leaves behind, because it was killed, or has too much to do, or because the destination
-is away, the compensation of the subscription finds in the log after its grace.
+Nothing depends on it. A writer leaves messages behind when it is killed, when it has too much to do, or when the
+destination is away. The compensation of the subscription finds them in the log after its grace.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _LAST_SECONDS = 5.0
 
 
 class DirectSends:
-    """What commit hooks see of direct sends: they never block there and never raise.
+    """The direct sends of one process, for commit hooks: its methods for these never block and never raise.
 
-    Everything belongs to one process: a fork begins anew in the child, without what the parent has to send.
+    After a fork the child begins anew, without the messages that the parent has to send.
     """
 
     def __init__(self, database: Database, destination: Destination, name: str) -> None:
@@ -39,10 +39,10 @@ class DirectSends:
         _all.add(self)
 
     def for_more(self, number: int) -> Direct | None:
-        """What may be sent directly of a transaction that has so many messages to be; None: nothing.
+        """Return what this writer may send itself of a transaction that will hold `number` such messages.
 
-        Nothing before the compensation is known to exist, nor while the destination is away or too much is waiting:
-        then all goes by the relay, whose business such things are.
+        None if the relay must: before the compensation is known to exist, and while the destination is away or too many
+        messages are waiting.
         """
         with suppress(Exception):
             dispatcher = None if self._abandoned else self._running()
@@ -51,7 +51,7 @@ class DirectSends:
         return None
 
     def committed(self, sent: Sent, since: float) -> None:
-        """Messages were committed that we are to send."""
+        """Queue messages that were committed and that this writer is to send."""
         if sent.direct:
             with suppress(Exception):
                 dispatcher = self._running()
@@ -59,14 +59,14 @@ class DirectSends:
                     dispatcher.committed(sent.direct, since=since)
 
     def end(self) -> None:
-        """Send what is waiting, and then nothing any more. Takes no lock: it may be called from anywhere."""
+        """Send what is waiting, and nothing after that. It takes no lock, so it may be called from anywhere."""
         self._abandoned = True
         dispatcher = self._dispatcher
         if dispatcher is not None:
             dispatcher.end()
 
     def close(self, timeout: float = _LAST_SECONDS) -> None:
-        """`end`, and wait for it: for at most `timeout` seconds."""
+        """Send what is waiting, and nothing after that; wait for it, for at most `timeout` seconds."""
         self._abandoned = True
         self.drain(timeout)
 
@@ -87,25 +87,25 @@ class DirectSends:
             if self._dispatcher is None or not self._dispatcher.running:
                 _drain_at_exit()
                 dispatcher = Dispatcher(DirectDelivery(self._database, self._destination, self._name))
-                # May fail for want of memory, or because the interpreter is about to end: then the next one tries.
+                # May fail for want of memory, or because the interpreter is about to end: then the next call tries.
                 dispatcher.start()
                 _under_way.add(dispatcher)
                 self._dispatcher = dispatcher
             return self._dispatcher
 
     def _reset(self) -> None:
-        """At first, and in a fork: it copies locks in any state, but no threads."""
-        # Signal handlers commit, too: they may interrupt whoever has the lock.
+        """Begin without a thread; also in a fork, which copies locks in any state, but no threads."""
+        # An RLock, because a signal handler may commit, too, while the thread that it interrupts holds the lock.
         self._lock = threading.RLock()
         self._dispatcher = None
 
 
 _all: weakref.WeakSet[DirectSends] = weakref.WeakSet()
-#: Also of those that nobody holds any more: a thread holds its dispatcher until they are over.
+#: Also dispatchers of `DirectSends` that are gone: a thread holds its dispatcher until it ends.
 _under_way: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 _left_behind: list[object] = []
 _drains_at_exit = False
-#: When a process that ends waits no longer.
+#: The moment until which a process that ends waits for direct sends.
 _drained_until: float | None = None
 
 
@@ -122,7 +122,7 @@ def _drain() -> None:
 
 
 def _drain_at_exit() -> None:
-    """While there may be threads still: a sender may need some to connect."""
+    """Have `_drain` called at exit while threads may still be started, because a sender may need some to connect."""
     global _drains_at_exit
     if not _drains_at_exit:
         _drains_at_exit = True
@@ -130,7 +130,7 @@ def _drain_at_exit() -> None:
 
         with suppress(AttributeError, RuntimeError):
             threading._register_atexit(_drain)  # type: ignore[attr-defined]  # there is no public name for this moment
-        # And once more for what the last threads have committed.
+        # Called a second time for messages that the last threads have committed.
         atexit.register(_drain)
 
 

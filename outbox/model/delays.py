@@ -1,4 +1,4 @@
-"""How long: the longest time that can be asked for, and RocketMQ's 18 levels of delay by name."""
+"""Delays: the longest time that a caller may ask for, and RocketMQ's 18 levels of delay by name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ DELAY_LEVELS: Mapping[str, timedelta] = MappingProxyType(
 
 
 def require_window(name: str, window: object) -> None:
-    """Make sure that something can be remembered for so long.
+    """Refuse a length of time for which nothing can be remembered.
 
     Raises:
-        ValueError: it is no timedelta, or none above 0 and up to `MAX_DELAY`.
+        ValueError: `window` is no timedelta above 0 and up to `MAX_DELAY`; the text calls it `name`.
     """
     if not isinstance(window, timedelta) or not timedelta(0) < window <= MAX_DELAY:
         raise ValueError(f"{name} must be a timedelta above 0, of at most {MAX_DELAY.days} days, not {window!r:.40}")

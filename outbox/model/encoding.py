@@ -6,9 +6,9 @@ dict, list                     compact JSON, application/json
 an object that is JSON-able    the same; it says so by `__json__()`, by `model_dump(mode="json")` as pydantic's
                                models do, or by being a dataclass; asked in this order
 
-Inside dicts, lists and objects the same holds, and what web frameworks write without being asked is text: a UUID, a
-Decimal, and in ISO 8601 a date, a time and a datetime; of an Enum it is the value. Names are text, numbers are finite,
-and nothing else is converted silently; an outbox takes another serializer by `Outbox(dumps=…)`.
+Inside dicts, lists and objects the same holds. As in web frameworks, a UUID and a Decimal become text there, a date, a
+time and a datetime become text in ISO 8601, and an Enum becomes its value. Names are text, numbers are finite, and
+nothing else is converted silently. An outbox takes another serializer by `Outbox(dumps=…)`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _CHARSET = re.compile(r';\s*charset\s*=\s*"?([^\s";]+)', re.IGNORECASE)
 _ACCEPTED = "bytes, str, dict, list, a dataclass or an object with __json__() or model_dump()"
 _MAX_PATH = 150
 
-#: What JSON has no word for, and how people usually put it.
+#: Types that JSON cannot express, each with the fix that the error recommends.
 _FIXES: tuple[tuple[type | tuple[type, ...], str], ...] = (
     ((datetime, date, time), "pass its isoformat()"),
     (timedelta, "pass its total_seconds()"),
@@ -48,7 +48,7 @@ _FIXES: tuple[tuple[type | tuple[type, ...], str], ...] = (
 )
 _CONVERT = "pass plain values, or give its class a __json__() that returns them"
 
-#: Values that JSON has no word for, and that everybody writes in the same way.
+#: Types that JSON cannot express but that have one usual form, each with the function that returns it.
 _TEXTS: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
     ((uuid.UUID, Decimal), str),
     ((date, time), lambda value: value.isoformat()),
@@ -57,10 +57,10 @@ _TEXTS: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
 
 
 def encode_body(body: object) -> tuple[bytes, str | None]:
-    """The bytes of a body, and the content type that follows from its Python type.
+    """Return the bytes of a body, and the content type that follows from its Python type.
 
     Raises:
-        InvalidMessageError: it has no exact bytes, or too many.
+        InvalidMessageError: the body cannot be encoded exactly, or has too many bytes.
     """
     content_type: str | None = None
     if isinstance(body, (bytes, bytearray, memoryview)):
@@ -76,10 +76,10 @@ def encode_body(body: object) -> tuple[bytes, str | None]:
 
 
 def dumped(dumps: Callable[[Any], str | bytes], body: object) -> bytes:
-    """The bytes that an application's own serializer makes of a body.
+    """Return the bytes that an application's own serializer makes of a body.
 
     Raises:
-        InvalidMessageError: it raised, or returned something else than text or bytes.
+        InvalidMessageError: the serializer raised, or returned something else than text or bytes.
     """
     try:
         data = dumps(body)
@@ -94,7 +94,7 @@ def dumped(dumps: Callable[[Any], str | bytes], body: object) -> bytes:
 
 
 def checked_charset(body: object, content_type: str) -> str:
-    """The content type, unless it contradicts how the body was encoded: text becomes UTF-8, JSON is UTF-8."""
+    """Return the content type, unless it contradicts how the body was encoded: text becomes UTF-8, JSON is UTF-8."""
     named = _CHARSET.search(content_type)
     if named is not None and not isinstance(body, bytes | bytearray | memoryview) and not _is_utf8(named[1]):
         limit = f"says charset {named[1]:.40}, but a {type(body).__name__} becomes UTF-8"
@@ -103,10 +103,10 @@ def checked_charset(body: object, content_type: str) -> str:
 
 
 def decode_text(data: bytes, content_type: str | None, message_id: uuid.UUID) -> str:
-    """The text that the bytes are, by the charset of the content type, else by UTF-8.
+    """Return the bytes as text, by the charset of the content type, else by UTF-8.
 
     Raises:
-        InvalidMessageError: they are not.
+        InvalidMessageError: they are not such text.
     """
     named = None if content_type is None else _CHARSET.search(content_type)
     charset = "UTF-8" if named is None else named[1]
@@ -117,10 +117,10 @@ def decode_text(data: bytes, content_type: str | None, message_id: uuid.UUID) ->
 
 
 def decode_json(data: bytes, content_type: str | None, message_id: uuid.UUID) -> Any:
-    """The value that the bytes are as JSON, which is UTF-8 whatever the content type says (RFC 8259, section 8.1).
+    """Return the value that the bytes hold as JSON, which is UTF-8 whatever the content type says (RFC 8259, 8.1).
 
     Raises:
-        InvalidMessageError: they are not, or hold NaN or Infinity.
+        InvalidMessageError: they are not JSON, or hold NaN or Infinity.
     """
     try:
         return json.loads(data.decode(), parse_constant=_no_constant)
@@ -167,12 +167,12 @@ def _json(body: object) -> bytes:
 
 
 def _is_text_alone(body: object) -> bool:
-    """Whether a body would be one text: as little as a number it is JSON that somebody meant to send."""
+    """Return whether a body would become one text: like a number alone it is hardly meant as JSON, and refused."""
     return _text_of(body) is not None and not hasattr(type(body), "__json__")
 
 
 def _plain(value: object) -> object:
-    """What an object means as JSON, one level deep: the encoder asks again for what is inside."""
+    """Convert an object to JSON values, one level deep: the encoder calls this again for what is inside."""
     dump = _dump_of(value)
     if dump is None:
         raise TypeError(f"a {type(value).__name__} is not JSON")
@@ -185,9 +185,10 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(","
 
 
 def _dump_of(value: object) -> Callable[[], object] | None:
-    """How an object says what it is as JSON; None: it does not.
+    """Return a function that gives the JSON form of an object; None if the object has none.
 
-    Asked of its type, because stand-ins such as mocks answer to any name, and a class has its methods without a value.
+    Methods are looked up on the type: a mock has an attribute of any name, and a class has its methods without being
+    a value of itself.
     """
     kind = type(value)
     if hasattr(kind, "__json__"):
@@ -202,12 +203,12 @@ def _dump_of(value: object) -> Callable[[], object] | None:
 
 
 def _text_of(value: object) -> Callable[[], object] | None:
-    """How a value is written that everybody writes in the same way; None: it is none of these."""
+    """Return a function that writes a value of one of `_TEXTS`; None for any other value."""
     return next((partial(write, value) for kinds, write in _TEXTS if isinstance(value, kinds)), None)
 
 
 def _check_names(value: object) -> None:
-    """JSON has text names only; the encoder would turn 1, True and None into text without a word."""
+    """Refuse names that are not text, because the encoder would turn 1, True and None into text silently."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if not isinstance(name, str):
@@ -218,15 +219,15 @@ def _check_names(value: object) -> None:
             _check_names(inner)
 
 
-# What is wrong is looked for after it was found that something is: the way there costs nothing while all is well.
+# What follows runs only after the encoding has failed, to find out why: it costs nothing while all is well.
 
 
 def _explained(body: object, error: Exception) -> InvalidMessageError:
-    """The refusal of `body`, with the place of what is wrong in it."""
+    """Return the error that refuses `body`, with the place of what is wrong in it."""
     try:
         found = next(_faults(body, "", ()), None)
     except Exception:
-        found = None  # one of its objects raises: then what it raised is all there is to tell
+        found = None  # one of its objects raises: then the error tells only what it raised
     if found is not None:
         path, limit, fix = found
         where = path if len(path) <= _MAX_PATH else f"{path[:_MAX_PATH]}…"
@@ -240,7 +241,7 @@ Fault = tuple[str, str, str]
 
 
 def _faults(value: Any, path: str, above: tuple[int, ...]) -> Iterator[Fault]:
-    """Where in a value something has no place in JSON, what it is, and what to do."""
+    """Yield each part of a value that is not JSON: its path, what is wrong with it, and the fix."""
     if isinstance(value, str):
         if not _is_text(value):
             yield path, "holds a lone surrogate, which is not text", "decode the original bytes properly"

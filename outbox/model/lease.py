@@ -1,4 +1,4 @@
-"""Leases as values: what for, whose, and which may be taken."""
+"""Leases as values: the partition, the holder, and the lease that may be taken."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """What a lease is for."""
+    """A partition of a subscription, which a worker leases."""
 
     subscription: str
     generation: int = 1
@@ -22,7 +22,7 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to a partition, under an epoch that nobody else will ever have."""
+    """The right to a partition, under an epoch that no other holder of it ever gets."""
 
     partition: Partition
     epoch: int
@@ -36,10 +36,10 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who holds a lease, as others see it.
+    """The holder of a lease, as others see it.
 
-    `length`: for how long the holder takes it each time; None where that was not written. `notice`: why a worker that
-    wants to work does not, as it said itself at `noticed_at`; removed by the next one that does.
+    `length`: for how long the holder takes it each time; None where that was not written. `notice`: the reason why a
+    worker that wants to work does not, as it wrote itself at `noticed_at`. The next worker that works removes it.
     """
 
     owner: str | None
@@ -54,9 +54,9 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Which lease may be taken, besides one that was given back or is the taker's own.
+    """The condition on a lease that is taken. One that was released, or is the taker's own, may always be taken.
 
-    `expired`: only one that has expired by the clock of the database. `seen`: only one that is as it was seen.
+    `expired`: only if it has expired by the clock of the database. `seen`: only if it is still as it was seen.
     """
 
     expired: bool = True

@@ -1,4 +1,4 @@
-"""What a message may be: the limits of its fields, checked before any SQL.
+"""The limits of a message's fields, checked before any SQL.
 
 Each check returns the field as it is stored, or raises an `InvalidMessageError` naming field, limit and fix.
 """
@@ -32,7 +32,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _CONTENT_TYPE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 _RESERVED_HEADERS = ("outbox-", "nats-")
-#: A string as JSON; what `json` itself uses, without the encoder that it makes at each call.
+#: Returns a string as JSON. `json` uses it, too, but makes an encoder at each call.
 _quoted = json.encoder.encode_basestring
 
 
@@ -52,7 +52,7 @@ def _text(field: str, value: object) -> str:
 
 
 def checked_topic(topic: str) -> str:
-    """A topic that a message can have."""
+    """Return the topic, if a message can have it."""
     return _known_topic(_text("topic", topic))
 
 
@@ -68,12 +68,12 @@ def _known_topic(topic: str) -> str:
 
 
 def checked_key(key: str) -> str:
-    """The unit of order."""
+    """Return the key, which is the unit of order."""
     return _checked_name("key", key, "pass None for a message without order")
 
 
 def checked_dedup_key(dedup_key: str) -> str:
-    """What a repetition is known by."""
+    """Return the dedup key, by which a repetition is recognised."""
     return _checked_name("dedup_key", dedup_key, "pass None for a message that may be written any number of times")
 
 
@@ -91,7 +91,7 @@ def _checked_name(field: str, value: str, without: str) -> str:
 
 
 def checked_tags(tags: str) -> str:
-    """One string for filters."""
+    """Return the tags, which are one string for filters."""
     text = _text("tags", tags)
     if not text:
         _refuse("tags", "must not be empty", "pass None for no tags")
@@ -103,7 +103,7 @@ def checked_tags(tags: str) -> str:
 
 
 def checked_headers(headers: Mapping[str, str]) -> str:
-    """All headers, as a JSON object."""
+    """Return all headers as the text of a JSON object."""
     if type(headers) is not dict and not isinstance(headers, Mapping):
         _refuse("headers", f"must be a mapping of str to str, not {type(headers).__name__}", "pass a dict")
     if len(headers) > MAX_HEADERS:
@@ -116,14 +116,14 @@ def checked_headers(headers: Mapping[str, str]) -> str:
         if not (isinstance(value, str) and value.isascii() and value.isprintable() and value.strip() == value):
             _check_header_value(name, value)
     stored = stored_headers(headers)
-    # JSON adds quotes and escapes, so headers whose JSON keeps the limit keep it, too.
+    # JSON only adds to the headers (quotes, escapes): if ASCII JSON keeps the limit, so do they, and need no count.
     if not (len(stored) <= MAX_HEADER_BYTES and stored.isascii()) and _size(headers) > MAX_HEADER_BYTES:
         _refuse("headers", f"must be at most {MAX_HEADER_BYTES} bytes together", "put more into the body")
     return stored
 
 
 def stored_headers(headers: Mapping[str, str]) -> str:
-    """Headers as they are stored: compact JSON."""
+    """Return headers as they are stored: compact JSON."""
     return f"{{{','.join(f'{_quoted(name)}:{_quoted(value)}' for name, value in headers.items())}}}"
 
 
@@ -132,12 +132,12 @@ def _size(headers: Mapping[str, str]) -> int:
 
 
 def fits(headers: Mapping[str, str]) -> bool:
-    """Whether so many headers, so large, may be stored."""
+    """Return whether headers of this number and size may be stored."""
     return len(headers) <= MAX_HEADERS and _size(headers) <= MAX_HEADER_BYTES
 
 
 def _checked_header_name(name: str) -> str:
-    """A header's name in lower case."""
+    """Return a header's name in lower case."""
     if not isinstance(name, str):
         _refuse("headers", f"the name {name!r:.80} is not an HTTP token", "use letters, digits and -")
     return _known_header_name(name)
@@ -163,7 +163,7 @@ def _check_header_value(name: str, value: str) -> None:
 
 
 def checked_content_type(content_type: str) -> str:
-    """A content type, whatever it says of the body."""
+    """Return the content type; what it says about the body is not checked here."""
     known = isinstance(content_type, str) and len(content_type) <= MAX_CONTENT_TYPE
     if not known or not _CONTENT_TYPE.fullmatch(content_type):
         _refuse("content_type", f"must be 1 to {MAX_CONTENT_TYPE} printable ASCII characters", "pass a MIME type")
@@ -171,7 +171,7 @@ def checked_content_type(content_type: str) -> str:
 
 
 def checked_time(field: str, moment: datetime) -> datetime:
-    """A moment, in UTC."""
+    """Return a moment, converted to UTC."""
     if not isinstance(moment, datetime) or moment.utcoffset() is None:
         _refuse(field, "must be a datetime with a time zone", "pass datetime.now(UTC) + …")
     # Compared without zones: near year 1 or 9999 the conversion itself would overflow.
@@ -181,7 +181,7 @@ def checked_time(field: str, moment: datetime) -> datetime:
 
 
 def checked_expiry(expires_at: datetime, deliver_at: datetime | None) -> datetime:
-    """The moment after which a message that is to come at `deliver_at` becomes a dead letter."""
+    """Return, in UTC, the moment after which a message with this `deliver_at` becomes a dead letter."""
     moment = checked_time("expires_at", expires_at)
     if deliver_at is not None and moment <= deliver_at:
         _refuse("expires_at", "must lie after deliver_at, or nobody will ever get the message", "move one of them")
@@ -189,7 +189,7 @@ def checked_expiry(expires_at: datetime, deliver_at: datetime | None) -> datetim
 
 
 def checked_delay(delay: timedelta | DelayLevel, deliver_at: datetime | None) -> timedelta:
-    """How long a message waits that has no `deliver_at`."""
+    """Return how long a message waits that has no `deliver_at`."""
     if deliver_at is not None:
         _refuse("delay", "must not be given together with deliver_at", "pass one of them")
     if isinstance(delay, str) and delay in DELAY_LEVELS:

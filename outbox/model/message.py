@@ -1,4 +1,4 @@
-"""Messages: what a business transaction appends to the log, and what a handler is given."""
+"""Messages: what a business transaction appends to the log, and what a handler receives."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from outbox.model.limits import (
 )
 from outbox.model.trace_context import TRACE_HEADERS
 
-#: The header of a message that was sent in a transaction of RocketMQ's model; its name there.
+#: The header, named as in RocketMQ, with the id of the transaction of RocketMQ's model that a message was sent in.
 TRANSACTION_ID = "__transactionId__"
 
 _YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class MessageFields(TypedDict, total=False):
-    """What a message may have besides topic and body; see `Message`."""
+    """The fields that a message may have besides topic and body; see `Message`."""
 
     key: str | None
     tags: str | None
@@ -50,7 +50,7 @@ class MessageFields(TypedDict, total=False):
 
 
 class ReplacedFields(MessageFields, total=False):
-    """What a copy of a message may have otherwise."""
+    """The fields that `Message.replace` may change."""
 
     topic: str
     body: object
@@ -58,29 +58,30 @@ class ReplacedFields(MessageFields, total=False):
 
 @final
 class Message:
-    """One message. A user composes it; a handler gets it back with its place in the log.
+    """One message. A user makes it; a handler gets it back with its place in the log.
 
-    It has one id from the beginning: sent twice it is the same message twice, which an inbox handles once; `replace`
-    makes another one of it.
+    It has its id from the beginning. If it is sent twice, both copies have that id, and an inbox handles one of them.
+    `replace` makes a message with another id.
 
     Args:
         topic: 1 to 249 characters of `[A-Za-z0-9._%|-]`.
-        body: bytes as they are; `str` becomes UTF-8 `text/plain`; dict, list, dataclass and objects with `__json__()`
-            or pydantic's `model_dump`, also one inside the other, become compact JSON, `application/json`; in them
-            UUIDs, Decimals, dates and times are text, and Enums their values. At most 4 MiB.
+        body: bytes stay as they are; `str` becomes UTF-8 `text/plain`. dict, list, dataclass and objects with
+            `__json__()` or pydantic's `model_dump`, also nested, become compact JSON, `application/json`. In them
+            UUIDs, Decimals, dates and times become text, and Enums their values. At most 4 MiB.
         key: the unit of order, over all topics of a subscription; 1 to 1024 bytes of UTF-8. None: no order.
         tags: one string of at most 255 characters for filters.
         headers: at most 64, 16 KiB together, names are HTTP tokens.
         content_type: overrides the one that follows from the body's type.
-        deliver_at: not before this moment (an aware datetime). Or `delay`, counted from the insert by the database:
-            a timedelta, or one of RocketMQ's levels by name ("1s" … "2h").
+        deliver_at: the message is not delivered before this moment (an aware datetime). Instead, `delay` may be given,
+            which the database counts from the insert: a timedelta, or one of RocketMQ's levels by name ("1s" … "2h").
         expires_at: after this moment the message becomes a dead letter instead of being delivered.
         dedup_key: a second message with the same one, within a window, is not written; 1 to 1024 bytes of UTF-8.
 
-    A handler finds also `id` (its place in the log), `message_id`, `created_at` and `attempt` (1 at the first).
+    A handler also finds `id` (its place in the log), `message_id`, `created_at` and `attempt` (1 at the first).
 
     Raises:
-        InvalidMessageError: naming field, limit and fix; nothing has reached the database then.
+        InvalidMessageError: a field breaks a limit. The error names field, limit and fix; nothing has reached the
+            database.
     """
 
     # Not a frozen dataclass: its object.__setattr__ per field would cost a third of the relay's speed.
@@ -152,7 +153,10 @@ class Message:
 
     @property
     def message_id(self) -> uuid.UUID:
-        """Which message it is, wherever it comes; made a UUID when asked for, which costs more than reading its row."""
+        """The message's id, the same in every copy.
+
+        It is made a UUID when asked for, because that costs more than reading the message's row.
+        """
         if not isinstance(self._message_id, uuid.UUID):
             self._message_id = stored_uuid(self._message_id)
         return self._message_id
@@ -163,7 +167,7 @@ class Message:
 
     @property
     def created_at(self) -> datetime | None:
-        """When the database took it in; made a datetime when asked for, because most handlers never ask."""
+        """The moment when the database took it in; made a datetime when asked for, because most handlers never ask."""
         if isinstance(self._created_at, int):
             self._created_at = from_microseconds(self._created_at)
         return self._created_at
@@ -183,7 +187,7 @@ class Message:
         return self._headers
 
     def headers_json_with(self, trace: Mapping[str, str]) -> str | None:
-        """`headers_json` with the headers of a trace besides; see `traced`."""
+        """Return `headers_json` with the headers of a trace added; see `traced`."""
         if not trace:
             return self._headers
         merged = traced(self.headers, trace)
@@ -191,15 +195,15 @@ class Message:
 
     @property
     def transaction_id(self) -> str | None:
-        """The transaction of RocketMQ's model that it was sent in, if any."""
+        """The id of the transaction of RocketMQ's model that it was sent in, if any."""
         return self.headers.get(TRANSACTION_ID)
 
     def replace(self, **fields: Unpack[ReplacedFields]) -> Message:
         """Make a message with an id of its own, that has these fields, and all others as they were given for this one.
 
-        A new body brings the content type that follows from its type, unless one is given, too. Of `delay` and
-        `deliver_at` the new one replaces either. The `dedup_key` stays as well: where it is to be written besides this
-        one, it needs another.
+        A new body brings the content type that follows from its type, unless one is given, too. A new `delay` or
+        `deliver_at` replaces both old ones. The `dedup_key` is copied as well: give another one if both messages are to
+        be written.
 
         Raises:
             InvalidMessageError: as from `Message`.
@@ -215,22 +219,22 @@ class Message:
             del kept["delay"], kept["deliver_at"]
         return Message(**kept | dict(fields))
 
-    #: What `copy.replace` calls, which Python has from 3.13 on.
+    #: Called by `copy.replace`, which Python has from 3.13 on.
     __replace__ = replace
 
     def text(self) -> str:
-        """The body as text, by the charset of its content type, else by UTF-8.
+        """Return the body as text, by the charset of its content type, else by UTF-8.
 
         Raises:
-            InvalidMessageError: it is not; the error names the message and its content type.
+            InvalidMessageError: it is not such text; the error names the message and its content type.
         """
         return decode_text(self.body, self.content_type, self.message_id)
 
     def json(self) -> Any:
-        """The value that the body is as JSON, whatever its content type.
+        """Return the value that the body holds as JSON, whatever its content type.
 
         Raises:
-            InvalidMessageError: it is not; the error names the message and its content type.
+            InvalidMessageError: it is not JSON; the error names the message and its content type.
         """
         return decode_json(self.body, self.content_type, self.message_id)
 
@@ -239,7 +243,7 @@ class Message:
 
 
 def traced(headers: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, str]:
-    """Return headers with those of a trace besides, as far as they fit into the limits.
+    """Return headers with those of a trace added, as far as they fit into the limits.
 
     A trace that the user gave stays as it is: then nothing is added, because a `tracestate` belongs to its
     `traceparent`.
@@ -269,7 +273,7 @@ def stored_message(
     direct: str | None = None,
     attempt: int = 1,
 ) -> Message:
-    """A message as the log holds it, in the order of its columns; nothing is checked again."""
+    """Return a message as the log holds it; arguments are in the order of its columns, and are not checked again."""
     message = Message.__new__(Message)
     message.id = id
     message._message_id = message_id
@@ -290,19 +294,19 @@ def stored_message(
 
 
 def stored_uuid(stored: uuid.UUID | bytes | str) -> uuid.UUID:
-    """A UUID from the form that a driver returned it in."""
+    """Return a UUID from the form in which a driver returned it."""
     if isinstance(stored, bytes):
         return uuid.UUID(bytes=stored)
     return uuid.UUID(stored) if isinstance(stored, str) else stored
 
 
 def from_microseconds(number: int) -> datetime:
-    """A moment from PostgreSQL's own form of it: microseconds since 2000."""
+    """Return a moment from PostgreSQL's own form of it: microseconds since 2000."""
     return _YEAR_2000 + timedelta(microseconds=number)
 
 
 def uuid7() -> uuid.UUID:
-    """A version 7 UUID (RFC 9562): 48 bits of milliseconds, then random bits; sorts by time of creation."""
+    """Return a version 7 UUID (RFC 9562): 48 bits of milliseconds, then random bits; sorts by time of creation."""
     milliseconds = time.time_ns() // 1_000_000
     randomness = int.from_bytes(os.urandom(10))
     value = (milliseconds & 0xFFFF_FFFF_FFFF) << 80 | randomness
@@ -311,7 +315,7 @@ def uuid7() -> uuid.UUID:
 
 
 def slot_of(key: str | None, slots: int) -> int:
-    """The share of the key space that `key` hashes to: the first 8 bytes of its BLAKE2b; random without a key."""
+    """Return the slot of the key space that `key` hashes to, by the first 8 bytes of its BLAKE2b; random for None."""
     return random.randrange(slots) if key is None else _slot_of_key(key, slots)
 
 

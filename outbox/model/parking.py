@@ -1,4 +1,4 @@
-"""Parking as a value: where a message goes that was not done, and which messages are not to be tried."""
+"""Parking as a value: how a message is parked that was not done, and which messages are not to be tried."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ State = Literal["delayed", "waiting", "retry", "blocked", "dead"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parking:
-    """Where messages go that were not done. One value serves all messages with the same parking.
+    """The way in which messages are parked that were not done. One value serves all messages with the same parking.
 
-    `blocks`: later messages of their keys wait for them. `delay`: until they are due; None: when their turn comes, or,
-    for `delayed`, at their own `deliver_at`.
+    `blocks`: later messages of their keys wait for them. `delay`: the time until they are due. None: they are due when
+    their turn comes, or, in the state `delayed`, at their own `deliver_at`.
     """
 
     state: State
@@ -27,7 +27,7 @@ class Parking:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """Messages that are not to be tried, by log id and by key; of the keys all `but` these."""
+    """Messages that are not to be tried: those with these log `ids`, and those of these `keys` except the ids `but`."""
 
     ids: Collection[int | None] = ()
     keys: Collection[str | None] = ()

@@ -16,7 +16,7 @@ from outbox.errors import PositionError
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """What had been settled at one moment: every number below `head` that is not in `open`."""
+    """A position: at its moment every number below `head` had been settled that is not in `open`."""
 
     head: int
     open: tuple[int, ...] = ()
@@ -31,7 +31,7 @@ class Position:
 
     @classmethod
     def of(cls, head: int, open: Iterable[int] = ()) -> Self:
-        """A position from numbers in any order, with those that `head` cannot hold left out."""
+        """Return a position from open numbers in any order; those that are not below `head` are left out."""
         return cls(head, tuple(sorted({n for n in open if n < head})))
 
     @classmethod
@@ -48,11 +48,11 @@ class Position:
         return f"{floor}:{self.head}:{','.join(map(str, self.open))}"
 
     def sees(self, n: int) -> bool:
-        """Whether number `n` was settled at this position."""
+        """Return whether number `n` was settled at this position."""
         return n < self.head and n not in self.open
 
     def union(self, other: Self) -> Self:
-        """The least position that sees what either of the two sees."""
+        """Return the smallest position that sees all that either of the two sees."""
         head = max(self.head, other.head)
         return type(self).of(head, (n for n in {*self.open, *other.open} if not (self.sees(n) or other.sees(n))))
 
@@ -62,13 +62,13 @@ EARLIEST = Position(0)
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What was committed after `base` and not after `target`. It never changes."""
+    """The commits after `base` and not after `target`. A window never changes."""
 
     base: Position
     target: Position
 
     def holds(self, n: int) -> bool:
-        """Whether number `n` was settled between the two positions."""
+        """Return whether number `n` was settled between the two positions."""
         return self.target.sees(n) and not self.base.sees(n)
 
     @property
@@ -97,7 +97,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a partition came: all that `base` sees, and of the window up to `target` every id up to `after`."""
+    """The progress of a partition: it is done with all that `base` sees, and with ids up to `after` of the window.
+
+    The window lies between `base` and `target`; without a `target` nothing of a window is done.
+    """
 
     base: Position
     target: Position | None = None

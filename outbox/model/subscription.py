@@ -1,4 +1,4 @@
-"""Subscriptions as values: what one is called, what it handles, and what a worker says that it is."""
+"""Subscriptions as values: their names, what they select of the log, and what a worker declares them to be."""
 
 from __future__ import annotations
 
@@ -11,30 +11,34 @@ from outbox.errors import InvalidMessageError, SubscriptionError
 from outbox.model.limits import checked_topic
 
 OnDead = Literal["block", "continue"]
-#: What a subscription does: sends; sends what direct writers have left behind; asks what became of transactions; or it
-#: stands for a reader outside of the database, which holds retention back for a while.
+#: The task of a subscription. relay: it sends. compensation: it sends what direct writers have left behind. check: it
+#: asks what became of transactions. extract: it stands for a reader outside of the database, which holds retention
+#: back for a while.
 Kind = Literal["relay", "compensation", "check", "extract"]
-#: Where a new subscription starts: "earliest", "latest", or a moment.
+#: The start of a new subscription: "earliest", "latest", or a moment.
 Start = Literal["earliest", "latest"] | datetime
 
 _COMPENSATION = ":compensation"
 
 
 def compensation_of(name: str) -> str:
-    """The subscription that finds what direct writers of subscription `name` have left behind."""
+    """Return the name of the subscription that finds what direct writers of subscription `name` have left behind."""
     return name + _COMPENSATION
 
 
 def subscription_of(compensation: str) -> str | None:
-    """The subscription whose direct writers a compensation of this name follows; None: no compensation has it."""
+    """Return the name of the subscription whose direct writers the compensation of this name follows.
+
+    None if no compensation can have this name.
+    """
     return compensation.removesuffix(_COMPENSATION) if compensation.endswith(_COMPENSATION) else None
 
 
 def require_own_name(name: str) -> None:
-    """Refuse to run a compensation by itself.
+    """Refuse to run a compensation by itself, because it runs beside its subscription, with the same sender.
 
     Raises:
-        SubscriptionError: it runs beside its subscription, with the same sender.
+        SubscriptionError: `name` is the name of a compensation.
     """
     own = subscription_of(name)
     if own is not None:
@@ -44,15 +48,16 @@ def require_own_name(name: str) -> None:
 
 
 def check_of(group: str) -> str:
-    """The subscription that asks what became of the transactions of a producer group."""
+    """Return the name of the subscription that asks what became of the transactions of a producer group."""
     return f"check:{group}"
 
 
 def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Which topics somebody chose, in order and once each; None: all.
+    """Return the topics that were chosen, sorted and each of them once; None means all topics.
 
     Raises:
-        SubscriptionError: they are one text, none, or such as no message can have: nothing would ever come.
+        SubscriptionError: `topics` is one text, is empty, or holds a topic that no message can have, so that nothing
+            would ever come.
     """
     if topics is None:
         return None
@@ -69,10 +74,11 @@ def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """What of the log a reader handles.
+    """The part of the log that a reader handles.
 
-    `topics`: these; None: all, but for half messages. `tags`: these; None: all. `skips`: not what its writers send
-    themselves for the subscription of this name. `only`: nothing else than that.
+    `topics`: only these; None: all except half messages. `tags`: only these; None: all. `skips`: without the messages
+    that their writers send themselves for the subscription of this name. `only`: nothing but the messages that their
+    writers send themselves for the subscription of this name.
     """
 
     topics: tuple[str, ...] | None = None
@@ -81,16 +87,16 @@ class Selection:
     only: str | None = None
 
 
-#: Whatever any writer sends, but for half messages.
+#: All messages of all writers, except half messages.
 EVERYTHING = Selection()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Declaration:
-    """What a worker says that its subscription is: these things belong to the name, not to the process.
+    """The properties of a subscription as a worker declares them. They belong to its name, not to the process.
 
-    `destination`: None where it is not known yet. `grace`: rows are read at least so long after their commit; None: as
-    stored, or none.
+    `destination`: None where it is not known yet. `grace`: rows are read at least this long after their commit; None:
+    as stored, else no grace.
     """
 
     name: str
@@ -123,15 +129,15 @@ class Subscription:
 
     @property
     def direct(self) -> str | None:
-        """Of a compensation: the subscription whose direct writers it follows."""
+        """The name of the subscription whose direct writers this compensation follows; None for every other kind."""
         return subscription_of(self.name) if self.kind == "compensation" else None
 
     @property
     def selection(self) -> Selection:
-        """What of the log it handles.
+        """The part of the log that it handles.
 
-        What its writers send themselves it always skips: such rows may appear at any moment, and its compensation
-        stands where it was created, behind none of them.
+        A subscription always skips what its writers send themselves, because such rows may appear at any moment. Its
+        compensation handles them: that one starts where it was created, before all of them.
         """
         if self.direct is not None:
             return Selection(topics=self.topics, only=self.direct)

@@ -17,10 +17,10 @@ _log = logging.getLogger(__name__)
 
 
 def trace_headers() -> Mapping[str, str]:
-    """The headers of W3C Trace Context for the current span: `traceparent` and perhaps `tracestate`.
+    """Return the headers of W3C Trace Context for the current span: `traceparent` and perhaps `tracestate`.
 
-    Empty without a span, and without OpenTelemetry: a process that has not imported its API has no span, and then
-    this costs one look into a dict. Never raises: a message matters more than its trace.
+    Empty without a span, and without OpenTelemetry. A process that has not imported its API has no span, and then
+    this costs one look into a dict. Never raises, because a message matters more than its trace.
     """
     if "opentelemetry.trace" not in sys.modules:
         return _NONE

@@ -1,4 +1,4 @@
-"""Verdicts: what came of a message, and how long a failed one waits for its next attempt."""
+"""Verdicts: the outcome of sending a message, and how long a failed message waits for its next attempt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from outbox.model.delays import MAX_DELAY
 
 
 def describe(said: object) -> str:
-    """What other people's code says, as text that every database takes; an exception's with the name of its kind."""
+    """Return what foreign code said, as text that every database can store.
+
+    The text of an exception begins with the name of its class.
+    """
     try:
         text = f"{type(said).__name__}: {said}" if isinstance(said, BaseException) else str(said)
     except Exception:
@@ -22,7 +25,7 @@ def describe(said: object) -> str:
 
 
 class _Failed:
-    """A verdict that says why; what it says may be anything, an exception as well as a text."""
+    """A verdict with a reason. The reason may be any object, such as an exception, and is kept as text."""
 
     __slots__ = ()
 
@@ -34,7 +37,7 @@ class _Failed:
 
 @final
 class Done:
-    """Stored at the destination. `Done()` is the same object each time: every message of a batch gets one."""
+    """Stored at the destination. `Done()` is the same object each time, because every message of a batch gets one."""
 
     __slots__ = ()
 
@@ -48,7 +51,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Retry(_Failed):
-    """This message failed. `after` overrides the back-off, for at most `MAX_DELAY`; `counts`: an attempt."""
+    """This message failed. `after` replaces the back-off, up to `MAX_DELAY`. `counts`: the try counts as an attempt."""
 
     error: str
     after: timedelta | None = None
@@ -64,17 +67,17 @@ class Retry(_Failed):
 
 @dataclass(frozen=True, slots=True)
 class Reject(_Failed):
-    """This message can never succeed: dead at once."""
+    """This message can never succeed, and becomes dead at once."""
 
     error: str
 
 
 @dataclass(frozen=True, slots=True)
 class Unavailable(_Failed):
-    """The destination is sick, or was not asked. Nothing is counted against the message.
+    """The destination does not accept the message now, or was not asked. Nothing is counted against the message.
 
-    `everything`: no message at all is accepted, of whatever topic, as when the server is away; it is told so, and one
-    message is enough to find out when that is over.
+    `everything`: the destination accepts no message of any topic, as when its server is away. The worker reports that,
+    and one message is enough to find out when it is over.
     """
 
     error: str
@@ -83,13 +86,13 @@ class Unavailable(_Failed):
 
 Verdict = Done | Retry | Reject | Unavailable
 
-#: The only `Done`. It is compared by identity, so that looking at a batch that went well costs next to nothing.
+#: The only `Done`. It is compared by identity, so that checking a batch that went well costs almost nothing.
 DONE: Final[Done] = object.__new__(Done)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How often a message is tried, and what it waits in between.
+    """The number of attempts that a message gets, and the time that it waits in between.
 
     `attempts`: failures after which a message is dead. `wait`: one of tenacity's wait strategies, in seconds;
     the default grows from 1 s to 10 min with full jitter.
@@ -99,16 +102,16 @@ class RetryPolicy:
     wait: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=1, min=1, max=600))
 
     def exhausted(self, attempts: int) -> bool:
-        """Whether a message that failed `attempts` times is dead."""
+        """Return whether a message that failed `attempts` times is dead."""
         return attempts >= self.attempts
 
     def delay(self, attempts: int) -> timedelta:
-        """What a message waits after its `attempts`-th failure."""
+        """Return how long a message waits after its `attempts`-th failure."""
         return timedelta(seconds=seconds_to_wait(self.wait, attempts))
 
 
 def seconds_to_wait(wait: wait_base, attempt: int) -> float:
-    """Ask a tenacity strategy outside of a tenacity loop."""
+    """Return the seconds that a tenacity strategy gives for an attempt, outside of a tenacity loop."""
     state = RetryCallState(None, None, (), {})  # type: ignore[arg-type]  # strategies read the attempt only
     state.attempt_number = attempt
     return wait(state)

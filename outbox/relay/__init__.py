@@ -1,1 +1,1 @@
-"""The relay, and any number of them side by side."""
+"""The relay: one, or several side by side in one process."""

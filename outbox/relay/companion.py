@@ -1,4 +1,4 @@
-"""A companion: a second worker that runs beside the first, from when its subscription exists."""
+"""A companion: a second worker that runs beside the first, from the moment when its subscription exists."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from outbox.worker.worker import Worker
 logger = logging.getLogger("outbox")
 
 _LOOK_SECONDS = 1.0
-#: Seconds before something is begun again that ended by itself.
+#: Seconds before a worker that ended with an error begins again.
 _BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
-#: After so long a failure says nothing about the one before.
+#: When a worker ran for so long before a failure, that failure counts as the first one.
 _WELL_SECONDS = 60.0
 
 
 class CompensationWorker:
-    """Begins when `look` finds its subscription, in a thread; ends with `stop`. Whatever else ends it is logged, and
-    the next `look` begins again.
+    """Runs a worker in a thread, from when `look` finds its subscription until `stop`.
+
+    An error that ends it, other than hanging calls, is logged, and a later `look` begins again.
     """
 
     def __init__(self, database: Database, name: str, worker: Worker, hangs: Callable[[], None]) -> None:
-        """`hangs`: called when calls of the handler never come back; `error` says so then."""
+        """`hangs`: called when calls of the handler never come back, after that error is stored in `error`."""
         self._database = database
         self._name = name
         self._worker = worker
@@ -40,7 +41,7 @@ class CompensationWorker:
         self._thread: threading.Thread | None = None
         self._look_at = 0.0
         self._failures = 0
-        # Plain flags, no locks: a signal handler may come in the middle of anything.
+        # Plain flags and no locks, because a signal handler may call `stop` at any point.
         self._may_begin = False
         self._gives_up = True
         self._works = False
@@ -48,16 +49,22 @@ class CompensationWorker:
         self.error: HungHandlerError | None = None
 
     def prepare(self, *, in_background: bool, gives_up: bool = True) -> None:
-        """Before the first worker begins. `in_background`: whether a `look` may begin; `gives_up`: see `Worker.run`."""
+        """Reset the state, before the first worker begins.
+
+        `in_background`: whether `look` may begin the thread. `gives_up`: see `Worker.run`.
+        """
         self._may_begin = in_background
         self._gives_up = gives_up
         self._look_at = 0.0
-        # A fork's copy of a thread does nothing.
+        # In a fork the thread of the parent does not run.
         self._works = self._exists = False
         self.error = None
 
     def look(self, channel: Channel) -> None:
-        """Begin, if the subscription is there by now; asks once a second at most, and nothing while the worker runs."""
+        """Begin if the subscription exists by now.
+
+        Asks the database once a second at most, and not while the worker runs.
+        """
         if self._works or time.monotonic() < self._look_at:
             return
         self._exists = Subscriptions(self._database).find(channel, self._name) is not None
@@ -71,7 +78,7 @@ class CompensationWorker:
             self._thread.start()
 
     def perform(self, work: Callable[[Worker], None]) -> None:
-        """Have the worker do something in this thread, if a `look` has found its subscription."""
+        """Call `work` with the worker in this thread, if `look` has found its subscription."""
         if self._exists:
             self._works = True
             try:

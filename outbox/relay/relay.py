@@ -34,29 +34,29 @@ logger = logging.getLogger("outbox")
 
 
 class Source(Protocol):
-    """What a relay needs of an `Outbox`."""
+    """The parts of an `Outbox` that a relay needs."""
 
     database: Database
     notifier: Notifier
-    #: By subscription, the calls that did not come back.
+    #: The calls that did not come back, by subscription.
     hung_calls: dict[str, HungCalls]
 
 
 class Relay:
     """Sends the messages of an outbox to one destination.
 
-    Where writers send by themselves on behalf of its subscription, it also sends what they have left behind: as soon
-    as there is a subscription `<name>:compensation`, a second worker runs beside the first.
+    Writers may send messages of its subscription directly. Then the relay also sends the messages that they have left
+    behind: as soon as the subscription `<name>:compensation` exists, a second worker runs beside the first.
 
     Args:
-        outbox: whose log is read.
+        outbox: the relay reads its log.
         sender: a `Sender`, a function of one message, or the URL of a destination.
         name: the subscription; one name has one selection and one destination.
         topics: only these; None: all.
         start: where a new subscription begins: "earliest", "latest" or a moment.
         on_dead: whether a dead letter holds back the rest of its key ("block") or not ("continue"). None: as stored.
-        retry: how often a message is tried, and what it waits in between.
-        deadline: of one call of the sender. None: its own, which a `Sender` may say, else 5 s.
+        retry: how often a message is tried, and how long it waits in between.
+        deadline: of one call of the sender. None: the sender's own, if it has one, else 5 s.
         settings: pace and limits of the worker.
 
     Raises:
@@ -89,7 +89,7 @@ class Relay:
         )
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline or deadline_of(self._sender))
-        # A sender that others use as well is called in turns with them: a turn comes before the deadline of a call.
+        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
         serialize = getattr(self._sender, "hold", None) or FairLock().hold
         self._handler: Sender = getattr(self._sender, "alone", self._sender)
         shared: dict[str, Any] = {"policy": policy, "settings": settings, "serialize": serialize}
@@ -107,24 +107,24 @@ class Relay:
         in_child(self._reset)
 
     def _reset(self) -> None:
-        """At first, and in a fork: what works in the parent does not there."""
+        """Begin as a relay that is not at work; also in a fork, because the threads of the parent do not run there."""
         self._at_work = threading.Lock()
 
     @property
     def label(self) -> str:
-        """Which database its messages come from: host, name and schema, for people to read."""
+        """The database that its messages come from: host, name and schema, for people to read."""
         return label_of(self._outbox.database.engine.url, self._outbox.database.schema)
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was asked that has not been followed yet."""
+        """True from when a stop is asked until the relay has stopped."""
         return self._stop_asked or self._worker.stopping
 
     def run(self, *, signals: bool = True) -> None:
         """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once.
 
         Raises:
-            SubscriptionError: this relay runs already, or works otherwise; so do `until_empty` and `once`.
+            SubscriptionError: this relay is at work already; `until_empty` and `once` raise it too.
             HungHandlerError: calls of the sender never come back; the process should be started again.
         """
         with self._alone():
@@ -136,7 +136,7 @@ class Relay:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """At work: twice at once it would take its own lease away from itself, again and again."""
+        """Mark the relay as at work; raise if it is, because two runs at once would take the lease from each other."""
         if not self._at_work.acquire(blocking=False):
             raise SubscriptionError(
                 "this relay is at work already; stop it and join it first, or make another Relay, which waits for it"
@@ -147,7 +147,7 @@ class Relay:
             self._at_work.release()
 
     def _stop_first(self) -> None:
-        """Calls of the second worker never come back: the process has to begin again."""
+        """Stop the first worker: calls of the second never come back, so the process has to be started again."""
         self._worker.stop()
 
     def _run(self, *, gives_up: bool = True) -> None:
@@ -167,12 +167,12 @@ class Relay:
     def until_empty(self) -> None:
         """Send everything that was committed before now, and what is parked and due; then return.
 
-        What its writers may still send by themselves is waited for.
+        It also waits until its writers may no longer send messages themselves.
         """
         self._work_both(Worker.until_empty)
 
     def once(self) -> None:
-        """Send one batch, if there is one; and one of what writers have left behind."""
+        """Send one batch, if there is one, and one batch of messages that writers have left behind."""
         self._work_both(Worker.once)
 
     def _work_both(self, work: Callable[[Worker], None]) -> None:
@@ -201,17 +201,17 @@ class Relay:
     def start(self) -> None:
         """Run in a thread of this process, if it does not yet.
 
-        What keeps it from working is logged, and tried again after a pause, until `stop`.
+        An error that ends its work is logged, and it tries again after a pause, until `stop`.
 
         Raises:
-            SubscriptionError: it works otherwise, or was asked to stop and has not ended yet.
+            SubscriptionError: it is at work in another way, or was asked to stop and has not ended yet.
         """
         alive = self._thread is not None and self._thread.is_alive()
         if alive and not self.stopping:
             return
         if alive or self._at_work.locked():
             raise SubscriptionError("this relay is at work still; stop it and join it before it is started again")
-        # Asked after the end of the one before: there was nothing to stop.
+        # A stop that was asked after the previous run had ended is forgotten, because there was nothing to stop.
         self._stop_asked = False
         self._worker.reset()
         self._supervision = supervision = Supervision(self.serve)
@@ -227,7 +227,7 @@ class Relay:
     def serve(self) -> None:
         """Send until stopped, in a process that goes on when calls of the sender hang; the sender stays open.
 
-        What such calls have is set aside until they come back, and is never sent beside them.
+        The messages of such calls are parked until the calls come back, and are never sent beside them.
         """
         with self._alone():
             self._run(gives_up=False)

@@ -1,4 +1,4 @@
-"""Supervision: serving without end. What goes wrong is logged and tried again after a growing pause, until a stop."""
+"""Supervision: serves until a stop. An error is logged, and after a growing pause it serves again."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from outbox.store.failure import in_one_line
 
 logger = logging.getLogger("outbox")
 
-#: Between two tries of what fails at once; with some chance in it, so that many do not come all together.
+#: Seconds between two tries that fail at once; partly random, so that many relays do not try at the same moment.
 AGAIN = wait_exponential(multiplier=0.5, max=10) + wait_random(0, 1)
-#: What worked for so long has recovered: its next failure is a first one again.
+#: After it has worked for so long, its next failure counts as the first one.
 _RECOVERED_SECONDS = 60.0
-#: The same trouble is not logged again before so long.
+#: The same error is logged again only after so long.
 _SAY_AGAIN_SECONDS = 60.0
 
 
 class Supervision:
-    """Calls `serve` until it returns, or until `stop`; whatever it raises is logged, and it is called again."""
+    """Calls `serve` until it returns, or until `stop`; after an error, logs it and calls again."""
 
     def __init__(self, serve: Callable[[], None], pause: wait_base = AGAIN, *, name: str = "the relay") -> None:
-        """`pause`: one of tenacity's wait strategies, in seconds, between two calls. `name`: who serves."""
+        """`pause`: one of tenacity's wait strategies, in seconds, between two calls. `name`: what the log calls it."""
         self._serve = serve
         self._name = name
         self._pause = pause
@@ -35,7 +35,7 @@ class Supervision:
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was asked."""
+        """True when a stop was asked."""
         return self._stop.asked
 
     def run(self) -> None:
@@ -52,11 +52,11 @@ class Supervision:
             self._stop.rest(seconds_to_wait(self._pause, failures))
 
     def stop(self) -> None:
-        """Serve no more once `serve` has returned; ends a pause at once. May be called from anywhere."""
+        """Do not call `serve` again once it has returned; end a pause at once. May be called from anywhere."""
         self._stop.ask()
 
     def _tell(self, error: Exception) -> None:
-        """Log what went wrong: at once when it is news, else once in a while."""
+        """Log an error: at once when it is a new one, else once in a while."""
         text, foreseen = in_one_line(error)
         said, at = self._said
         if text == said and time.monotonic() - at < _SAY_AGAIN_SECONDS:

@@ -1,4 +1,4 @@
-"""Relays of several outboxes in one process, each on its own: what one of them waits for delays no other."""
+"""Relays of several outboxes in one process. They run independently: when one has to wait, no other is delayed."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ from outbox.worker.worker import lease_logger
 
 logger = logging.getLogger("outbox")
 
-#: How often the relays that were asked to stop are looked at; one that ends is noticed at once.
+#: Seconds between two checks of relays that were asked to stop. The end of a relay is noticed at once.
 _LOOK_SECONDS = 1.0
 
-#: Where the relay of this thread works.
+#: The database of the relay of this thread.
 _label: ContextVar[str | None] = ContextVar("outbox_label", default=None)
 
 
 class OneRelay(Protocol):
-    """What runs beside others: a `Relay`, or whatever has to open its database first."""
+    """A relay that runs beside others: a `Relay`, or an object that has to open its database first."""
 
     @property
     def label(self) -> str:
-        """Which database it is about, without secrets."""
+        """The database that it works for, without secrets."""
 
     @property
     def stopping(self) -> bool:
-        """Whether it was asked to stop, and has not followed yet."""
+        """True from when it is asked to stop until it has stopped."""
 
     def serve(self) -> None:
-        """Send until stopped; called again after an error."""
+        """Send until stopped; it is called again after an error."""
 
     def until_empty(self) -> None:
         """Send what is there, then return."""
@@ -50,29 +50,29 @@ class OneRelay(Protocol):
         """Send one batch, then return."""
 
     def stop(self) -> None:
-        """Ask it to finish what is under way and return; takes no lock, a signal handler may call it."""
+        """Ask it to finish what is under way and return. It takes no lock, because a signal handler may call it."""
 
     def close(self) -> None:
-        """Let go of its sender."""
+        """Close its sender."""
 
 
 class Relays:
     """Runs relays side by side: `Relays([Relay(Outbox(eu), "nats://…"), Relay(Outbox(us), "nats://…")]).run()`.
 
-    Each has a thread, connections and a sender of its own, so that a database that is down, slow, silent, a standby or
-    without its tables delays nobody else, and neither does a destination. `run` gives none up: what only a person can
-    mend is logged with the database it is about, and the relay tries again after a growing pause. Lines that a relay
-    logs begin with its database.
+    Each has a thread, connections and a sender of its own. So a database that is down, slow, silent, a standby or
+    without its tables delays no other relay, and neither does a destination. `run` gives up none of them: an error that
+    only a person can mend is logged with its database, and the relay tries again after a growing pause. Lines that a
+    relay logs begin with its database.
 
-    A relay costs one thread and one connection while it waits for its lease. While it works there are a thread and a
-    connection more that renew the lease, a thread for the calls of its sender, from its first backlog on a thread and a
-    connection that read ahead, and what the sender has; the same again where writers send by themselves, for what they
-    leave behind. None of these connections takes a place in a pool.
+    A relay costs one thread and one connection while it waits for its lease. While it works, it has a second thread and
+    connection that renew the lease, and a thread for the calls of its sender. From its first backlog on it has another
+    thread and connection, which read ahead; the sender may have its own. Where writers send directly, it has all of
+    that again, for the messages that they leave behind. None of these connections takes a place in a pool.
 
     Args:
         relays: one for each outbox; each with a sender of its own, because senders take one call at a time.
-        drain: how long relays that were asked to stop are waited for. One that is still at it then, because its
-            database or its destination does not answer, is left behind and logged; nothing of it is lost.
+        drain: how long to wait for relays that were asked to stop. One that has not ended by then, because its
+            database or its destination does not answer, is left behind and logged; none of its messages is lost.
         pause: one of tenacity's wait strategies, in seconds, between two tries of a relay that cannot work.
     """
 
@@ -86,12 +86,12 @@ class Relays:
         self._pause = pause
         self._beside: list[_Beside] = []
         self._stopping = False
-        # A socket, no lock: a signal handler may come in the middle of anything.
+        # A socket and no lock, because a signal handler may call `stop` at any point.
         self._wake = Wake()
 
     @property
     def unfinished(self) -> tuple[str, ...]:
-        """Where relays were left behind that had not finished in time."""
+        """The databases of the relays that had not finished in time and were left behind."""
         return tuple(each.label for each in self._beside if each.alive)
 
     def run(self, *, signals: bool = True) -> None:
@@ -100,7 +100,7 @@ class Relays:
             self._side_by_side(_Beside.serve)
 
     def until_empty(self) -> None:
-        """Have each send what was committed before now, and what is parked and due; return when all are through.
+        """Have each send what was committed before now, and what is parked and due; return when all have finished.
 
         Raises:
             ExceptionGroup: what went wrong with some of them; the others have finished.
@@ -149,7 +149,7 @@ class Relays:
             )
 
     def _wait(self) -> None:
-        """Until all have ended; those that do not follow a stop in time are not waited for."""
+        """Wait until all have ended, but no longer for those that do not stop in time."""
         while alive := [each for each in self._beside if each.alive]:
             overdue = [each.overdue(self._drain.total_seconds()) for each in alive]
             if all(overdue):
@@ -163,7 +163,7 @@ class Relays:
 
 
 class _Beside:
-    """One of the relays, with its thread."""
+    """One of the relays, with its thread and its supervision."""
 
     def __init__(self, relay: OneRelay, label: str, pause: wait_base, *, ended: Callable[[], None]) -> None:
         self.relay = relay
@@ -176,11 +176,10 @@ class _Beside:
 
     @property
     def alive(self) -> bool:
-        """Whether its thread has not ended."""
         return self._thread is not None and self._thread.is_alive()
 
     def start(self, work: Callable[[_Beside], None]) -> None:
-        """Do the work in a thread of its own, which never keeps the process alive."""
+        """Call `work` in a thread of its own, which does not keep the process alive."""
 
         def perform() -> None:
             _label.set(self.label)
@@ -196,12 +195,12 @@ class _Beside:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask it to end, also out of a pause."""
+        """Ask it to end; a pause ends at once."""
         self._supervision.stop()
         self.relay.stop()
 
     def overdue(self, seconds: float) -> bool:
-        """Whether it was asked to stop, and that for the first time seen longer ago than this."""
+        """Return whether a stop was asked, and was first noticed here more than `seconds` ago."""
         if not self._supervision.stopping and not self.relay.stopping:
             return False
         now = time.monotonic()
@@ -209,7 +208,7 @@ class _Beside:
         return now - self._asked_at > seconds
 
     def serve(self) -> None:
-        """Run the relay until a stop, whatever happens to it."""
+        """Run the relay until a stop, again after each error; then close it."""
         try:
             self._supervision.run()
         finally:
@@ -218,7 +217,7 @@ class _Beside:
 
 
 def _say_where(record: logging.LogRecord) -> bool:
-    """Begin what a relay's thread logs with its database; every other line stays as it is."""
+    """Begin the lines of a relay's thread with its database; leave every other line as it is."""
     label = _label.get()
     if label is not None:
         record.msg = f"{label.replace('%', '%%') if record.args else label}: {record.msg}"

@@ -1,4 +1,4 @@
-"""The part that RocketMQ's broker has: it stores half messages and verdicts, each in a transaction of its own."""
+"""The part of RocketMQ's broker: it stores half messages and verdicts, each in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ R = TypeVar("R")
 # RocketMQ's response codes.
 SYSTEM_ERROR, SLAVE_NOT_AVAILABLE, NO_PERMISSION = 1, 11, 16
 
-#: As often as RocketMQ's client tries to send: once, and twice again.
+#: The number of tries of RocketMQ's client when it sends: one, and two more.
 _TRIES = 3
-#: How often it is made sure that somebody may check back: a person may have dropped the subscription.
+#: Seconds between two declarations of a group's check subscription, because a person may have dropped it.
 _DECLARE_SECONDS = 60.0
 
 
 class Home(Protocol):
-    """What a broker needs of an `Outbox`."""
+    """The parts of an `Outbox` that a broker needs."""
 
     database: Database
     notifier: Notifier
@@ -45,7 +45,7 @@ class Home(Protocol):
 
 
 class Broker:
-    """Stores half messages and verdicts of one outbox, on connections of its own: nobody's pool is drained by them."""
+    """Stores half messages and verdicts of one outbox, on connections of its own and not of the application's pool."""
 
     def __init__(self, outbox: Home, *, connections: int, reject_transactions: bool) -> None:
         self.outbox = outbox
@@ -57,10 +57,10 @@ class Broker:
         self._declared: dict[str, float] = {}
 
     def declare(self, group: str, immunity: timedelta) -> None:
-        """Make sure that the group's transactions are found by whoever checks back.
+        """Declare the group's check subscription, so that a check service finds its transactions.
 
         Raises:
-            SubscriptionError: the group has a shorter immunity by another producer's word; a longer one counts for all.
+            SubscriptionError: another producer gave the group a shorter immunity; a longer one counts for all.
         """
         if time.monotonic() - self._declared.get(group, float("-inf")) < _DECLARE_SECONDS:
             return
@@ -80,9 +80,12 @@ class Broker:
         self._declared[group] = time.monotonic()
 
     def _start_of(self, channel: Channel, group: str) -> Start:
-        """Return where a new check subscription begins: at what was pending when a person dropped the one before."""
+        """Return where a new check subscription begins.
+
+        A person may have dropped the one before, so it begins at the earliest message if transactions are pending.
+        """
         if Subscriptions(self.database).find(channel, check_of(group)) is not None:
-            # The look below may read every half message that is kept; a subscription that is there needs no start.
+            # A subscription that is there needs no start, and the look below may read every half message that is kept.
             return "latest"
         return "earliest" if HalfTransactions(self.database).pending(channel, group=group, limit=1) else "latest"
 
@@ -108,8 +111,8 @@ class Broker:
     ) -> bool:
         """Write the verdict, unless it stands already; return whether it is new.
 
-        `patience`: how long a business transaction that is deciding is waited for, in seconds; None: as long as any
-        statement waits for a lock.
+        `patience`: seconds to wait for a business transaction that is deciding; None: as long as any statement waits
+        for a lock.
 
         Raises:
             VerdictStandsError: the opposite stands.
@@ -126,7 +129,7 @@ class Broker:
         return decision.first
 
     def standing(self, transaction: str) -> Decision:
-        """Find out which verdict stands."""
+        """Return the decision that stands; its `op` is None if there is no verdict."""
         return self._on_channel(lambda channel: run(on_channel(channel), self.ops.standing(transaction)))
 
     def close(self) -> None:
@@ -134,7 +137,7 @@ class Broker:
         self._connections.close()
 
     def _require_no_transaction(self) -> None:
-        """Refuse to wait for a transaction that waits for this call."""
+        """Raise if this thread has a transaction open for which the call would wait for ever."""
         if self.database.dialect.waits_for_itself(self.database.engine):
             raise DatabaseError(
                 "a half message or a verdict is committed on its own, and SQLite has one writer at a time, here the"
@@ -147,7 +150,7 @@ class Broker:
         return self.database.engine.url.host or "localhost"
 
     def _run(self, steps: Callable[[], Script[R]], patience: float | None = None) -> R:
-        """Take the steps in a transaction of their own."""
+        """Run the steps in a transaction of their own."""
 
         def take(channel: Channel) -> R:
             if self.database.dialect.chains_writes and patience is None:
@@ -158,9 +161,9 @@ class Broker:
         return self._on_channel(take)
 
     def _on_channel(self, do: Callable[[Channel], R]) -> R:
-        """Do something on a connection; on another one, where that is lost.
+        """Call `do` with a connection; if the connection is lost, call it again with another one.
 
-        A half message may be stored twice, and a verdict be written twice: each counts once.
+        So a half message may be stored twice, and a verdict may be written twice; each counts once.
         """
         for tries_left in reversed(range(_TRIES)):
             lost = False
@@ -174,12 +177,12 @@ class Broker:
             except Exception as error:
                 if not (lost and tries_left and self.database.transient(error)):
                     raise
-            # Those that nobody uses were lost with it, most likely.
+            # The connections that nobody uses were most likely lost with it.
             self._connections.close()
         raise AssertionError("the last try returns or raises")
 
     def _answers(self, channel: Channel) -> bool:
-        """Whether a connection is still there.
+        """Return whether a connection is still there.
 
         Raises:
             MQClientError: in RocketMQ's words, that the server is a replica.
@@ -200,10 +203,10 @@ def declaration_of(group: str, immunity: timedelta) -> Declaration:
 
 
 def require(decision: Decision, transaction: str, op: Op, group: str | None = None) -> None:
-    """Make sure that a verdict stands.
+    """Raise unless this verdict stands.
 
     Raises:
-        VerdictStandsError: the opposite does.
+        VerdictStandsError: the opposite verdict stands.
         MQClientError: the transaction is unknown, or of another group.
     """
     if group is not None and decision.group is not None and decision.group != group:

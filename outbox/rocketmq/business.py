@@ -1,4 +1,4 @@
-"""Business transactions: what is done in one; and the records of a business database that has no outbox."""
+"""Business transactions: hooks on their end, and the records of a business database that has no outbox."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outbox.store.transactions.record import RecordDatabase, Records
 from outbox.writing.handles import DriverConnection
 from outbox.writing.transaction import Transactions
 
-#: How long a business transaction that is under way is waited for before it is fenced, in seconds.
+#: Seconds for which a checker that writes a verdict waits for a business transaction that is under way.
 PATIENCE_SECONDS = 0.2
 #: A rollback that a person or a producer orders waits longer for other writers of the business database.
 _ROLLBACK_PATIENCE_SECONDS = 5.0
@@ -34,15 +34,15 @@ class Business:
 
     @cached_property
     def identity(self) -> str | None:
-        """The identity that half messages carry, so that records are never looked for elsewhere; None: it has none."""
+        """The identity that half messages carry, so that no other database is asked for a record; None: it has none."""
         with self._connections.one() as channel:
             return self._database.identity(channel)
 
     def require_other_than(self, outbox: Database) -> None:
-        """Refuse the outbox's own database, where no business has left a record.
+        """Raise if this is the outbox's own database, where no business transaction has left a record.
 
         Raises:
-            DatabaseError: it is that one.
+            DatabaseError: it is the outbox's own.
         """
         here = self._database.dialect.location(self._database.engine)
         is_same_kind = outbox.dialect.name == self._database.dialect.name
@@ -66,12 +66,16 @@ class Business:
         before_commit(self.transactions, connection, lambda: self._require_still_there(connection, transaction))
 
     def standing(self, transaction: str) -> Op | None:
-        """Find out which verdict is recorded."""
+        """Return the verdict that is recorded; None if there is none."""
         with self._connections.one() as channel, self._database.explained():
             return run(on_channel(channel), self._records.standing(transaction))
 
     def fence(self, transaction: str, *, patience: float = PATIENCE_SECONDS) -> Op | None:
-        """Keep the business from committing, unless it has; return what stands. Raises while it is at it."""
+        """Record a rollback unless the business has committed; return the verdict that stands.
+
+        After that the business cannot commit. Wait `patience` seconds for a business transaction that is under way, and
+        raise then.
+        """
         with self._connections.one() as channel, self._database.explained():
             return self._records.fence(channel, transaction, patience=patience)
 
@@ -82,7 +86,7 @@ class Business:
         return f"its record is in another business database ({recorded_in}) than this one ({self.identity})"
 
     def require(self, transaction: str, op: Op, recorded_in: str | None) -> None:
-        """Make sure that the records agree with a verdict; a rollback is recorded, if nothing is yet.
+        """Raise unless the records agree with a verdict; record a rollback first if nothing is recorded yet.
 
         Raises:
             VerdictStandsError: the opposite is recorded.
@@ -116,16 +120,16 @@ class Business:
 
 
 def before_commit(transactions: Transactions, connection: DriverConnection, do: Callable[[], None]) -> None:
-    """Do something right before the commit; nobody is told of those of a driver's own connection."""
+    """Call `do` right before the commit; never on a driver's own connection, which tells nobody of its commits."""
     if isinstance(connection, Connection):
         transactions.before_commit(connection, do)
 
 
 @contextmanager
 def or_doomed(transactions: Transactions, ops: Ops | None, connection: DriverConnection) -> Iterator[None]:
-    """Let a business transaction in which this raises not be committed, also when the application swallows the error.
+    """Keep a business transaction from committing if this block raises, even if the application swallows the error.
 
-    Whatever it is: of a statement that fails SQLite undoes that statement only, and goes on without the verdict.
+    This holds for every error: SQLite undoes only the statement that failed, and would commit without the verdict.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Check-back: what became of transactions that nobody has ended."""
+"""Check-back: it finds out what became of transactions that nobody has ended."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from outbox.store.transactions.op import Op, Pending
 
 logger = logging.getLogger("outbox")
 
-#: The shortest wait for the end of an immunity: an age that equals it is immune still.
+#: Added to the wait for the end of an immunity, because a transaction of exactly that age is still immune.
 _TICK = timedelta(milliseconds=1)
 _AGAIN = timedelta(seconds=1)
-#: Why nothing can be found out here.
+#: Answers for transactions about which this process cannot find out anything.
 NO_LISTENER = "no listener here"
 NO_BUSINESS = "the business database is not known here: business=… (or --business) is missing"
-#: Questions are spread over so much more than the interval.
+#: The pause between two questions is longer than the interval by a random part of it, up to this one.
 _JITTER = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckPolicy:
-    """When a transaction is asked about, by the clock of the database; the defaults are RocketMQ's.
+    """The times and limits of check-back, by the clock of the database; the defaults are RocketMQ's.
 
-    `transaction_timeout`: not before this age. `interval`: between two questions. `most`: after so many UNKNOWNs, and
-    beyond `age_limit` where no database says what became of it, the transaction is given up and waits for a person.
-    `question`: what one question may take; `threads`: so many are asked at once.
+    `transaction_timeout`: no transaction is asked about before this age. `interval`: the pause between two questions.
+    `most`: after so many UNKNOWNs the transaction is given up and waits for a person. `age_limit`: beyond this age it
+    is given up too, unless a database says what became of it. `question`: the time limit of one question. `threads`:
+    the most questions at once.
     """
 
     transaction_timeout: timedelta = timedelta(seconds=6)
@@ -66,8 +67,8 @@ class Checker:
         spread: Callable[[], float] = random.random,
         at_a_loss: Callable[[], None] = lambda: None,
     ) -> None:
-        """`spread`: numbers from 0 to 1 by which questions are spread. `at_a_loss`: called when there is a transaction
-        that only another process can find out about.
+        """`spread`: returns numbers from 0 to 1, by which questions are spread. `at_a_loss`: called when there is a
+        transaction about which only another process can find out something.
         """
         self._broker = broker
         self._by = f"check {group}"
@@ -84,11 +85,11 @@ class Checker:
         self._channel: Channel | None = None
 
     def check(self, rows: Sequence[Message]) -> list[Verdict]:
-        """Find out what became of the transactions of these half messages: one verdict for each."""
+        """Find out what became of the transactions of these half messages; return one verdict for each row."""
         try:
             return self._check(rows)
         except Exception as error:
-            # The database's fault, or ours: no transaction's, and nothing counts.
+            # The fault is the database's or ours, so nothing is counted against a transaction.
             self.close()
             logger.warning("check-back failed, trying again: %s", describe(error))
             return [self._later(describe(error), _AGAIN) for _ in rows]
@@ -108,7 +109,7 @@ class Checker:
         until = clock() + self._policy.question.total_seconds()
         for transaction, row in heads.items():
             if clock() > until:
-                # Many are under way, and each was waited for.
+                # Many business transactions are under way, and the calls before waited for each of them.
                 verdicts[transaction] = self._later("there was no time for it", _AGAIN)
                 continue
             found = self._without_question(channel, half_of(row), pending.get(transaction))
@@ -120,28 +121,28 @@ class Checker:
         return [verdicts[row.key or ""] for row in rows]
 
     def _without_question(self, channel: Channel, half: Half, pending: Pending | None) -> Verdict | None:
-        """What can be said of a transaction without asking a listener; None: a listener has to be asked."""
+        """Return the verdict on a transaction without asking a listener; None if a listener has to be asked."""
         if pending is None or pending.op is not None:
             return DONE
         if pending.immune_for >= timedelta(0):
             return Retry("immune", pending.immune_for + _TICK, counts=False)
         too_old = pending.age > self._policy.age_limit
         found = None if half.way == "listener" else self._by_database(channel, half, pending)
-        # What a database can say is as good as on the first day.
+        # A database knows the outcome at any age, so its answer counts beyond the age limit, too.
         return Reject(f"given up: older than {self._policy.age_limit}") if too_old and found is not DONE else found
 
     def _by_database(self, channel: Channel, half: Half, pending: Pending) -> Verdict:
-        """What the transactions of a database say by themselves."""
+        """Find out from a database what became of a transaction; if it cannot say yet, return when to look again."""
         if half.way == "record":
             return self._by_record(channel, half)
         left = half.fence_after - pending.age
         if half.way == "commit" and left >= timedelta(0):
-            # An absent op says nothing yet: it is the last statement of a business transaction.
+            # An absent op says nothing yet, because the business transaction writes it as its last statement.
             return self._later("not committed yet", min(left + _TICK, self._policy.interval))
         return self._fenced(channel, half)
 
     def _fenced(self, channel: Channel, half: Half) -> Verdict:
-        """Decide for a rollback where the op is written by the business transaction itself; wait for one at it."""
+        """Roll back a transaction whose op its business transaction writes, unless that is still writing it."""
         return self._decided(channel, half.transaction, "rollback")
 
     def _by_record(self, channel: Channel, half: Half) -> Verdict:
@@ -162,13 +163,13 @@ class Checker:
         return self._decided(channel, half.transaction, stands)
 
     def _log_once(self, transaction: str, mismatch: str) -> None:
-        """Log the first transaction of each other business database; there may be very many of one."""
+        """Log only the first transaction of each other business database, because one may have very many."""
         if mismatch not in self._logged:
             self._logged.add(mismatch)
             logger.warning("transaction %s: %s", transaction, mismatch)
 
     def _ask(self, channel: Channel, rows: list[Message]) -> dict[str, Verdict]:
-        """Ask the listener about transactions, many at a time."""
+        """Ask the listener about transactions, several at a time."""
         verdicts: dict[str, Verdict] = {}
         if not rows:
             return verdicts
@@ -188,7 +189,7 @@ class Checker:
         return verdicts
 
     def _decided(self, channel: Channel, transaction: str, op: Op) -> Verdict:
-        """Write the verdict, unless somebody else is about to write one: that is waited for, but not for long."""
+        """Write the verdict. Wait briefly for a business transaction that is writing one; then try again later."""
         decide = self._broker.ops.commit if op == "commit" else self._broker.ops.roll_back
         crash_point("check.before_end")
         try:
@@ -206,7 +207,7 @@ class Checker:
         return DONE
 
     def _later(self, why: str, after: timedelta | None = None) -> Retry:
-        """Nobody was asked, so nothing counts."""
+        """Return a retry that does not count as an UNKNOWN, because nobody was asked."""
         return Retry(why, self._policy.interval if after is None else after, counts=False)
 
     def _spaced(self, interval: timedelta) -> timedelta:

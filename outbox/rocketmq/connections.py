@@ -1,4 +1,4 @@
-"""Connections of our own, apart from the application's pool, which a second one for each thread could drain."""
+"""Connections of our own: with a second one for each thread the application's pool could run out of connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WAIT_SECONDS = 30.0
 
 
 class Connections:
-    """A few connections, opened when they are needed; who finds none waits for one."""
+    """A few connections, opened when they are needed; a caller that finds none free waits for one."""
 
     def __init__(self, open_channel: Callable[[], Channel], most: int) -> None:
         self._open = open_channel
@@ -25,7 +25,7 @@ class Connections:
 
     @contextmanager
     def one(self) -> Iterator[Channel]:
-        """A connection that is nobody else's meanwhile; one that failed is closed."""
+        """Yield a connection that nobody else uses meanwhile; close it if the block raises."""
         free = self._free
         try:
             channel = free.get(timeout=_WAIT_SECONDS)
@@ -46,7 +46,7 @@ class Connections:
             free.put(channel)
 
     def close(self) -> None:
-        """Close those that nobody uses."""
+        """Close the connections that nobody uses."""
         for _ in range(self._most):
             try:
                 channel = self._free.get_nowait()
@@ -57,14 +57,14 @@ class Connections:
             self._free.put(None)
 
     def _reset(self) -> None:
-        """At first, and in a fork, which must not use the parent's."""
+        """Begin without connections: at first, and in a forked process, which must not use those of its parent."""
         self._free: LifoQueue[Channel | None] = LifoQueue()
         for _ in range(self._most):
             self._free.put(None)
 
 
 def on_channel(channel: Channel) -> Execute:
-    """How statements are executed on a connection of our own."""
+    """Return the function that executes statements on a connection of our own."""
 
     def execute(statement: Statement) -> list[Row]:
         assert not isinstance(statement.parameters, list)

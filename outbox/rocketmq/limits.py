@@ -10,7 +10,7 @@ from outbox.model.message import TRANSACTION_ID, Message
 from outbox.store.transactions.half import CHECK_TIMES, GIVEN_UP_TOPIC, IMMUNITY
 
 MAX_TOPIC, MAX_GROUP, MAX_BODY = 127, 255, 4 * 1024 * 1024
-#: RocketMQ's code of a message that it does not take.
+#: RocketMQ's response code for a message that it refuses.
 MESSAGE_ILLEGAL = 13
 _NAME = r"^[%|a-zA-Z0-9_-]+$"
 _FORBIDDEN = {
@@ -38,10 +38,10 @@ def checked_group(group: str) -> str:
 
 
 def check_message(message: Message) -> None:
-    """Refuse what cannot be a message of a transaction.
+    """Raise if a message cannot be part of a transaction.
 
     Raises:
-        MQClientError: RocketMQ would refuse it, too; or it has a dedup key.
+        MQClientError: RocketMQ would refuse the message, too; or it has a dedup key.
     """
     if not isinstance(message, Message):
         raise MQClientError("the message is null", MESSAGE_ILLEGAL)
@@ -68,7 +68,7 @@ def _check_topic(topic: str) -> None:
 
 
 def immunity_of(message: Message) -> int | None:
-    """Return for how many seconds a message asks not to be asked about.
+    """Return the seconds during which its transaction is not to be asked about, as a message says; None: it says none.
 
     Raises:
         MQClientError: the property is no decimal integer, or less than 0.

@@ -1,4 +1,4 @@
-"""What a user writes: a listener of the 4.x shape, or a checker of the 5.x shape."""
+"""Protocols for the classes that a user writes: a listener of the 4.x shape, or a checker of the 5.x shape."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from outbox.rocketmq.states import LocalTransactionState, TransactionResolution
 class TransactionListener(Protocol):
     """Executes local transactions, and says later what became of them.
 
-    Both find the id of the transaction as `message.transaction_id`.
+    Both methods find the id of the transaction as `message.transaction_id`.
     """
 
     def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
-        """Do the business. Only the states themselves are verdicts: anything else that is returned is UNKNOW."""
+        """Execute the local transaction; return its state. Anything else that is returned counts as UNKNOW."""
 
     def check_local_transaction(self, message: Message) -> LocalTransactionState:
-        """Say what became of the business. UNKNOW, an exception and anything strange mean: ask again later.
+        """Return the state of the local transaction. UNKNOW, an exception or any other object mean: ask again later.
 
-        ROLLBACK_MESSAGE is the right answer only when the business can not be committed any more.
+        ROLLBACK_MESSAGE is the right answer only if the local transaction cannot be committed any more.
         """
 
 
@@ -30,15 +30,15 @@ class TransactionChecker(Protocol):
     """Says what became of a transaction."""
 
     def check(self, message: Message) -> TransactionResolution:
-        """Answer as `check_local_transaction` does."""
+        """Return the resolution of the transaction, by the same rules as `check_local_transaction`."""
 
 
-#: A question as it is asked, whatever the shape of who answers.
+#: A function that asks about one message, whether a listener, a checker or a function answers.
 Question = Callable[[Message], object]
 
 
 def question_of(listener: TransactionListener | TransactionChecker | Question | None) -> Question | None:
-    """Return how a listener, a checker or a function is asked.
+    """Return the function that asks a listener, a checker or a function; None if there is none.
 
     Raises:
         TypeError: it is none of them, or a class, or written with async.
@@ -61,7 +61,7 @@ def question_of(listener: TransactionListener | TransactionChecker | Question | 
 
 
 def _blocking(question: Question) -> Question:
-    """Refuse a question whose answer would have to be awaited: it would be UNKNOWN for ever."""
+    """Raise if a question is written with async: nothing awaits its answer, so it would be UNKNOWN for ever."""
     if iscoroutinefunction(question) or iscoroutinefunction(getattr(question, "__call__", None)):  # noqa: B004
         raise TypeError("a listener is asked by a thread that blocks: write its check without async")
     return question

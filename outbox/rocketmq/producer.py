@@ -40,22 +40,23 @@ _started: weakref.WeakKeyDictionary[Outbox, set[tuple[int, str]]] = weakref.Weak
 
 
 class TransactionMQProducer:
-    """Sends messages that nobody gets before their transaction is committed, and never if it is rolled back.
+    """Sends messages that are delivered after their transaction is committed, and never if it is rolled back.
 
     Args:
         group: the producer group; any live producer of a group may be asked about its transactions.
-        outbox: where messages, half messages and verdicts are.
-        listener: executes local transactions and is asked about them (`TransactionListener`); or is asked only: a
-            `TransactionChecker`, or a function of one message. None: only business transactions in a database decide.
+        outbox: the outbox that stores messages, half messages and verdicts.
+        listener: a `TransactionListener` executes local transactions and is asked about them. A `TransactionChecker`,
+            or a function of one message, is only asked. None: only business transactions in a database decide.
         business: the engine of the business database, for verdict="record".
         transaction_timeout: no transaction is asked about before this age (RocketMQ's transactionTimeOut).
-        check_interval: between two questions about a transaction (transactionCheckInterval).
+        check_interval: the pause between two questions about a transaction (transactionCheckInterval).
         check_max: after so many UNKNOWNs a transaction waits for a person (transactionCheckMax).
-        age_limit: and beyond this age (fileReservedTime), where no database says what became of it.
-        check_timeout: what one question may take; an answer that comes later counts as UNKNOWN.
-        fence_after: for verdict="commit": when a transaction without a verdict was rolled back; longer than the longest
-            business transaction.
-        half_pool: how many connections of its own it opens at most, for half messages and verdicts.
+        age_limit: beyond this age (fileReservedTime) it waits for a person too, unless a database says what became of
+            it.
+        check_timeout: the time limit of one question; an answer that comes later counts as UNKNOWN.
+        fence_after: for verdict="commit": the age from which on a transaction without a verdict is rolled back. It has
+            to be longer than the longest business transaction.
+        half_pool: the most connections of its own that it opens, for half messages and verdicts.
         reject_transactions: refuse every half message, as RocketMQ's rejectTransactionMessage does.
 
     Raises:
@@ -105,13 +106,13 @@ class TransactionMQProducer:
     ) -> TransactionSendResult:
         """Store a half message, execute the local transaction, and write its verdict; all before this returns.
 
-        What the local transaction raises is recorded as UNKNOW, so that check-back decides, and is raised again.
-        `swallow`: not raised, as RocketMQ does.
+        If the local transaction raises, its state is UNKNOW, so that check-back decides, and the error is raised again.
+        With `swallow` it is not raised, as in RocketMQ.
 
         Raises:
             MQClientError: there is no listener, or the message is refused; then nothing was stored. Or "send message
-                Exception": the half message could not be stored for sure, and the local transaction was not executed.
-            InvalidMessageError: a limit of the log; nothing was stored.
+                Exception": it is not sure that the half message was stored, and the local transaction was not executed.
+            InvalidMessageError: the message is against a limit of the log; nothing was stored.
             VerdictStandsError: check-back decided otherwise meanwhile.
         """
         execute = getattr(self._listener, "execute_local_transaction", None)
@@ -144,7 +145,7 @@ class TransactionMQProducer:
     def _recorded(
         self, transaction: Transaction, state: LocalTransactionState
     ) -> tuple[LocalTransactionState, Exception | None]:
-        """Write the verdict; return the state that is recorded, and why it is not the given one."""
+        """Write the verdict; return the state that is recorded, and the error if it is not the given one."""
         try:
             if state is LocalTransactionState.COMMIT_MESSAGE:
                 transaction.commit()
@@ -163,13 +164,14 @@ class TransactionMQProducer:
         """Begin a transaction of any number of messages.
 
         Args:
-            verdict: who says what became of it when nobody ended it. "listener": the listener or checker is asked.
-                "join": a business transaction in the outbox's own database, which the transaction joins first of all.
-                "commit": one that commits it last of all. "record": one in the `business` database. None: "listener",
-                if the producer has one, else "record", if it has a `business`, else "commit".
+            verdict: who says what became of it if nobody has ended it. "listener": the listener or checker is asked.
+                "join": a business transaction in the outbox's own database, which the transaction joins at its
+                beginning. "commit": such a business transaction, which commits it at its end. "record": a business
+                transaction in the `business` database. None: "listener" if the producer has one, else "record" if it
+                has a `business`, else "commit".
 
         Raises:
-            MQClientError: nobody could be asked.
+            MQClientError: the producer lacks the listener or the `business` for this verdict.
         """
         way = verdict or self._usual_way
         if way not in _WAYS:
@@ -196,12 +198,12 @@ class TransactionMQProducer:
     ) -> TransactionResolution:
         """End a transaction that perhaps another process has begun; return the verdict that stands.
 
-        UNKNOWN changes nothing. Whoever is not sure whether it worked asks again.
+        UNKNOWN changes nothing. If it is not clear whether a call worked, call it again.
 
         Raises:
             VerdictStandsError: the opposite stands.
-            MQClientError: the transaction is unknown, or of another group; or it is to be committed, and is decided by
-                a business transaction that has not been.
+            MQClientError: the transaction is unknown, or of another group; or it is to be committed, and the business
+                transaction that decides it has not been committed.
         """
         if not transaction_id:
             raise MQClientError("transaction id cannot be empty")
@@ -213,7 +215,7 @@ class TransactionMQProducer:
         decision = self._broker.standing(transaction_id)
         if op is None:
             return TransactionResolution.UNKNOWN if decision.op is None else TransactionResolution(decision.op)
-        # Of another group's, or of one that has its verdict, the broker says so.
+        # A transaction of another group, or one that has its verdict, is the broker's to refuse or to confirm.
         way = decision.way if decision.op is None and decision.group == self.group else None
         end_by_word(
             self._broker,
@@ -229,7 +231,7 @@ class TransactionMQProducer:
     # Checking back
 
     def start(self) -> None:
-        """Check back in a thread of this process, while no other process of the group does; until `shutdown`.
+        """Check back in a thread of this process until `shutdown`, while no other process of the group does.
 
         Raises:
             MQClientError: another producer of this group does so in this process.
@@ -312,7 +314,7 @@ def _sent(
 
 
 def _why_no_state(answer: object) -> TypeError | None:
-    """Return the error of a local transaction that returned no state: most often it forgot to."""
+    """Return the error for a local transaction that returned no state, most often because it has no `return`."""
     if isinstance(answer, LocalTransactionState | TransactionResolution):
         return None
     return TypeError(
@@ -322,7 +324,7 @@ def _why_no_state(answer: object) -> TypeError | None:
 
 
 def _in_transaction(message: Message, transaction: str) -> Message:
-    """The message as a listener sees it; the caller's own stays as it is."""
+    """Return the message as a listener sees it: a copy, so that the caller's own stays as it is."""
     copy = message.replace(headers={**message.headers, TRANSACTION_ID: transaction})
     copy.message_id = message.message_id
     return copy

@@ -1,4 +1,4 @@
-"""Questions: what a listener is asked, some at once, each on a thread of its own that may hang."""
+"""Questions to a listener: several at once, each on a thread of its own, because a question may hang."""
 
 from __future__ import annotations
 
@@ -20,26 +20,29 @@ logger = logging.getLogger("outbox")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a listener returned; of one that is no verdict the `reason`."""
+    """The `state` that a listener returned; if it is no verdict, the `reason` says why."""
 
     state: object
     reason: str
 
 
 class Questions:
-    """Asks a listener, some questions at once, each on a thread of its own that may hang."""
+    """Asks a listener several questions at once, each on a thread of its own, because a question may hang."""
 
     def __init__(self, question: Question, *, seconds: float, threads: int) -> None:
-        """`seconds`: what one question may take; `threads`: so many are asked at once."""
+        """`seconds`: the time limit of one question; `threads`: the most questions at once."""
         self._question = question
         self._seconds = seconds
         self._threads = threads
-        #: By transaction: each has one thread at most, so that one whose question hangs for ever leaves the others.
+        #: Questions that hang, by transaction. Each transaction has one thread at most, so that one whose question
+        #: hangs for ever leaves the other threads free.
         self._hung: dict[str | None, Call] = {}
 
     def ask(self, rows: Sequence[Message]) -> list[tuple[Message, Answer | None]]:
-        """Ask about the transaction of each row; None: it was not asked, because the time of one question is over, or
-        its own hangs, or too many others.
+        """Ask about the transaction of each row; return the rows with their answers.
+
+        An answer is None if the question was not asked. Then the time of one question is over, or an earlier question
+        about this transaction hangs, or too many about others do.
         """
         until = clock() + self._seconds
         self._forget_those_that_ended()

@@ -1,4 +1,4 @@
-"""The check service: one more worker, whose subscription holds the half messages of a producer group."""
+"""The check service: a worker whose subscription holds the half messages of a producer group."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from outbox.worker.worker import Worker
 
 logger = logging.getLogger("outbox")
 
-#: Longer than a worker that stands by needs to take a lease that was given back.
+#: Seconds for which the lease is left to others: longer than a worker that stands by needs to take it.
 _ASIDE_SECONDS = 2.0
-#: So many half messages are looked at together.
+#: The most half messages that are checked together.
 _ROWS = 200
-#: A look takes what two rounds of questions may take, and some time for the database.
+#: The deadline of one check, in time limits of a question: two rounds of questions, and some time for the database.
 _ROUNDS = 4
 
 
 class CheckService:
-    """Asks what became of a group's transactions, in one process of all that run it at a time."""
+    """Asks what became of a group's transactions. Of all processes that run it, one works at a time."""
 
     def __init__(
         self,
@@ -50,9 +50,9 @@ class CheckService:
         self._group = group
         self._name = f"outbox-check-{group}"
         self._stopped = False
-        #: Whether it goes on until it is stopped, and whether it lets others have their turn first.
+        #: `_endless`: `run` goes on until it is stopped. `_aside`: the lease is given back for a while.
         self._endless = self._aside = False
-        #: That it lacks something is news once.
+        #: The level at which a missing listener or business database is logged: a warning the first time only.
         self._log_level = logging.WARNING
         self._supervision: Supervision | None = None
         self._thread: threading.Thread | None = None
@@ -69,7 +69,7 @@ class CheckService:
             self._checker.close()
 
     def _step_aside(self) -> None:
-        """Give the lease back for a while: another process of the group may have the listener, or the business
+        """Give the lease back for a while, because another process of the group may have the listener, or the business
         database, that this one lacks.
         """
         if self._endless and not self._aside:
@@ -85,20 +85,20 @@ class CheckService:
             self._worker.stop()
 
     def _rest_aside(self) -> bool:
-        """Wait until others had their turn; False when a stop is asked."""
+        """Leave the lease to others for a while; return False if a stop was asked."""
         self._aside = False
         self._worker.reset()
         return not self._stopped and self._worker.rest(_ASIDE_SECONDS)
 
     def once(self) -> None:
-        """Check what is due."""
+        """Check everything that is due, then return."""
         try:
             self._worker.until_empty()
         finally:
             self._checker.close()
 
     def start(self) -> None:
-        """Run in a thread of this process, until `stop`; what keeps it from working is logged, and tried again."""
+        """Run in a thread of this process until `stop`. Log each failure, and try again after it."""
         if self._thread is not None and self._thread.is_alive():
             return
         self._stopped = False
@@ -108,7 +108,7 @@ class CheckService:
         self._thread.start()
 
     def stop(self, timeout: float | None = None) -> None:
-        """Finish what is under way."""
+        """Let the check under way finish, then end. Wait for the thread of `start`, for at most `timeout` seconds."""
         self._stopped = True
         if self._supervision is not None:
             self._supervision.stop()

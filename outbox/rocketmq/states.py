@@ -9,7 +9,7 @@ from outbox.store.transactions.op import Op
 
 
 class LocalTransactionState(Enum):
-    """What a local transaction came to, in the words of RocketMQ's 4.x client, its spelling included."""
+    """The outcome of a local transaction, in the words of RocketMQ's 4.x client, its spelling included."""
 
     COMMIT_MESSAGE = "commit"
     ROLLBACK_MESSAGE = "rollback"
@@ -18,7 +18,7 @@ class LocalTransactionState(Enum):
 
 
 class TransactionResolution(Enum):
-    """The same in the words of the 5.x client."""
+    """The outcome of a transaction, in the words of RocketMQ's 5.x client."""
 
     COMMIT = "commit"
     ROLLBACK = "rollback"
@@ -26,7 +26,7 @@ class TransactionResolution(Enum):
 
 
 class SendStatus(Enum):
-    """How a half message was stored. There is one way here: what is not stored durably raises instead."""
+    """The outcome of storing a half message. There is only one, because a call raises if nothing is stored durably."""
 
     SEND_OK = "SEND_OK"
 
@@ -41,11 +41,11 @@ class MessageQueue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionSendResult:
-    """What `send_message_in_transaction` brought.
+    """The result of `send_message_in_transaction`.
 
-    `local_transaction_state` is the one that is recorded: UNKNOW where the local transaction brought none, or where its
-    state could not be written (`error` says why), so that check-back decides. `queue_offset` is the place of the half
-    message in the log, and `message_queue` is where its message will go.
+    `local_transaction_state` is the recorded state. It is UNKNOW if the local transaction returned no other state, or
+    if its state could not be written; then check-back decides. `error` says what went wrong, if anything did.
+    `queue_offset` is the place of the half message in the log. `message_queue` is where its message will go.
     """
 
     send_status: SendStatus
@@ -58,8 +58,8 @@ class TransactionSendResult:
 
 
 def op_of(state: object) -> Op | None:
-    """Return the verdict that a state or a resolution stands for; None for everything else, whatever it is."""
-    # By identity: an object of somebody else may be equal to anything.
+    """Return the verdict that a state or a resolution stands for; None for any other object."""
+    # Compare by identity, because an object of a user's class may be equal to anything.
     if state is LocalTransactionState.COMMIT_MESSAGE or state is TransactionResolution.COMMIT:
         return "commit"
     if state is LocalTransactionState.ROLLBACK_MESSAGE or state is TransactionResolution.ROLLBACK:

@@ -1,4 +1,4 @@
-"""A transaction with half messages: what its messages are, and how its business says what became of it."""
+"""A transaction with half messages: it stores them, and takes the verdict that delivers or drops their messages."""
 
 from __future__ import annotations
 
@@ -35,8 +35,9 @@ if TYPE_CHECKING:
 class Transaction:
     """Any number of messages that one verdict delivers or drops; made by `TransactionMQProducer.begin_transaction`.
 
-    As a context manager: left normally it is committed, where nothing else decides (see `verdict`); left by an
-    exception nothing is said, because that may come from a commit whose answer was lost. Then check-back decides.
+    As a context manager it is committed when the block ends normally, unless a business transaction decides (see
+    `verdict`). If the block raises, no verdict is written, because the error may come from a commit whose answer was
+    lost. Then check-back decides.
     """
 
     def __init__(
@@ -55,31 +56,32 @@ class Transaction:
         self._business = business
         self._sent: set[UUID] = set()
         self._half = Half(transaction=str(uuid7()) if id is None else id, group=group, way=way, fence_after=fence_after)
-        #: `_ended`: by a verdict of its own; `_joined`: a business transaction was told to decide, perhaps on this one.
+        #: `_ended`: `commit()` or `rollback()` has ended it. `_joined`: `join` or `commit(handle)` has left the verdict
+        #: to a business transaction.
         self._ended = self._joined = False
         self._decided: _Decided | None = None
 
     @property
     def id(self) -> str:
-        """By which another process may end it: `producer.end_transaction(id, …)`."""
+        """The id by which another process may end it: `producer.end_transaction(id, …)`."""
         return self._half.transaction
 
     @property
     def verdict(self) -> Way:
-        """The way to its verdict."""
+        """The way to its verdict; see `begin_transaction`."""
         return self._half.way
 
     # Messages
 
     def send(self, topic: str, body: object, **fields: Unpack[MessageFields]) -> UUID:
-        """Store one more half message; see `Message` for `fields`. Nobody gets it before the commit.
+        """Store one more half message; see `Message` for `fields`. Its message is not delivered before the commit.
 
-        A delay counts from the commit. `CHECK_IMMUNITY_TIME_IN_SECONDS` among the headers: for so long the transaction
-        is not asked about.
+        A delay counts from the commit. A header `CHECK_IMMUNITY_TIME_IN_SECONDS` says for how long the transaction is
+        not asked about.
 
         Raises:
             MQClientError: RocketMQ would refuse the message, or the transaction is over.
-            InvalidMessageError: a limit of the log.
+            InvalidMessageError: the message is against a limit of the log.
         """
         message = Message(topic, body, **fields)
         self.send_message(message)
@@ -91,7 +93,7 @@ class Transaction:
         return place
 
     def store(self, message: Message) -> tuple[int, MessageQueue]:
-        """Do the same; return also where the message will go."""
+        """Store a half message; return its place in the log, and the queue to which its message will go."""
         check_message(message)
         if self._ended:
             raise MQClientError(f"transaction {self.id} is over; begin another one")
@@ -118,17 +120,18 @@ class Transaction:
     # Verdicts
 
     def join(self, handle: Handle) -> None:
-        """Make the end of a business transaction the verdict: call it first of all in that transaction.
+        """Let a business transaction decide. Call it in that transaction before everything else.
 
-        When it commits, the messages go with it; when it rolls back, they are dropped. With verdict="record" it is a
-        transaction of the business database; `commit()` after it only makes the delivery quicker.
+        When the business transaction commits, the messages are delivered; when it rolls back, they are dropped. With
+        verdict="record" it is a transaction of the business database; `commit()` after it only makes the delivery
+        quicker.
 
         Args:
             handle: a `Session`, a `scoped_session` or a `Connection`, in no savepoint.
 
         Raises:
-            VerdictStandsError: a checker has decided for a rollback, because nothing was heard for too long; or another
-                business transaction has committed it. This one cannot be committed any more.
+            VerdictStandsError: a checker has decided for a rollback, because no verdict came for too long; or another
+                business transaction has committed it. This business transaction cannot be committed any more.
         """
         self._require_sent()
         if self.verdict == "record":
@@ -158,10 +161,12 @@ class Transaction:
         self._joined = True
 
     def commit(self, handle: Handle | None = None) -> None:
-        """Commit: deliver the messages, synchronously; whoever is not sure whether it worked asks again.
+        """Commit the transaction synchronously, so that its messages are delivered.
+
+        If it is not clear whether a call worked, call it again.
 
         Args:
-            handle: the business transaction that the verdict is to be part of, if any: call it last of all in it.
+            handle: the business transaction that the verdict is to be part of, if any. Make this call the last in it.
 
         Raises:
             VerdictStandsError: it was rolled back before, perhaps by a checker. With a `handle` the business
@@ -177,7 +182,7 @@ class Transaction:
             self._ended = True
 
     def rollback(self) -> None:
-        """Roll back: nobody ever gets the messages. Not for a transaction whose business may be committed yet.
+        """Roll back: the messages are never delivered. Do not call it if the business may still be committed.
 
         Raises:
             VerdictStandsError: it was committed before.
@@ -191,7 +196,7 @@ class Transaction:
 
     @property
     def resolution(self) -> TransactionResolution:
-        """The verdict that stands, asked of the database; UNKNOWN: there is none."""
+        """The verdict that stands, as read from the database; UNKNOWN if there is none."""
         op = self._broker.standing(self.id).op
         return TransactionResolution.UNKNOWN if op is None else TransactionResolution(op)
 
@@ -241,7 +246,8 @@ class Transaction:
         transactions = self._broker.outbox.transactions
         connection = self._outermost(transactions, handle, "commit", flush=True)
         if self._decides(transactions, connection):
-            # Once more in the same transaction; or by its first statement, and the messages follow before its end.
+            # This is a second call in the same transaction; or `join` was called in it, and the messages are appended
+            # right before its commit.
             return
         with or_doomed(transactions, self._broker.ops, connection):
             decision = run(executor(connection), self._broker.ops.commit(self.id, by=self._by, group=self._half.group))
@@ -255,7 +261,7 @@ class Transaction:
         self._decided = _Decided(transactions, connection, restored=True)
 
     def _decides(self, transactions: Transactions, connection: DriverConnection) -> bool:
-        """Whether the transaction that runs on this connection decides already."""
+        """Return whether the transaction that runs on this connection decides already."""
         running = transactions.running(connection)
         return running is not None and self._decided is not None and running is self._decided.transaction
 
@@ -280,12 +286,13 @@ class Transaction:
         return connection
 
     def _require_first(self, connection: DriverConnection, decision: Decision) -> None:
-        """Make sure that the verdict is that of this business transaction."""
+        """Raise unless the verdict is that of this business transaction."""
         if not decision.first:
             require(decision, self.id, "commit", self._half.group)
             raise VerdictStandsError(self.id, "commit", "business transaction")
-        # Of SQLAlchemy's connections it is asked before the commit whether the verdict is still there: a savepoint that
-        # was rolled back stays open on PostgreSQL, and most are never rolled back to again.
+        # A savepoint is no error on SQLAlchemy's connections, because a check before the commit finds whether the
+        # verdict is still there. A savepoint that was rolled back stays open on PostgreSQL, and most are never rolled
+        # back to again.
         if not decision.outermost and not isinstance(connection, Connection):
             raise NoTransactionError("a savepoint is open on this connection; decide outside of every savepoint")
 
@@ -306,21 +313,21 @@ class Transaction:
 
 
 class _Decided:
-    """The business transaction that decides; `restored`: with the messages that there were."""
+    """The business transaction that decides; `restored`: it has appended the messages that were sent before."""
 
     def __init__(self, transactions: Transactions, connection: DriverConnection, *, restored: bool = False) -> None:
         self._transactions = transactions
         self._connection = connection
         self._restored = restored
-        #: What stands for it; None on a driver's own connection.
+        #: The object that stands for it; None on a driver's own connection.
         self.transaction = transactions.running(connection)
 
     def leaves_behind(self) -> bool:
-        """Whether a message that is sent now would not be delivered by it."""
+        """Return whether it would not deliver a message that is sent now."""
         return self._restored and self.is_running()
 
     def is_running(self) -> bool:
-        """Whether it has not ended yet; of a driver's own connection: whether one runs, perhaps its next."""
+        """Return whether it still runs; on a driver's own connection whether any transaction runs, perhaps the next."""
         if isinstance(self._connection, psycopg.Connection):
             return self._connection.info.transaction_status not in (TransactionStatus.IDLE, TransactionStatus.UNKNOWN)
         return self._transactions.running(self._connection) is self.transaction
@@ -336,9 +343,9 @@ def end_by_word(
     way: Way | None,
     recorded_in: str | None = None,
 ) -> None:
-    """End a transaction without being part of its business transaction, where it has one.
+    """End a transaction from outside of its business transaction, if it has one.
 
-    `recorded_in`: the business database that its half messages name, where another process has begun it.
+    `recorded_in`: the business database that its half messages name, if another process has begun it.
 
     Raises:
         VerdictStandsError: the opposite stands, perhaps in the business database only.

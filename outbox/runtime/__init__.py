@@ -1,1 +1,1 @@
-"""What knows nothing of messages: clock, wake-up, pauses, turns, fail points, the event loop."""
+"""Tools that know nothing of messages: clock, wake-up, pauses, turns, fail points, the event loop."""

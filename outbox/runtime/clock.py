@@ -6,6 +6,6 @@ import time
 
 
 def clock() -> float:
-    """Seconds that never go back, and go on during a suspend where the system can tell."""
+    """Return seconds that never go back; where the system can measure it, they go on while it is suspended."""
     boottime = getattr(time, "CLOCK_BOOTTIME", None)
     return time.monotonic() if boottime is None else time.clock_gettime(boottime)

@@ -12,15 +12,15 @@ from outbox.runtime.fork import in_child
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: How long a resident may take to say farewell, in seconds; then its thread is left alone.
+#: Seconds that the farewell of a resident may take, before its loop is stopped all the same.
 _PATIENCE = 1.0
 
 
 class BackgroundLoop(Generic[T]):
-    """Runs a resident, made by `make`, in the loop of a daemon thread; both begin with the first call.
+    """Keeps an object, the resident, in the event loop of a daemon thread. Both are made at the first call.
 
-    A forked child has no such thread: there the first call begins anew, with another resident. `farewell` is what a
-    resident does before its loop ends.
+    `make` makes the resident; `farewell` is run before its loop ends. A forked child has no such thread: there the
+    first call begins anew, with another resident.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class BackgroundLoop(Generic[T]):
         in_child(self._after_fork)
 
     def run(self, action: Callable[[T], Coroutine[Any, Any, R]], *, timeout: float) -> R:
-        """What `action(resident)` returns, from its loop.
+        """Run `action(resident)` in its loop, and return what that returns.
 
         Raises:
-            TimeoutError: not within `timeout` seconds. The loop is then taken for stuck; the next call begins anew.
+            TimeoutError: it took more than `timeout` seconds. The loop then counts as stuck; the next call begins anew.
         """
         with self._lock:
             if self._running is None:
@@ -59,7 +59,7 @@ class BackgroundLoop(Generic[T]):
             raise
 
     def stop(self) -> None:
-        """End the resident and the thread. Without a thread there is nothing to do."""
+        """End the resident and the thread; do nothing when there is no thread."""
         with self._lock:
             running, self._running = self._running, None
         if running is not None:

@@ -13,9 +13,10 @@ from outbox.runtime.fork import in_child
 
 
 class FairLock:
-    """An ordinary lock would be taken again by whoever gave it back, while others wait.
+    """A lock that goes to those who wait in the order in which they came.
 
-    A turn that lasts longer than `longest` seconds is over for the others: a call that hangs must not stop them.
+    An ordinary lock would be taken again by the thread that released it, while others wait. After `longest` seconds the
+    next one takes the lock although it was not released, because a call that hangs must not stop the others.
     """
 
     def __init__(self, longest: float = math.inf) -> None:
@@ -24,7 +25,7 @@ class FairLock:
         in_child(self._reset)
 
     def _reset(self) -> None:
-        """At first, and in a fork: it copies the holder and those who wait, but nobody who would pass it on."""
+        """Begin free; also in a fork, which copies the holder and the queue, but no thread that would release it."""
         self._lock = threading.Lock()
         self._holder: object | None = None
         self._since = 0.0
@@ -32,7 +33,7 @@ class FairLock:
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Wait until it is our turn, and pass it on at the end."""
+        """Wait until it is our turn; at the end, give the lock to the next one."""
         me = object()
         self._wait(me)
         try:
@@ -55,7 +56,7 @@ class FairLock:
                         self._take(me)
                         return
         except BaseException:
-            # Interrupted: nobody must wait for us.
+            # Interrupted: leave the queue, so that nobody waits for us.
             with self._lock:
                 self._waiting = deque(each for each in self._waiting if each[0] is not me)
             self._pass_on(me)

@@ -1,4 +1,4 @@
-"""What begins anew in a child that is forked: there locks are copied in any state, and threads are not."""
+"""Hooks for a forked child, where objects have to begin anew: a fork copies locks in any state, and no threads."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 
-#: References, each to what is to be called; those to methods end with their objects.
+#: References to the functions to call; those to methods end with their objects.
 _calls: set[Callable[[], Callable[[], None] | None]] = set()
 
 
 def in_child(call: Callable[[], None]) -> None:
-    """Call this first of all in every child that is forked from now on; a method, for as long as its object lives."""
+    """Call this at once in every child that is forked from now on; a method, only as long as its object lives."""
     _calls.add(weakref.WeakMethod(call, _calls.discard) if inspect.ismethod(call) else lambda: call)
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 from outbox.runtime.clock import clock as now
 
-#: Where commits follow each other faster than this, what is done for each of them costs more than it brings.
+#: When commits follow each other faster than this, work for each single one costs more than it saves.
 BUSY_SECONDS = 0.0033
-#: So many commits may come at once without being taken for many: random arrivals come in crowds.
+#: The load of ten commits: so many may come at once and do not count as many, because random arrivals come in groups.
 _CROWD_SECONDS = 10 * BUSY_SECONDS
 
 
@@ -24,13 +24,13 @@ class Linger:
         self._at = clock()
 
     def after(self, commits: int) -> float:
-        """Seconds to pause, after so many commits since this was asked before."""
+        """Return for how many seconds to pause, after so many commits since the previous call."""
         at = self._clock()
         passed, self._at = at - self._at, at
         load = commits * BUSY_SECONDS
         if passed < self._longest:
             self._load = max(0.0, self._load - passed) + load
         else:
-            # A long pause is judged by its own commits: a bucket that stays nearly full would end in another one soon.
+            # After a long pause only its own commits count: a bucket that is nearly full would soon cause another.
             self._load = 0.0 if load < passed else _CROWD_SECONDS
         return self._longest if self._load >= _CROWD_SECONDS else self._shortest

@@ -6,7 +6,7 @@ _MOST_TEXT = 500
 
 
 def one_line(text: object, most: int = _MOST_TEXT) -> str:
-    """Return other people's text as one line that can do nothing to a terminal or to a log; cut where it is long."""
+    """Return other people's text as one line that is safe for a terminal and for a log; cut where it is long."""
     line = " ".join(str(text).split())
     if len(line) > most:
         line = f"{line[: most - 1]}…"
@@ -14,7 +14,7 @@ def one_line(text: object, most: int = _MOST_TEXT) -> str:
 
 
 def age(seconds: float) -> str:
-    """Return a length of time as people say it."""
+    """Return a length of time for people to read, such as "42 s" or "1.5 h"."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= size:
             return f"{_short(seconds / size)} {unit}"
@@ -22,7 +22,7 @@ def age(seconds: float) -> str:
 
 
 def counted(number: object, noun: str, verbs: tuple[str, str] | None = None) -> str:
-    """Return "1 message", "2 messages", "~10000 messages", and what they do, from the `verbs` ("waits", "wait").
+    """Return "1 message", "2 messages" or "~10000 messages", followed by one of the `verbs` ("waits", "wait").
 
     `number` may be a count that marks an estimate.
     """

@@ -1,4 +1,4 @@
-"""Log lines about a trouble that may last for days: ever fewer of them."""
+"""Log lines about a failure that may last for days: the longer it lasts, the rarer they are."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from collections.abc import Callable
 
 
 class ThrottledLog:
-    """Warnings with at least `first` seconds between two; while they keep coming, twice as many each time, up to
-    `longest`.
+    """Logs warnings with at least `first` seconds between two.
+
+    While they keep coming, that time doubles with each line, up to `longest` seconds.
     """
 
     def __init__(
@@ -28,11 +29,11 @@ class ThrottledLog:
         self._at = float("-inf")
 
     def warning(self, text: str, *values: object) -> bool:
-        """Log it, unless the last line is not long ago; return whether it was logged."""
+        """Log a warning, unless the last one was logged a short time ago; return whether it was logged."""
         quiet = self._clock() - self._at
         if quiet < self._every:
             return False
-        # After such a silence it is another trouble.
+        # After so long without a call it is another failure.
         self._every = self._first if quiet > 2 * self._longest else min(2 * self._every, self._longest)
         self._at = self._clock()
         self._logger.warning(text, *values)

@@ -12,7 +12,10 @@ _SHORTEST_SECONDS = 0.001
 
 
 class Wake:
-    """A hint, never a delivery: losing one costs a poll interval."""
+    """Wakes one thread. A lost wake-up costs a poll interval, and no message.
+
+    `set` takes no lock, so commit hooks and signal handlers may call it at any point.
+    """
 
     def __init__(self) -> None:
         self._reader, self._writer = socket.socketpair()
@@ -20,19 +23,19 @@ class Wake:
         self._writer.setblocking(False)
 
     def set(self) -> None:
-        """Wake whoever waits; a full buffer means that it has been told already."""
+        """Wake the thread that waits, or the next one to wait. A full buffer means that it is woken already."""
         with suppress(OSError):
             self._writer.send(b"!")
 
     def wait(self, seconds: float, also: int | None = None) -> bool:
-        """Wait until woken, or until the descriptor `also` is readable; False when only time has passed.
+        """Wait until woken, or until the descriptor `also` is readable; return False when only time has passed.
 
         A wait of less than a millisecond does not end early; the next one returns at once.
         """
         if 0 < seconds < _SHORTEST_SECONDS:
             time.sleep(seconds)
             return False
-        # Not select(): an application may have more descriptors open than that one can watch.
+        # Not select(), because an application may have more descriptors open than it can watch.
         with selectors.DefaultSelector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
             if also is not None:
@@ -45,11 +48,12 @@ class Wake:
         return bool(readable)
 
     def close(self) -> None:
-        """Give the descriptors back."""
+        """Close the descriptors."""
         self._reader.close()
         self._writer.close()
 
     def __del__(self) -> None:
-        # Nobody closes a worker that was made and dropped. Nor is there anything to close where no descriptor was left.
+        # A worker that was made and dropped is closed by nobody else. The attributes are missing when no descriptor was
+        # available; then there is nothing to close.
         with suppress(AttributeError):
             self.close()

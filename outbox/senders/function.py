@@ -15,12 +15,12 @@ from outbox.senders.port import deadline_of, destination_of
 
 
 class FunctionSender:
-    """Calls `function(message)`; None means `Done`, what it raises that nobody knows whose fault it was.
+    """A sender that calls `function(message)`. None means `Done`; an exception does not tell what is at fault.
 
-    In a call with several messages one that raises is `Unavailable`, and so is the rest of its key; other keys go on,
-    for `timeout` at most, because a function that waits for a dead server may take seconds to raise. A message that
-    came alone raises through: only then can a failure be blamed on it. One whose row holds other headers than `Message`
-    makes is rejected when the function raises.
+    In a call with several messages, one for which the function raises is `Unavailable`, and so is the rest of its key.
+    Other keys go on, for `timeout` at most, because a function that waits for a dead server may take seconds to raise.
+    In a call with one message the exception is passed on: only then can it be blamed on the message. A message whose
+    row holds other headers than `Message` makes is rejected when the function raises.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class FunctionSender:
         self._timeout = timeout.total_seconds()
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """One verdict per message, in their order."""
+        """Call the function for each message; return one verdict per message, in their order."""
         if len(messages) == 1:
             return [self._ask(messages[0])]
         verdicts: list[Verdict] = []
@@ -60,7 +60,7 @@ class FunctionSender:
         return verdicts
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     def _ask(self, message: Message) -> Verdict:
         try:

@@ -1,4 +1,4 @@
-"""How a message's fields travel as text headers, and how a consumer gets the message back.
+"""Text headers: the form in which a message's fields travel, and from which a consumer gets the message back.
 
     Outbox-Key          the key, UTF-8 and percent-encoded, because a key may hold any character
     Outbox-Tags         the tags, encoded in the same way
@@ -9,8 +9,8 @@ The user's own headers travel under their own names. A field that a message has 
 the name that the destination reads for its own deduplication, so each sender adds it. Nothing changes between two
 attempts: a copy is the same bytes.
 
-`Message` checks headers before they are written. A row that somebody inserted by SQL may hold anything, so they are
-checked here again: a header must neither pass for a field of ours nor give the destination an order.
+`Message` checks headers before they are written. A row that was inserted by SQL may hold anything, so they are checked
+here again. A header must neither look like a field of the outbox nor give instructions to the destination.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _LINE = "must be one line of UTF-8"
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """Names that no header of a row may have: `by` reads orders from them, or writes them itself.
+    """Names that no header of a row may have, because `by` reads instructions from them or writes them itself.
 
     `prefixes` and `names` are in lower case; names are compared without regard to case, as many clients read them.
     """
@@ -50,7 +50,7 @@ class Reserved:
     names: tuple[str, ...] = ()
 
     def holds(self, name: str) -> bool:
-        """Whether a name is one of them."""
+        """Return whether a name is one of them."""
         lower = name.lower()
         return lower.startswith(self.prefixes) or lower in self.names
 
@@ -59,17 +59,17 @@ _OURS = Reserved("the outbox", prefixes=("outbox-",), names=(CONTENT_TYPE.lower(
 
 
 def wire_headers(message: Message, *, id_name: str, reserved: Reserved) -> dict[str, str]:
-    """The headers of `message`; its id under `id_name`, which is one of the names `reserved` by the destination.
+    """Return the headers of `message`, its id under `id_name`, one of the names `reserved` by the destination.
 
     Raises:
-        InvalidMessageError: no destination could carry them, or they hold a reserved name.
+        InvalidMessageError: no destination could carry the headers of the row, or they hold a reserved name.
     """
     headers: dict[str, str] = {}
     if message.headers_json is not None:
         headers = own_headers(message)
         for name, value in headers.items():
             _check(name, value, reserved)
-    # Set last, so that nothing of the row can stand in their place.
+    # Set last, so that no header of the row can replace them.
     headers[id_name] = str(message.message_id)
     if message.key is not None:
         headers[KEY] = quote(message.key, safe="")
@@ -85,7 +85,7 @@ def wire_headers(message: Message, *, id_name: str, reserved: Reserved) -> dict[
 
 
 def own_headers(message: Message) -> dict[str, str]:
-    """The user's headers, as they are stored.
+    """Return the user's headers, as they are stored.
 
     Raises:
         InvalidMessageError: the row holds something else than a JSON object of strings.
@@ -105,11 +105,11 @@ def own_headers(message: Message) -> dict[str, str]:
 
 
 def read_headers(topic: str, body: bytes, headers: Mapping[str, str], *, id_name: str) -> Message:
-    """The message that a consumer received; the opposite of `wire_headers`.
+    """Return the message that a consumer received; the opposite of `wire_headers`.
 
     Raises:
         KeyError: there is no `id_name`, so it was not written by an outbox.
-        InvalidMessageError: nor could it have been.
+        InvalidMessageError: a field breaks a limit, so it was not written by an outbox.
     """
     key, tags, created_at = headers.get(KEY), headers.get(TAGS), headers.get(CREATED_AT)
     message = Message(

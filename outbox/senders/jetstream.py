@@ -1,4 +1,7 @@
-"""What JetStream answers: to a message, and to the question whose copy it has when it dropped one. Knows no driver."""
+"""The answers of JetStream: to a message, and to the question which message it has when it dropped a copy.
+
+Nothing here uses a driver.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 
 #: JetStream's error codes for a message that its stream can never take: its size, the size of its headers.
 _NEVER = (10054, 10097)
-#: And for a message that is not in its stream any more.
+#: JetStream's error code for a message that is not in its stream any more.
 _GONE = 10037
 
 #: Names of streams and domains, of which subjects are made.
@@ -22,7 +25,7 @@ _NAME = re.compile(r"[^\s.*>]+")
 
 
 def verdict_of(answer: bytes, headers: Mapping[str, str] | None, subject: str) -> Verdict | Dropped:
-    """What comes of a message by what was answered on its subject."""
+    """Return the verdict on a message by the answer on its subject, or `Dropped` if its stream dropped the copy."""
     if headers is not None and headers.get("Status") == "503":
         return Unavailable(f"no JetStream stream takes subject {subject!r}; create one")
     reply = _reply(answer)
@@ -37,7 +40,7 @@ def verdict_of(answer: bytes, headers: Mapping[str, str] | None, subject: str) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """A copy for `subject` that a stream has dropped: its message `seq`, of whatever subject, has the same id."""
+    """A copy for `subject` that a stream has dropped, because its message `seq`, of any subject, has the same id."""
 
     subject: str
     stream: str
@@ -45,12 +48,12 @@ class Dropped:
     domain: str | None
 
     def question(self, *, home: str | None) -> str:
-        """The subject on which the stream is asked for that message, by a server of the domain `home`."""
+        """Return the subject on which a server of the domain `home` asks the stream for that message."""
         api = "$JS.API" if self.domain in (None, home) else f"$JS.{self.domain}.API"
         return f"{api}.STREAM.MSG.GET.{self.stream}"
 
     def verdict(self, answer: bytes, message: Message) -> Verdict:
-        """`Done` if the stream has the message from our subject."""
+        """Return `Done` if the stream has the message from our subject, else `Unavailable`."""
         reply = _reply(answer)
         found, failure = reply.get("message"), reply.get("error")
         if isinstance(found, dict) and _is_copy(found, message):
@@ -60,7 +63,10 @@ class Dropped:
         return self.doubtful(str(failure.get("description")) if isinstance(failure, dict) else "JetStream is silent")
 
     def doubtful(self, why: str) -> Unavailable:
-        """The first copy was of our subject or not. Sent again it may come twice; if it was not, it would be lost."""
+        """Return `Unavailable`, because it is not known whether the first copy was of our subject.
+
+        Sent again, the message may come twice if it was. Not sent again, the message would be lost if it was not.
+        """
         return self._waits(f"as a duplicate, and cannot tell of which subject the first copy was: {why}")
 
     def _of_another(self, other: object) -> Unavailable:
@@ -81,7 +87,7 @@ def _dropped(reply: dict[str, Any], subject: str) -> Verdict | Dropped:
 
 
 def _reply(answer: bytes) -> dict[str, Any]:
-    """What JetStream says, if it is JetStream."""
+    """Return JetStream's answer; an empty dict if it is no JSON object, and so not from JetStream."""
     try:
         reply = json.loads(answer)
     except ValueError:
@@ -90,7 +96,7 @@ def _reply(answer: bytes) -> dict[str, Any]:
 
 
 def _is_copy(found: dict[str, Any], message: Message) -> bool:
-    """Whether what a stream has found is that message, and no later one of a stream that was made anew."""
+    """Return whether what a stream has found is that message, and not a later one of a stream that was made anew."""
     try:
         return str(message.message_id).encode() in base64.b64decode(found.get("hdrs", ""))
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Which message of a call may be sent next: one of each key, and not too many in all."""
+"""The order of sending within one call: one message of each key at a time, and not too many in all."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from collections.abc import Sequence
 from outbox.model.message import Message
 from outbox.model.verdict import Done, Unavailable, Verdict
 
-#: For what stands behind a message of its key that is not `Done`.
+#: The verdict on a message that stands behind one of its key that is not `Done`.
 EARLIER = Unavailable("an earlier message of its key was not stored")
 
 
 class Chains:
-    """The messages of one call by their index: those of a key are a chain, one without a key is free.
+    """The messages of one call by their index. Messages of one key form a chain; one without a key stands alone.
 
     `take` offers a message once all before it in its chain are `Done`; it is then under way until `settle`. The first
-    other verdict settles the rest of its chain as `Unavailable`. At most `most` messages are under way, and no more
-    are offered from `most_bytes` of bodies on. Pure: it knows neither clock nor destination.
+    other verdict settles the rest of its chain as `Unavailable`. At most `most` messages are under way, and none is
+    offered while `most_bytes` of bodies are under way. The class uses neither clock nor destination.
     """
 
     __slots__ = (
@@ -55,7 +55,7 @@ class Chains:
                 newest[key] = index
 
     def take(self) -> int | None:
-        """A message to send now; None when there is none, or when too much is under way."""
+        """Return the index of a message to send now; None when there is none, or when too much is under way."""
         if not self._ready or len(self._under_way) >= self._most or self._bytes >= self._most_bytes:
             return None
         index = self._ready.popleft()
@@ -64,7 +64,7 @@ class Chains:
         return index
 
     def settle(self, index: int, verdict: Verdict) -> None:
-        """What came of a message that is under way. A second answer changes nothing."""
+        """Store the verdict on a message that is under way. A second answer changes nothing."""
         if index not in self._under_way:
             return
         self._under_way.remove(index)
@@ -81,7 +81,7 @@ class Chains:
             successor = self._successor.get(successor)
 
     def give_up(self, error: str) -> None:
-        """The destination is away: what is under way, or was not offered yet, is `Unavailable`."""
+        """Settle what is under way, or was not offered yet, as `Unavailable`, because the destination is away."""
         verdict = Unavailable(error, everything=True)
         for index in self.under_way():
             self.settle(index, verdict)
@@ -90,9 +90,9 @@ class Chains:
         self.left = 0
 
     def under_way(self) -> list[int]:
-        """The messages that wait for an answer."""
+        """Return the indexes of the messages that wait for an answer."""
         return sorted(self._under_way)
 
     def verdicts(self) -> list[Verdict]:
-        """One verdict per message; `Unavailable` for what was not handed over."""
+        """Return one verdict per message; `Unavailable` for what was not handed over."""
         return [verdict or self._not_asked for verdict in self._verdicts]

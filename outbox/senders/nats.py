@@ -3,16 +3,17 @@
 A topic is a subject; a prefix in the path stands before it, with a dot. `tls://` instead of `nats://` refuses a
 server without TLS. A single name before the @ is a token. A message is `Done` when a stream has acknowledged it.
 
-A consumer finds the id in `Nats-Msg-Id`, by which a stream drops a second copy within its `duplicate_window`; the
+A consumer finds the id in `Nats-Msg-Id`, by which a stream drops a second copy within its `duplicate_window`. The
 other fields have the names of `outbox.senders.headers`, and `read_message` turns them back into a `Message`.
 
 A stream drops by the id alone, whatever the subject: do not let one stream take two subjects that the same message is
-sent to. So a copy that was dropped is `Done` only if the stream's message is of the same subject, which is asked of
-`$JS.API.STREAM.MSG.GET.<stream>`; a user with restricted permissions needs that one, too. Otherwise it waits until the
-window is over and the stream takes it.
+sent to. So a copy that was dropped is `Done` only if the stream's message is of the same subject. The sender asks for
+it on `$JS.API.STREAM.MSG.GET.<stream>`; a user with restricted permissions needs that subject, too. Otherwise the copy
+waits until the window is over and the stream takes it.
 
-What NATS cannot carry is answered with `Reject`: a topic with an empty part (`a..b`, `.a`, `a.`), a header that servers
-or clients take for their own (`Nats-…`, `Status`), a message above the server's `max_payload` or its stream's limit.
+What NATS cannot carry is answered with `Reject`: a topic with an empty part (`a..b`, `.a`, `a.`), or a header that
+servers or clients take for their own (`Nats-…`, `Status`). So is a message above the server's `max_payload` or its
+stream's limit.
 """
 
 from __future__ import annotations
@@ -50,13 +51,13 @@ except ImportError as error:
     raise MissingExtraError("NATS needs an extra: pip install 'outbox-log[nats]'") from error
 
 MESSAGE_ID = "Nats-Msg-Id"
-#: Servers take orders from these (`Nats-Rollup` empties a stream), clients tell a server's answer by `Status`.
+#: Servers obey these headers (`Nats-Rollup` empties a stream); clients recognise a server's answer by `Status`.
 RESERVED = Reserved("NATS", prefixes=("nats-",), names=("status",))
 
-#: How much may wait for an acknowledgement at once; a server refuses from 10 000 messages of a stream on.
+#: The most that may wait for an acknowledgement at once; a server refuses from 10 000 messages of a stream on.
 _MAX_UNDER_WAY = 512
 _MAX_BYTES_UNDER_WAY = 8 * 1024 * 1024
-#: More than the headers of a message can take; only a body this close to the limit is worth counting exactly.
+#: More bytes than the headers of a message can take; only with a body this close to the limit they are counted.
 _HEADERS_AT_MOST = 64 * 1024
 _SECONDS_BETWEEN_WARNINGS = 60.0
 
@@ -67,10 +68,10 @@ _log = logging.getLogger(__name__)
 
 
 class NatsSender:
-    """Stores messages in JetStream; at most one message of a key is unacknowledged.
+    """A sender that stores messages in JetStream; at most one message of a key is unacknowledged.
 
-    `send` returns within `timeout` whatever the server does, from any thread, also several at once. A connection is
-    made by the first call, kept until it fails or lets a call run out of time, and made anew by the next call.
+    `send` may be called in any thread, also in several at once, and returns within `timeout` whatever the server does.
+    The first call makes a connection. When it fails, or a call runs out of time, the next call makes a new one.
     """
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
@@ -81,10 +82,10 @@ class NatsSender:
         self._loop = BackgroundLoop("outbox-nats", make=lambda: _Link(address), farewell=_Link.close)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """One verdict per message, in their order."""
+        """Send the messages; return one verdict per message, in their order."""
         if not messages:
             return []
-        # The loop keeps the deadline by itself; what is left is for a machine too busy to notice.
+        # The loop itself keeps this earlier deadline; the rest is for a machine that is too busy to notice it in time.
         inside = self._seconds * 0.9
         try:
             return self._loop.run(lambda link: link.deliver(messages, inside), timeout=self._seconds)
@@ -97,7 +98,7 @@ class NatsSender:
 
 
 def read_message(received: Msg, *, prefix: str = "") -> Message:
-    """The message that a consumer received from a stream, without its place in the log.
+    """Return the message that a consumer received from a stream, without its place in the log.
 
     Raises:
         KeyError: it has no `Nats-Msg-Id`, so it was not written by an outbox.
@@ -108,7 +109,7 @@ def read_message(received: Msg, *, prefix: str = "") -> Message:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Address:
-    """What a URL says. Credentials are kept apart from the servers, so that no text about a server holds them."""
+    """The parts of a URL. Credentials are kept apart from the servers, so that no text about a server holds them."""
 
     servers: tuple[str, ...]
     prefix: str
@@ -154,7 +155,7 @@ def _timeout_of(url: str, query: str) -> float | None:
 
 
 class _Link:
-    """The way to the servers of an address: at most one connection, made when it is needed. Lives in one loop."""
+    """At most one connection to the servers of an address, made when it is needed. Used in one event loop."""
 
     def __init__(self, address: _Address) -> None:
         self._address = address
@@ -184,18 +185,18 @@ class _Link:
             await self._connection.close()
 
     async def _connected(self, deadline: float) -> _Connection:
-        """The connection, else a new one to whichever server answers, asked in random order."""
+        """Return the connection, else a new one to the first server that answers; they are asked in random order."""
         if self._connection is not None and not self._connection.is_lost:
             return self._connection
         servers = random.sample(self._address.servers, len(self._address.servers))
         errors = []
         for asked, server in enumerate(servers):
-            # Something must be left for the servers behind, and for the messages.
+            # Some time must be left for the servers that come later, and for the messages.
             share = (deadline - asyncio.get_running_loop().time()) / (len(servers) - asked + 1)
             connection = _Connection(self._address)
             try:
                 await connection.open(server, share)
-            except Exception as error:  # whoever listens at that port may say anything
+            except Exception as error:  # any program may listen at that port, and answer anything
                 errors.append(f"{server}{connection.trouble or f': {_text(error)}'}")
                 await connection.close()
             else:
@@ -205,7 +206,7 @@ class _Link:
         raise ConnectionError("; ".join(errors))
 
     def _warn(self, reason: str) -> str:
-        """The text for a verdict; at first and then once a minute it is logged, too."""
+        """Return the text for a verdict; at first and then once a minute it is logged, too."""
         text = f"NATS: {reason}"
         if time.monotonic() - self._warned >= _SECONDS_BETWEEN_WARNINGS:
             self._warned = time.monotonic()
@@ -214,14 +215,14 @@ class _Link:
         return text
 
     def _tell_connected(self, server: str) -> None:
-        """Logged at first and after a warning; a connection that is lost again and again would fill the log."""
+        """Log a connection, at first and after a warning only: one that is lost again and again would fill the log."""
         if self._is_news:
             self._is_news = False
             _log.info("NATS: connected to %s", server)
 
 
 class _Connection:
-    """One connection to one server. After the first doubt about it, it is closed and never used again."""
+    """One connection to one server. Once it fails or does not answer, it is closed and never used again."""
 
     def __init__(self, address: _Address) -> None:
         self._address = address
@@ -251,7 +252,7 @@ class _Connection:
             await self._client.subscribe(f"{self._inbox}.*.*", cb=self._answered)
 
     async def carry(self, call: _Call, deadline: float) -> bool:
-        """Send the messages of a call; whether all have a verdict before the deadline."""
+        """Send the messages of a call; return whether all have a verdict before the deadline."""
         number = str(next(self._numbers))
         call.reply = f"{self._inbox}.{number}."
         self._calls[number] = call
@@ -266,9 +267,9 @@ class _Connection:
         return True
 
     async def close(self) -> None:
-        """Let go of the socket; whatever is under way is given up."""
+        """Close the socket; whatever is under way is given up."""
         self._lose()
-        # A driver that stumbles over a dead socket must not keep the next connection from being made.
+        # An error of the driver on a dead socket must not prevent the next connection.
         with suppress(Exception):
             async with asyncio.timeout(1):
                 await self._client.close()
@@ -285,7 +286,7 @@ class _Connection:
             except InvalidMessageError as error:
                 refusal = str(error)
             except (OSError, Error, ValueError) as error:
-                # Either there is no connection any more, or the driver minds this very message.
+                # Either there is no connection any more, or the driver refuses this message.
                 self._not_sent(error)
                 refusal = f"NATS cannot carry it: {_text(error)}"
             if refusal is not None:
@@ -309,7 +310,7 @@ class _Connection:
         await self._pump(call)
 
     async def _ask(self, call: _Call, index: int, dropped: Dropped) -> None:
-        """Ask a stream for the copy that it has; the answer to that settles the message."""
+        """Ask a stream for the copy that it has; the answer settles the message."""
         call.dropped[index] = dropped
         question = dropped.question(home=self._client.domain)
         try:
@@ -319,13 +320,13 @@ class _Connection:
             call.settle(index, dropped.doubtful(_text(error)))
 
     def _not_sent(self, error: Exception) -> None:
-        """The driver could not send something; perhaps because there is no connection any more."""
+        """Check, after the driver could not send something, if there is still a connection; if not, it is lost."""
         if not self._client.is_connected:
             self.trouble = self.trouble or f": {_text(error)}"
             self._lose()
 
     async def _complain(self, error: Exception) -> None:
-        """The server, or the driver, reports something that belongs to no message; but perhaps to a subject."""
+        """Note what the server, or the driver, reports; it belongs to no message, but perhaps to a subject."""
         self.trouble = f": {_text(error)}"
         forbidden = _FORBIDDEN.search(str(error))
         if forbidden is not None:
@@ -333,7 +334,7 @@ class _Connection:
                 await self._forbid(call, forbidden[1].lower())
 
     async def _forbid(self, call: _Call, subject: str) -> None:
-        """What is under way to a subject, told in lower case by the driver, will not be answered."""
+        """Settle what is under way to a forbidden subject, told in lower case by the driver: no answer will come."""
         for index in call.chains.under_way():
             dropped = call.dropped.get(index)
             asked = call.subject(index) if dropped is None else dropped.question(home=self._client.domain)
@@ -349,7 +350,7 @@ class _Connection:
 
 
 class _Call:
-    """One call of `send`: its messages, where their answers go, what came of them."""
+    """One call of `send`: its messages, the subject of their answers, and their verdicts."""
 
     __slots__ = ("_prefix", "chains", "dropped", "is_settled", "messages", "reply")
 
@@ -357,7 +358,7 @@ class _Call:
         self.messages = messages
         self.chains = Chains(messages, most=_MAX_UNDER_WAY, most_bytes=_MAX_BYTES_UNDER_WAY)
         self.reply = ""
-        #: Of which it is asked whose the stream's copy is.
+        #: By index, the copies that were dropped, and for which the stream is asked which message it has.
         self.dropped: dict[int, Dropped] = {}
         self.is_settled = asyncio.Event()
         self._prefix = prefix
@@ -376,7 +377,7 @@ class _Call:
 
 
 class _Client(Client):
-    """nats-py's client, which lets go at once, and speaks TLS where it was asked for."""
+    """nats-py's client, but it closes at once, and refuses a server without TLS where TLS was asked for."""
 
     def __init__(self, on_close: Callable[[], None]) -> None:
         super().__init__()
@@ -384,12 +385,12 @@ class _Client(Client):
 
     @property
     def domain(self) -> str | None:
-        """Of the JetStream that the server itself speaks for."""
+        """The domain of the JetStream that the server itself belongs to."""
         return self._server_info.get("domain")
 
     async def _close(self, *arguments: Any, **options: Any) -> None:
-        # All ways to lose a connection end here. Closing politely would first write what is left, which hangs on
-        # a dead peer and sends late copies to a living one.
+        # Every connection that is lost ends here. The driver's own way would first write what is left, which hangs
+        # on a dead peer and sends late copies to a living one.
         self._pending.clear()
         self._pending_data_size = 0
         writer = getattr(self._transport, "_io_writer", None)
@@ -399,7 +400,7 @@ class _Client(Client):
         await super()._close(*arguments, **options)
 
     def _connect_command(self) -> bytes:
-        # The last moment before credentials leave: the driver itself would hand them to a server without TLS.
+        # Checked right before credentials are sent, because the driver itself would send them to a server without TLS.
         server = self._current_server
         if server is not None and server.uri.scheme == "tls" and not self._server_info.get("tls_required"):
             raise SecureConnWantedError
@@ -407,7 +408,7 @@ class _Client(Client):
 
 
 def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str | None:
-    """Why NATS cannot carry a message, if it cannot."""
+    """Return the reason why NATS cannot carry a message; None if it can."""
     if not _SUBJECT.fullmatch(message.topic):
         return (
             f"NATS has no subject {message.topic!r}: what stands between dots has to be letters, digits, - and _, and"
@@ -421,7 +422,7 @@ def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str
 
 
 def _size(headers: dict[str, str]) -> int:
-    """What the headers take on the wire: a first line, `name: value` lines and an empty one."""
+    """Return the bytes that headers take on the wire: a first line, `name: value` lines and an empty one."""
     return len("NATS/1.0\r\n\r\n") + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
 
 

@@ -17,16 +17,16 @@ from outbox.senders.urls import perhaps_meant, split_url
 #: Packages offer senders in this group of entry points: the name is a URL scheme, the value a `(url: str) -> Sender`.
 ENTRY_POINTS = "outbox.senders"
 
-#: Where messages go: a sender, a function of one message, or a URL.
+#: The destination of messages: a sender, a function of one message, or a URL.
 Destination = Sender | Callable[[Message], Verdict | None] | str
 
 
 def open_sender(sender: Destination) -> Sender:
-    """The sender that a destination stands for.
+    """Return the sender that a destination stands for.
 
     Raises:
-        TypeError: it is none.
-        SenderError: the URL is malformed, or nobody offers its scheme.
+        TypeError: it is no destination.
+        SenderError: the URL is malformed, or no installed package offers its scheme.
     """
     if isinstance(sender, str):
         return _offered(sender)
@@ -47,10 +47,10 @@ def open_sender(sender: Destination) -> Sender:
 
 
 def _offered(url: str) -> Sender:
-    """The sender for a destination's URL, from whichever installed package offers its scheme.
+    """Return the sender for a destination's URL, from the installed package that offers its scheme.
 
     Raises:
-        SenderError: the URL is malformed, or nobody offers its scheme. Credentials are never part of the text.
+        SenderError: the URL is malformed, or no package offers its scheme. Credentials are never part of the text.
         MissingExtraError: the sender is known, the driver it needs is not installed.
     """
     scheme = split_url(url).scheme

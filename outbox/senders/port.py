@@ -16,28 +16,28 @@ DEADLINE = timedelta(seconds=5)
 
 
 class Sender(Protocol):
-    """A destination. Two verbs; one call at a time, but for one past its deadline, which may overlap the next.
+    """A destination, with two methods. One call is made at a time, but one past its deadline may overlap the next.
 
-    Two attributes may say more, of a function as well. `destination`, a text, is what its subscription stores of it
-    (see `destination_of`). `deadline`, a `timedelta`, is how long one call of `send` may take at most, 5 s if it does
-    not say so: a relay waits for so long unless it is told another figure, and direct sends begin no call that
-    might not be over when the relay sends what they have left behind.
+    Two attributes are optional, also on a function. `destination`, a text, is what its subscription stores of it
+    (see `destination_of`). `deadline`, a `timedelta`, is how long one call of `send` may take at most; 5 s without it.
+    A relay waits that long unless it is given another limit. Direct sends begin no call that might not be over when
+    the relay sends what they have left behind.
     """
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Hand messages to the destination; one verdict per message, in their order.
+        """Send messages to the destination; return one verdict per message, in their order.
 
         `Done` only when the message is stored there. After the first verdict of a key that is not `Done`, no later
         message of that key is `Done`. A message handed over again has the same id and the same bytes.
-        What is raised says nothing about whose fault it was, nor which messages were stored.
+        An exception tells neither what is at fault, destination or message, nor which messages were stored.
         """
 
     def close(self) -> None:
-        """Let go of connections and threads. Closing twice does no harm."""
+        """Close connections and end threads. Closing twice does no harm."""
 
 
 def destination_of(destination: Sender | Callable[[Message], Verdict | None] | str) -> str:
-    """What a subscription stores of its destination: enough to notice another one, and no secrets.
+    """Return what a subscription stores of its destination: enough to notice another one, and no secrets.
 
     Of a URL: scheme, hosts (sorted) and path. Of a sender: its attribute `destination`, else `sender:module.Class`.
     Of a function: `callable:module.qualname`.
@@ -56,10 +56,10 @@ def destination_of(destination: Sender | Callable[[Message], Verdict | None] | s
 
 
 def deadline_of(sender: object) -> timedelta:
-    """How long one call may take: the attribute `deadline` of a sender or of a function, else `DEADLINE`.
+    """Return how long one call may take: the attribute `deadline` of a sender or of a function, else `DEADLINE`.
 
     Raises:
-        TypeError: the attribute is no length of time.
+        TypeError: the attribute is no timedelta above 0.
     """
     deadline = getattr(sender, "deadline", None)
     if deadline is None:

@@ -12,34 +12,34 @@ from outbox.senders.port import Sender, deadline_of
 
 
 class SerializedSender:
-    """Passes calls on, one at a time."""
+    """Calls another sender, for one caller at a time."""
 
     def __init__(self, sender: Sender, destination: str) -> None:
         self._sender = sender
         self.destination = destination
         self.deadline = deadline_of(sender)
-        # Others begin beside a call that takes longer: it may hang.
+        # Beside a call that takes longer others may begin, because it may hang.
         self._lock = FairLock(self.deadline.total_seconds())
 
     @property
     def alone(self) -> Sender:
-        """The sender itself, for those who have the turn."""
+        """The sender itself, for a caller whose turn it is."""
         return self._sender
 
     @contextmanager
     def hold(self) -> Iterator[Sender]:
-        """The sender, when it is our turn; until the end nobody else calls it."""
+        """Wait until it is our turn, and yield the sender; the turn ends with the block."""
         with self._lock.hold():
             yield self._sender
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Hand messages over when it is our turn."""
+        """Send messages when it is our turn."""
         with self.hold() as sender:
             return sender.send(messages)
 
     def close(self) -> None:
-        """Others may be using it still: `release` closes it."""
+        """Do nothing, because others may still use the sender: `release` closes it."""
 
     def release(self) -> None:
-        """Close it for good."""
+        """Close the sender for good."""
         self._sender.close()

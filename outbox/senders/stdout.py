@@ -3,10 +3,10 @@
     {"message_id": "…", "topic": "orders", "key": "order-7", "tags": null, "headers": {}, "content_type": "text/plain",
      "created_at": "2026-01-31T12:00:00+00:00", "body": "…"}
 
-Lines are ASCII, so that no terminal and no reader of lines takes offence at a character. A body that is not UTF-8
+Lines are ASCII, so that every terminal and every reader of lines can handle them. A body that is not UTF-8
 stands under `body_base64` instead of `body`.
 
-Headers stand under a name of their own, so whatever they are called, none passes for a field of the line.
+Headers stand in an object under `headers`, so that none of them can be taken for a field of the line.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from outbox.senders.urls import redacted
 
 
 class StdoutSender:
-    """URL `stdout:`. Each message as one line; nothing but the line tells that it was stored."""
+    """A sender for the URL `stdout:`. It writes each message as one line, the only sign that it was stored."""
 
     destination = "stdout:"
 
@@ -41,15 +41,15 @@ class StdoutSender:
 
     @classmethod
     def from_url(cls, url: str) -> StdoutSender:
-        """The sender for `stdout:`."""
+        """Return the sender for `stdout:`."""
         if destination_of(url) not in ("stdout:", "stdout://"):
             raise SenderError("standard output is written stdout: and nothing behind it")
         return cls()
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """All that can be a line are `Done` when the last line is flushed, else none."""
+        """Write the messages. All that can be a line are `Done` when the last line is flushed, else none."""
         lines, verdicts = _lines(messages)
-        # Looked up at every call: who captures output replaces sys.stdout.
+        # Looked up at every call, because code that captures output replaces sys.stdout.
         stream = self._stream or sys.stdout
         try:
             stream.writelines(lines)
@@ -59,14 +59,14 @@ class StdoutSender:
         return verdicts
 
     def close(self) -> None:
-        """Standard output stays open: it belongs to the process."""
+        """Do nothing: standard output belongs to the process, and stays open."""
 
 
 class FileSender:
-    """URL `file:///path`. Appends lines; `Done` when the whole call is on disk.
+    """A sender for URLs `file:///path`. It appends lines; messages are `Done` when the whole call is on disk.
 
     The file is opened for each call, so it may be rotated by renaming it at any time. After a crash in the middle of
-    a call its last line may be torn: it is ended by the next call, and its message is sent again.
+    a call its last line may be incomplete: the next call ends that line, and its message is sent again.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -75,7 +75,7 @@ class FileSender:
 
     @classmethod
     def from_url(cls, url: str) -> FileSender:
-        """The sender for `file:///absolute/path`; other characters percent-encoded as in every URL."""
+        """Return the sender for `file:///absolute/path`; other characters are percent-encoded as in every URL."""
         destination_of(url)
         parts = urlsplit(url)
         path = unquote(parts.path)
@@ -86,7 +86,7 @@ class FileSender:
         return cls(path)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """All that can be a line are `Done` when the last line is on disk, else none."""
+        """Append the messages. All that can be a line are `Done` when the last line is on disk, else none."""
         lines, verdicts = _lines(messages)
         if not lines:
             return verdicts
@@ -97,7 +97,7 @@ class FileSender:
         return verdicts
 
     def close(self) -> None:
-        """Nothing is held between two calls."""
+        """Do nothing: nothing is held between two calls."""
 
     def _append(self, lines: bytes) -> None:
         is_new = not self._path.exists()
@@ -111,7 +111,7 @@ class FileSender:
 
 
 def _lines(messages: Sequence[Message]) -> tuple[list[str], list[Verdict]]:
-    """The lines to write, and a verdict for each message that holds when they are written."""
+    """Return the lines to write, and the verdict on each message that holds when they are written."""
     lines: list[str] = []
     verdicts: list[Verdict] = []
     stopped: set[str | None] = set()
@@ -130,7 +130,7 @@ def _lines(messages: Sequence[Message]) -> tuple[list[str], list[Verdict]]:
 
 
 def json_line(message: Message) -> str:
-    """A message as one line of ASCII JSON, its newline included.
+    """Return a message as one line of ASCII JSON, its newline included.
 
     Raises:
         InvalidMessageError: its row holds headers that are no JSON object of strings.
@@ -152,8 +152,8 @@ def json_line(message: Message) -> str:
 
 
 def _wait_for_others(file: int) -> None:
-    """Several relays may append to one file: who sees half a call of another would take its line for torn."""
-    # Not on every system, nor on every file system; there a line may be followed by an empty one.
+    """Lock the file. Several relays may append to one, and half a call of another would look like a torn line."""
+    # Not every system and file system has locks; without them a line may be followed by an empty one.
     with suppress(ImportError, OSError):
         import fcntl
 
@@ -166,7 +166,7 @@ def _ends_with_newline(file: int) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """A file that was just made survives a crash only when its folder is on disk, too."""
+    """Write a folder to disk, because a new file survives a crash only when its folder is on disk, too."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

@@ -13,7 +13,7 @@ _HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]*)?")
 
 
 def redacted(url: str) -> str:
-    """A URL for messages and logs. Where it is malformed, it shows too little rather than a secret."""
+    """Return a URL for messages and logs. Of a malformed one it shows too little rather than a secret."""
     scheme, separator, rest = url.partition("://")
     if not separator or not _SCHEME.fullmatch(scheme):
         found = _SCHEME.match(url)
@@ -26,7 +26,7 @@ def redacted(url: str) -> str:
 
 
 def destination_of_url(url: str) -> str:
-    """What a subscription stores of it: scheme, hosts (sorted) and path; no credentials."""
+    """Return what a subscription stores of a URL: scheme, hosts (sorted) and path; no credentials."""
     parts = split_url(url)
     hosts = ",".join(sorted(parts.netloc.rpartition("@")[2].lower().split(",")))
     path = parts.path.rstrip("/")
@@ -34,7 +34,7 @@ def destination_of_url(url: str) -> str:
 
 
 def split_url(url: str) -> SplitResult:
-    """The parts of a URL whose credentials, if it has any, are where they belong."""
+    """Return the parts of a URL; refuse one that is malformed, or has an @ outside of its credentials."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -52,5 +52,5 @@ def split_url(url: str) -> SplitResult:
 
 
 def perhaps_meant(url: str) -> str:
-    """A hint for whoever has left the scheme out."""
+    """Return a hint for a text that looks like a URL without its scheme; else an empty text."""
     return f"; did you mean nats://{url}?" if _HOST_AND_PORT.fullmatch(url) else ""

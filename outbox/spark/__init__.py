@@ -1,4 +1,4 @@
-"""The Spark pipeline: messages as DataFrames, and the jobs that are worth having over them.
+"""The Spark pipeline: messages as DataFrames, an archive of Parquet files that an extract writes, and reports.
 
 Needs the extra: pip install 'outbox-log[spark]'.
 """
@@ -44,13 +44,13 @@ def register(spark: SparkSession) -> None:
 def position(
     *, url: str | None = None, url_env: str | None = None, service: str | None = None, schema: str | None = None
 ) -> str:
-    """Capture the position of now, for `since`, `until` and `startingPosition`; say where by one of the first three.
+    """Capture the position of now, as text for the options `since`, `until` and `startingPosition`.
 
     Args:
-        url: of the primary, without a password.
-        url_env: the environment variable that holds the URL.
-        service: a service of libpq.
-        schema: of the tables.
+        url: the primary's URL, without a password. Exactly one of `url`, `url_env` and `service` is needed.
+        url_env: the name of an environment variable that holds the URL.
+        service: the name of a service of libpq.
+        schema: the schema of the tables, on PostgreSQL.
     """
     from contextlib import closing
 
@@ -85,36 +85,37 @@ def extract(
 ) -> Manifest | None:
     """Extract everything that was committed since the archive's last window, as one more window of Parquet files.
 
-    The executors write the files themselves; the manifest that makes them count comes last. A killed extract leaves an
-    archive as it was, and the next one begins where its last manifest ends: nothing is missing, nothing there twice.
+    The executors write the files; the manifest that makes them count is written last. A killed extract leaves the
+    archive as it was. The next extract begins where the last manifest ends, so no message is missing and none is there
+    twice.
 
     Args:
         spark: a session, also one of Spark Connect.
         path: the folder of the archive, on a disk that the driver and all executors see under this path.
-        url: the database's URL, without a password. One of `url`, `url_env` and `service` is needed.
+        url: the database's URL, without a password. Exactly one of `url`, `url_env` and `service` is needed.
         url_env: the name of an environment variable that holds the URL, on the driver and on every executor.
         service: the name of a service of libpq.
-        schema: of the tables, on PostgreSQL.
-        standby_url: a standby of that database, without a password: executors read messages from it and leave the
-            primary alone, each after the standby has replayed what the window ends with.
-        standby_url_env: instead, the name of an environment variable that holds it.
-        standby_service: instead, the name of a service of libpq.
-        topics: only these; None: all. The same at every extract to one archive.
-        halves: half messages of transactions, too.
+        schema: the schema of the tables, on PostgreSQL.
+        standby_url: the URL of a standby of that database, without a password. Executors read messages from it and not
+            from the primary. Each waits until the standby has replayed everything up to the end of the window.
+        standby_url_env: instead, the name of an environment variable that holds the URL of the standby.
+        standby_service: instead, the name of a service of libpq for the standby.
+        topics: extract only these; None: all. They must be the same at every extract to one archive.
+        halves: also extract half messages of transactions.
         register: a name under which retention waits for this archive, at most `hold` after its last window.
-        hold: how long that is.
+        hold: how long retention waits after the last window.
         delta: also commit the files to a Delta table at `path`. Needs the extra `delta`.
         accept_gap: go on although messages were purged before they were extracted; the manifest notes it.
         accept_server: go on although another server, or another timeline, has the database now.
         rows_per_task: the most rows that one task writes.
 
     Returns:
-        The manifest of the window; None: nothing was committed since the last one, and nothing was written.
+        The manifest of the window; None if nothing was committed since the last one and nothing was written.
 
     Raises:
-        ArchiveError: the archive cannot be read or written, or another extract was quicker.
+        ArchiveError: the archive cannot be read or written, or another extract has committed the same window.
         PurgedError: messages were purged before they were extracted.
-        PositionError: the archive is of another server, or the server has lost what the archive has.
+        PositionError: the archive is of another server, or the server has lost messages that the archive has.
         DatabaseError: the database cannot be reached, or refuses.
         MissingExtraError: a package is not installed.
     """
@@ -152,17 +153,17 @@ def archived(
     topics: Iterable[str] | None = None,
     days: tuple[str, str] | None = None,
 ) -> DataFrame:
-    """Return an archive's messages, with all columns of `messages`: exactly the files that its manifests count.
+    """Return an archive's messages, with all columns of `messages`, from exactly the files that its manifests count.
 
     Args:
         spark: a session, also one of Spark Connect.
         path: the folder of the archive.
-        topics: only these; None: all. Other files are not looked at.
-        days: the first and the last day, as `("2026-01-01", "2026-01-31")`, in UTC, of `created_at`; None: all.
+        topics: only messages of these topics; None: all. Files of other topics are not read.
+        days: the first and the last day of `created_at`, in UTC, as `("2026-01-01", "2026-01-31")`; None: all.
 
     Raises:
-        ArchiveError: there is no archive, it cannot be read, or a file of it is missing or has another size than was
-            written.
+        ArchiveError: there is no archive, it cannot be read, or a file of it is missing or has another size than its
+            manifest says.
     """
     from outbox.spark import frames
 
@@ -170,7 +171,10 @@ def archived(
 
 
 def __getattr__(name: str) -> Any:
-    """Load what is asked for: Spark imports this package in every session that uses any Python source."""
+    """Import `jdbc_predicates` when it is asked for.
+
+    An import at the top would be slow, because Spark imports this package in every session that uses any Python source.
+    """
     if name != "jdbc_predicates":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from outbox.spark.jdbc import jdbc_predicates

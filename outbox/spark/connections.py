@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import URL
 
-#: Rows of the first fetch where a driver returns rows; from then on as many as make a batch.
+#: Rows of the first fetch, and the most rows of any, where a driver returns rows. Later fetches take as many as make a
+#: batch.
 _FIRST_ROWS, _MOST_ROWS = 1_000, 50_000
 #: PostgreSQL counts microseconds from the year 2000.
 _EPOCH_2000 = 946_684_800_000_000
@@ -27,20 +28,20 @@ class Connection(Protocol):
     """One connection, which belongs to one task."""
 
     def batches(self, statement: str, schema: pa.Schema, size: int) -> Generator[pa.RecordBatch, None, None]:
-        """What a statement returns, in batches of about `size` bytes."""
+        """Return the rows of a statement, in batches of about `size` bytes."""
 
     def row(self, statement: str) -> tuple[Any, ...]:
-        """The one row of a statement."""
+        """Return the one row of a statement."""
 
     def close(self) -> None:
-        """Give it up in whatever state it is. Never raises."""
+        """Close the connection, whatever state it is in. Never raises."""
 
 
 def method_of(task: Task) -> str:
-    """How a task's rows are fetched: "adbc", "psycopg" or "sqlite".
+    """Return how a task's rows are fetched: "adbc", "psycopg" or "sqlite".
 
     Raises:
-        OptionError: what the task asks for does not work with its database.
+        OptionError: the method that the task asks for does not work with its database.
         MissingExtraError: the driver is not installed.
     """
     wanted, dialect = task.manner.fetch, task.extraction.dialect
@@ -55,14 +56,14 @@ def method_of(task: Task) -> str:
 
 
 def broken_by(method: str) -> tuple[type[Exception], ...]:
-    """What a method's driver raises; `refused` tells whether another try may fare better."""
+    """Return the errors that a method's driver raises; `refused` tells whether another try may succeed."""
     found: tuple[type[Exception], ...] = _METHODS[method].errors()
     return found
 
 
 @contextmanager
 def connected(task: Task, method: str) -> Iterator[Connection]:
-    """A connection to where a task's rows are."""
+    """Yield a connection to the database with a task's rows, and close it at the end."""
     connection = _METHODS[method](task.place.rows.resolve())
     try:
         yield connection
@@ -71,7 +72,7 @@ def connected(task: Task, method: str) -> Iterator[Connection]:
 
 
 class AdbcConnection:
-    """PostgreSQL through ADBC, which sends COPY in binary form and makes Arrow of it in C."""
+    """PostgreSQL through ADBC, which reads by COPY in binary form and builds Arrow data from it in C."""
 
     def __init__(self, url: URL) -> None:
         from adbc_driver_postgresql import dbapi
@@ -83,13 +84,13 @@ class AdbcConnection:
 
     @staticmethod
     def errors() -> tuple[type[Exception], ...]:
-        """The driver's own, and the plain OSError of a break in the middle of a stream."""
+        """Return the driver's own errors, and OSError, which a break in the middle of a stream raises."""
         from adbc_driver_manager import Error
 
         return (Error, OSError)
 
     def batches(self, statement: str, schema: pa.Schema, size: int) -> Generator[pa.RecordBatch, None, None]:
-        """Stream the answer; the driver parses while the server sends."""
+        """Stream the rows; the driver parses while the server sends."""
         import pyarrow as pa
         from adbc_driver_postgresql import StatementOptions
 
@@ -105,13 +106,13 @@ class AdbcConnection:
                     yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
     def row(self, statement: str) -> tuple[Any, ...]:
-        """The one row of a statement."""
+        """Return the one row of a statement."""
         with self._driver.cursor() as cursor:
             cursor.execute(statement)
             return tuple(cursor.fetchone())
 
     def close(self) -> None:
-        """Close the socket, whatever is under way on it."""
+        """Close the socket, even if a statement runs on it."""
         with suppress(Exception):
             self._driver.close()
 
@@ -131,7 +132,7 @@ class PsycopgConnection:
 
     @staticmethod
     def errors() -> tuple[type[Exception], ...]:
-        """The driver's own."""
+        """Return the driver's own errors."""
         import psycopg
 
         return (psycopg.Error,)
@@ -143,7 +144,7 @@ class PsycopgConnection:
             yield from _in_batches(cursor.fetchmany, schema, size, epoch=_EPOCH_2000)
 
     def row(self, statement: str) -> tuple[Any, ...]:
-        """The one row of a statement."""
+        """Return the one row of a statement."""
         with self._driver.transaction():
             return tuple(self._driver.execute(statement.encode()).fetchone() or ())
 
@@ -158,13 +159,13 @@ class SqliteConnection:
 
     def __init__(self, url: URL) -> None:
         assert url.database is not None
-        # SQLite would make a file for every mistyped name.
+        # Without `mode=rw` SQLite would create a file for every mistyped name.
         self._driver = sqlite3.connect(f"file:{_percent(url.database)}?mode=rw", uri=True, isolation_level=None)
         self._driver.execute("PRAGMA busy_timeout = 5000")
 
     @staticmethod
     def errors() -> tuple[type[Exception], ...]:
-        """The driver's own."""
+        """Return the driver's own errors."""
         return (sqlite3.Error,)
 
     def batches(self, statement: str, schema: pa.Schema, size: int) -> Generator[pa.RecordBatch, None, None]:
@@ -176,7 +177,7 @@ class SqliteConnection:
             cursor.close()
 
     def row(self, statement: str) -> tuple[Any, ...]:
-        """The one row of a statement."""
+        """Return the one row of a statement."""
         return tuple(self._driver.execute(statement).fetchone())
 
     def close(self) -> None:
@@ -185,7 +186,8 @@ class SqliteConnection:
             self._driver.close()
 
 
-#: What drivers call errors that lie in what was asked, or by whom; and what servers say of those when one connects.
+#: Names of driver errors that lie in the statement or in the user's rights, so that no other try helps. Then: what
+#: servers say in such errors while one connects.
 _FOR_GOOD = {"ProgrammingError", "NotSupportedError", "DataError", "IntegrityError"}
 _REFUSALS = (
     "does not exist", "authentication failed", "permission denied", "no pg_hba.conf entry", "no password",
@@ -216,7 +218,10 @@ def _in_batches(fetch: Any, schema: pa.Schema, size: int, *, epoch: int) -> Gene
 
 
 def _batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema, *, epoch: int) -> pa.RecordBatch:
-    """Rows as columns; moments arrive as microseconds since `epoch`, itself in microseconds since 1970."""
+    """Return rows as a record batch.
+
+    Times arrive as microseconds since `epoch`, which is given in microseconds since 1970.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -233,7 +238,7 @@ def _batch(rows: Sequence[tuple[Any, ...]], schema: pa.Schema, *, epoch: int) ->
 
 
 def refused(error: Exception) -> DatabaseError | None:
-    """Return what a driver's error says that no other try would change; None where one may fare better."""
+    """Return the error to raise if no other try would help; None if another try may succeed."""
     kinds = {each.__name__ for each in type(error).__mro__}
     text = str(error).strip()
     if kinds & _FOR_GOOD or any(words in text for words in _REFUSALS):
@@ -244,7 +249,7 @@ def refused(error: Exception) -> DatabaseError | None:
 
 @contextmanager
 def rights_told() -> Iterator[None]:
-    """Say of a right that is missing which ones a reader needs; other errors pass."""
+    """Turn an error about a missing right into one that names the rights a reader needs; other errors pass."""
     try:
         yield
     except Exception as error:

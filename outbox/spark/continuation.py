@@ -1,4 +1,4 @@
-"""Continuing an archive: what has to be so before a window is added, which can be told without Spark."""
+"""Continuing an archive: finds the next window, and checks without Spark that it may be added."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
     from outbox.spark.place import Place
 
 
-#: A window without rows is committed only so long after the one before it: an idle archive keeps few manifests, and
-#: its position, by which retention goes, does not grow old.
+#: A window without rows is committed only this long after the window before it. So an idle archive has few manifests,
+#: and its position, which retention waits for, stays recent.
 EMPTY_AFTER = timedelta(minutes=5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
-    """What an extract is to do.
+    """The settings of an extract.
 
-    `topics`: these; None: all. `halves`: half messages, too. `register`: the name under which retention waits for it.
+    `topics`: only these; None: all. `halves`: also half messages. `register`: the name under which retention waits.
     `accept_gap`: go on although messages were purged before they were extracted; the manifest notes it.
     `accept_server`: go on although another server, or another timeline, has the database now.
     """
@@ -42,14 +42,16 @@ class Extraction:
     empty_after: timedelta = EMPTY_AFTER
 
 
-#: Every message that is no half one.
+#: Every message except half messages.
 EVERYTHING = Extraction()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Next:
-    """The window that comes next. `gone`: the position of all that was purged before it was read; `gap`: the same, if
-    messages of this window are among that and the caller accepts it.
+    """The next window of an archive.
+
+    `gone`: the position of what was purged before the window is read; None: nothing. `gap`: the same position, if
+    messages of this window were purged and the caller accepts that.
     """
 
     stamp: Stamp
@@ -60,7 +62,7 @@ class Next:
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """Tells whether, and by which window, an extract can continue an archive."""
+    """Decides whether an extract can continue an archive, and with which window."""
 
     archive: Archive
     place: Place
@@ -68,10 +70,10 @@ class Continuation:
     planner: Planner
 
     def require_same_messages(self, last: Manifest | None) -> None:
-        """Refuse to add other messages than the archive has.
+        """Refuse an extract of other topics, or with other half messages, than the archive has.
 
         Raises:
-            ArchiveError: it holds other topics, or is without half messages, or with them.
+            ArchiveError: the archive holds other topics; or only one of the two, archive or extract, has half messages.
         """
         wanted = self.wanted
         if last is None or (last.topics, last.halves) == (wanted.topics, wanted.halves):
@@ -88,12 +90,12 @@ class Continuation:
 
         Raises:
             PurgedError: messages were purged before they were extracted.
-            PositionError: the archive is of another server, or the server has lost what the archive has.
+            PositionError: the archive is of another server, or the server has lost messages that the archive has.
         """
         stamp = self.planner.now()
         self._require_same_server(last, stamp)
         window = Window(EARLIEST if last is None else last.until, stamp.position)
-        # Looked at once: what is purged from here on is missed when the window is read.
+        # Read once, here: rows that are purged later are noticed when the window is read.
         gone = self.planner.purged()
         return Next(stamp=stamp, window=window, gone=gone, gap=self._gap(window, gone))
 
@@ -115,7 +117,13 @@ class Continuation:
             )
 
     def _gap(self, window: Window, gone: Position | None) -> Position | None:
-        """What was purged of a window before it was read; None: nothing. The first window begins with what is there."""
+        """Return `gone` if messages of the window were purged and the caller accepts that; None if none were.
+
+        The first window begins with the messages that exist, so it has no gap.
+
+        Raises:
+            PurgedError: messages of the window were purged, and the caller does not accept that.
+        """
         if window.base == EARLIEST or gone is None or not window.overlaps(gone):
             return None
         if self.wanted.accept_gap:
@@ -134,8 +142,8 @@ def require_possible(archive: Archive, place: Place, wanted: Extraction) -> None
     Raises:
         ArchiveError: the archive cannot be read or written, or holds other messages.
         PurgedError: messages were purged before they were extracted.
-        PositionError: the archive is of another server, or the server has lost what the archive has.
-        SubscriptionError: the name to register is somebody else's.
+        PositionError: the archive is of another server, or the server has lost messages that the archive has.
+        SubscriptionError: the archive cannot be registered under the name.
         DatabaseError: the database cannot be reached, or refuses.
     """
     last = archive.last()

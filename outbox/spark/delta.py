@@ -1,7 +1,7 @@
 """An archive as a Delta table, too: the same files, committed window by window after their manifests.
 
-The manifests count; the table follows them. Each commit carries the window as the version of an application's
-transaction, so that a window which was committed before a crash is not committed again.
+The manifests decide what the archive holds, and the table follows them. Each commit stores the number of the window as
+the version of an application's transaction. So a window that was committed before a crash is not committed again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from deltalake import DeltaTable
     from deltalake.transaction import AddAction
 
-#: By this name the table remembers which windows it has.
+#: The name under which the table stores the number of its last window.
 APPLICATION = "outbox-extract"
 _FIX = "restore both from the same backup, or delete _delta_log"
 
@@ -41,7 +41,7 @@ def commit_missing(archive: Archive) -> int:
         table = _table(archive)
         _require_same_windows(archive, table, manifests[: _version(table)])
         committed = 0
-        # Asked each time: another extract may have committed the next one meanwhile.
+        # The version is read each time: another extract may have committed the next window meanwhile.
         while (version := _version(table)) < len(manifests):
             _commit(table, manifests[version])
             table.update_incremental()
@@ -60,12 +60,15 @@ def commit_missing(archive: Archive) -> int:
 
 
 def _version(table: DeltaTable) -> int:
-    """The last window that the table has; 0: none."""
+    """Return the last window that the table has; 0: none."""
     return table.transaction_version(APPLICATION) or 0
 
 
 def _require_same_windows(archive: Archive, table: DeltaTable, manifests: list[Manifest]) -> None:
-    """Refuse a table whose last window ends elsewhere: manifests were lost, and windows written anew without it."""
+    """Refuse a table whose last window ends elsewhere than in its manifest.
+
+    Then manifests were lost, and their windows were written again without the table.
+    """
     if not manifests:
         return
     last = manifests[-1]
@@ -78,7 +81,7 @@ def _require_same_windows(archive: Archive, table: DeltaTable, manifests: list[M
 
 
 def _table(archive: Archive) -> DeltaTable:
-    """The table, which is made when there is none."""
+    """Return the table; make it if there is none."""
     from deltalake import DeltaTable
 
     return DeltaTable.create(
@@ -110,7 +113,7 @@ def _added(file: ArchivedFile, manifest: Manifest) -> AddAction:
     from deltalake.transaction import AddAction
 
     return AddAction(
-        # The library writes it as a URL; our own % stands for itself.
+        # The library encodes the path as a URL, so that a % of ours stays a % when the path is decoded.
         path=file.path,
         size=file.bytes,
         partition_values={"topic": file.topic},

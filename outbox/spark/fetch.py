@@ -1,4 +1,4 @@
-"""Fetching: what a task reads, as record batches; when a connection breaks, it goes on after the last row that came."""
+"""Fetching: reads a task's rows as record batches. After a break of the connection it goes on after the last row."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ if TYPE_CHECKING:
 
     Batches = Generator[pa.RecordBatch, None, None]
 
-#: Six seconds or more until the fifth try, which a server needs that is started again.
+#: At least six seconds pass before the fifth try, because a server that is restarted needs them.
 PAUSE = wait_exponential(multiplier=0.4, max=10) + wait_random(0, 0.2)
-#: How long a standby may take to replay what its primary has done.
+#: Seconds that a standby may take to replay what its primary has done.
 _REPLAY_SECONDS = 300.0
 
 
 def batches(task: Task) -> Batches:
     """Read the rows of a task in the order of their key, each batch of exactly the Arrow schema of its columns.
 
-    Close it to stop early. No row comes twice and none is left out, however often the connection breaks.
+    Close the generator to stop early. No row comes twice and none is left out, however often the connection breaks.
 
     Raises:
         PurgedError: retention has removed rows of the task's window.
-        PositionError: another server answers than the one that the task was planned on.
+        PositionError: the task was planned on another server than the one that answers.
         StandbyError: a standby answers, and the task was planned without one.
         DatabaseError: the connection is lost for good, or the server refuses.
         MissingExtraError: pyarrow or the driver is not installed.
@@ -78,12 +78,12 @@ def _resuming(task: Task, method: str, *, pause: Callable[[float], object] = tim
 
 
 def _read(task: Task, method: str, schema: pa.Schema, after: tuple[object, ...] | None) -> Batches:
-    """Read on by one connection, and look at its end whether retention has taken rows meanwhile."""
+    """Read the rows after `after` by one connection, and check at the end that none were purged meanwhile."""
     with connected(task, method) as connection:
         _require_same_server(task, connection)
         if task.replayed is not None:
             _wait_for_replay(task, connection, task.replayed)
-            # A standby that was promoted meanwhile does not wait any more, and may never have had the rows.
+            # For a standby that was promoted meanwhile the wait ends at once, and it may never have had the rows.
             _require_same_server(task, connection)
         statement = task.extraction.statement(after)
         with closing(connection.batches(statement, schema, task.manner.batch_bytes)) as found:
@@ -149,14 +149,14 @@ def _lost(task: Task, after: tuple[object, ...] | None, error: Exception) -> Dat
 
 
 class _End:
-    """The last thing that a thread hands over: how its reading ended."""
+    """The last item that the thread puts into the queue. `error`: why the reading ended; None: all rows were read."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
 
 
 def _ahead(found: Batches, number: int) -> Generator[pa.RecordBatch]:
-    """Read so many batches ahead in a thread, which ends when its reader does."""
+    """Read `number` batches ahead in a thread, which ends when the generator ends."""
     queue: Queue[Any] = Queue(maxsize=number)
     stop = threading.Event()
     thread = threading.Thread(target=_fill, args=(found, queue, stop), name="outbox-prefetch", daemon=True)

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-#: A row group is about so large before it is compressed; all that wait for theirs together are at most so large.
+#: The size of a row group before compression, about; and the most bytes that may wait, in all files together, for the
+#: row groups that they will be part of.
 ROW_GROUP_BYTES, WAITING_BYTES = 16 * 1024 * 1024, 48 * 1024 * 1024
-#: Files that are open at a time; a system lets a process have 1024, or as few as 256.
+#: The most files that are open at a time. Systems let a process open 1024 files, some only 256.
 MOST_OPEN = 100
-#: Columns whose values repeat. A dictionary of those that do not costs time, and is thrown away.
+#: Columns whose values repeat. For other columns a dictionary costs time, and the writer discards it.
 _REPEATING = ["topic", "key", "slot", "tags", "content_type", "direct", "xact_id"]
 
 
 class TaskFiles:
-    """Writes batches of one task; `close` returns the files that came of them. On an error they are deleted."""
+    """Writes the batches of one task to files, which `close` returns. An error in the `with` block deletes them."""
 
     def __init__(self, root: Path, stem: str) -> None:
         self._root = root
@@ -41,14 +42,14 @@ class TaskFiles:
         """Append rows, which are in the order of their ids, to the files of their topics and days."""
         for topic, day, rows in _by_folder(batch) if len(batch) else ():
             file = self._open.pop((topic, day), None) or self._opened(topic, day, batch.schema)
-            # The one that was written to last is last.
+            # Put it last: when too many files are open, the one that was not written to for longest is finished.
             self._open[topic, day] = file
             file.append(rows)
         while sum(file.waiting for file in self._open.values()) > WAITING_BYTES:
             max(self._open.values(), key=lambda file: file.waiting).flush()
 
     def close(self) -> list[ArchivedFile]:
-        """Finish all files, and have the disk keep them and their names."""
+        """Finish all files, flush them and their folders to disk, and return them."""
         while self._open:
             self._finish(next(iter(self._open)))
         folders = {folder for path in self._paths for folder in (path.parent, path.parent.parent)}
@@ -96,7 +97,7 @@ class _File:
             compression="zstd",
             compression_level=1,
             use_dictionary=[name for name in _REPEATING if name in schema.names],
-            # Nobody asks for the smallest body, and it may be large.
+            # No query needs the smallest body or headers, and these may be large.
             write_statistics=[name for name in schema.names if name not in ("body", "headers")],
         )
         self._batches: list[pa.RecordBatch] = []
@@ -117,7 +118,7 @@ class _File:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was kept as a row group."""
+        """Write the rows that were kept as one row group."""
         import pyarrow as pa
 
         if self._batches:
@@ -126,7 +127,7 @@ class _File:
         self._batches, self.waiting = [], 0
 
     def finish(self, root: Path) -> ArchivedFile:
-        """Write the rest and the end of the file, and have the disk keep it."""
+        """Write the kept rows and the end of the file, and flush it to disk."""
         self.flush()
         self._writer.close()
         with self._path.open("rb+") as file:
@@ -156,7 +157,10 @@ def sha256_of(file: BufferedIOBase) -> str:
 
 
 def _by_folder(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
-    """Part rows by topic and day, each part in the order of its ids and without the memory of the others."""
+    """Divide rows by topic and day, each part in the order of its ids.
+
+    Each of several parts is a copy, so that it does not keep the memory of the others.
+    """
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -166,7 +170,7 @@ def _by_folder(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch
     if len(topics.dictionary) == 1 and first == last:
         yield topics.dictionary[0].as_py(), _day(first), batch
         return
-    # Small numbers, which are sorted by counting; rows of one folder stay in their order.
+    # The codes are small numbers, which Arrow sorts by counting; rows of one folder stay in their order.
     codes = pc.add(pc.multiply(topics.indices, last - first + 1), pc.subtract(days, first))
     order = pc.sort_indices(codes)
     runs = pc.run_end_encode(codes.take(order))
@@ -178,5 +182,5 @@ def _by_folder(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch
 
 
 def _day(number: int) -> str:
-    """A day as it is written, of its number since 1970."""
+    """Return a day in ISO form, from its number of days since 1970-01-01."""
     return str(date(1970, 1, 1) + timedelta(days=number))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def archived(
     spark: SparkSession, path: str | os.PathLike[str], *, topics: Iterable[str] | None, days: tuple[str, str] | None
 ) -> DataFrame:
-    """Read an archive as it is now, narrowed by whole files."""
+    """Return the messages of an archive as it is now. Files of other topics and days are left out."""
     archive = Archive(path)
     archive.newest()
     schema = ddl(MESSAGES, tuple(columns_of(MESSAGES)))

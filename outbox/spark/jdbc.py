@@ -1,4 +1,4 @@
-"""Predicates for Spark's JDBC reader, which by itself would read partitions of different moments."""
+"""Predicates for Spark's JDBC reader. Without them its partitions would show the log at different moments."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ def jdbc_predicates(since: str | Position | None, until: str | Position, n: int,
     """Return `n` conditions for `spark.read.jdbc(url, "outbox_message", predicates=…)` on PostgreSQL.
 
     Each message that was committed after `since` (None: from the beginning) and not after `until` fulfils exactly one
-    of them, so every partition may be a transaction of its own. Set `fetchsize`, else the driver loads all rows at
-    once.
+    of them. So every partition may be read in a transaction of its own. Set `fetchsize`, else the driver loads all rows
+    at once.
 
     Args:
         since: a position; see `outbox.spark.position`.
-        until: a position that was captured before, on the primary.
+        until: a position that was captured on the primary before the read.
         n: how many partitions.
         halves: also the half messages of transactions.
 

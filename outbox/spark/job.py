@@ -1,8 +1,8 @@
-"""The extract: what was committed since the last window goes to an archive, written by Spark's executors themselves.
+"""The extract: Spark's executors write what was committed since the last window to an archive.
 
-Spark hands out the tasks and nothing else; no message passes through the JVM. A window is never cut: a cut by
-transaction would deliver a key's messages out of order, and one by id is no position. What a window needs in memory is
-its list of files; how large it may be is bounded by the disk. A window that is killed is done again as a whole.
+Spark only hands out the tasks; no message passes through the JVM. A window is never divided into smaller ones. A cut by
+transaction would deliver a key's messages out of order, and a cut by id is not a position. In memory a window needs
+only its list of files; its size is limited by the disk. A window that is killed is extracted again as a whole.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ _FILES = (
     " last_id bigint>>"
 )
 _LOOK_EVERY_SECONDS = 0.5
-#: An error of this library, as it stands in what Python wrote about an executor's.
+#: An error of this library, as it stands in the traceback of an executor.
 _OURS = re.compile(r"^outbox\.errors\.(\w+): (.+)$", re.MULTILINE)
-#: How the lines begin that tell what an executor met on a disk.
+#: The beginnings of lines that report a disk error of an executor.
 _OS_ERRORS = ("OSError", "PermissionError", "FileNotFoundError", "FileExistsError", "NotADirectoryError")
 _OF_THE_DISK = "see that there is room, and that Spark's executors may write to this folder, and extract again"
 _LAST_LINE = re.compile(r"^(\w[\w.]*(?:Error|Exception|Interrupt)\b.*)$", re.MULTILINE)
@@ -47,7 +47,7 @@ _LAST_LINE = re.compile(r"^(\w[\w.]*(?:Error|Exception|Interrupt)\b.*)$", re.MUL
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Going:
-    """How far a window is: how many of its tasks are done, and how many rows those have written."""
+    """The progress of a window: how many of its tasks are done, and how many rows those have written."""
 
     window: int
     tasks: int
@@ -57,7 +57,10 @@ class Going:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What executors get: everything about one window. `signs`: where each task leaves a sign when it is done."""
+    """Everything that executors need for one window.
+
+    `signs`: a folder in which each task makes an empty file when it is done; None: no progress is reported.
+    """
 
     root: Path
     window: int
@@ -87,13 +90,16 @@ class Extract:
         self._begun = False
 
     def step(self) -> Manifest | None:
-        """Extract what has been committed since the last window; None: there was nothing, and nothing was written.
+        """Extract what was committed since the last window; return its manifest.
+
+        It returns None if nothing was committed and nothing was written. After some idle time (see
+        `Extraction.empty_after`) it commits an empty window.
 
         Raises:
-            ArchiveError: the archive cannot be read or written, another extract has committed the window, or holds
-                other topics.
+            ArchiveError: the archive cannot be read or written, or holds other topics; or another extract has committed
+                the window.
             PurgedError: messages were purged before they were extracted.
-            PositionError: the archive is of another server, or the server has lost what the archive has.
+            PositionError: the archive is of another server, or the server has lost messages that the archive has.
             DatabaseError: the database cannot be reached, or refuses.
         """
         last = self._archive.last()
@@ -119,11 +125,11 @@ class Extract:
         return manifest
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         self._planner.close()
 
     def _begin(self, last: Manifest | None) -> None:
-        """Once: see that the archive is of the same messages, and tell the database how far it is."""
+        """Check at the first step that the archive holds the same messages, and register its position."""
         if self._begun:
             return
         self._continuation.require_same_messages(last)
@@ -135,7 +141,7 @@ class Extract:
         self._begun = True
 
     def _store(self, manifest: Manifest) -> None:
-        """Tell others what the archive has now; the manifest itself is what counts."""
+        """Store the new position in the database, and commit to the Delta table. The manifest is committed already."""
         if self._wanted.register is not None:
             self._wanted.register.advance(self._place, manifest)
         self._settle_delta()
@@ -150,9 +156,14 @@ class Extract:
         return last is None or datetime.now(UTC) - last.captured_at >= self._wanted.empty_after
 
     def _extracted(self, number: int, found: Next) -> list[ArchivedFile]:
-        """Have the executors write the files of a window, of which nothing more is purged than was gone before."""
+        """Have the executors write the files of a window, and return these.
+
+        Raises:
+            PurgedError: more rows of the window were purged than those that `found.gone` sees.
+            PositionError: another server answers than the one that the window was captured on.
+        """
         base, target = found.window.base, found.window.target
-        # What is gone already is not asked for: it has been judged.
+        # Rows that were gone before are not required: `Continuation.next` has refused or accepted that.
         whole = Window(base if found.gone is None else base.union(found.gone), target)
         wanted = self._wanted
         tasks = self._planner.tasks(
@@ -176,7 +187,7 @@ class Extract:
 
     @contextmanager
     def _watched(self, number: int, tasks: int) -> Iterator[Path | None]:
-        """Tell whoever wants to know how far the tasks are, by signs that each leaves when it is done."""
+        """Call `on_progress` while the tasks run; each task makes a file in the yielded folder when it is done."""
         if self._on_progress is None:
             yield None
             return
@@ -204,19 +215,19 @@ class Extract:
 
 
 def run(spark: SparkSession, work: Work) -> list[ArchivedFile]:
-    """Have Spark run every task once, or again where an executor was lost; return the files of those that count."""
+    """Have Spark run every task, and again if an executor is lost; return the files of the runs that count."""
     from pyspark.sql.functions import udf
 
-    # Plain functions and `range` are there over Spark Connect, too; those that take Arrow's batches want pandas.
+    # Plain functions and `range` also work over Spark Connect; functions over Arrow batches need pandas.
     task = udf(lambda number: [asdict(file) for file in files_of(work, number)], _FILES, useArrow=False)
     numbers = spark.range(0, len(work.tasks), 1, len(work.tasks))
-    # Deterministic functions may be called twice for a row.
+    # Spark may call a deterministic function twice for a row.
     rows = numbers.select(task.asNondeterministic()("id").alias("files")).collect()
     return [ArchivedFile(**file.asDict()) for row in rows for file in row.files]
 
 
 def files_of(work: Work, number: int) -> list[ArchivedFile]:
-    """Write the messages of one task, on an executor; on an error nothing of it stays."""
+    """Write the messages of one task, on an executor, and return the files; an error deletes them."""
     from outbox.spark.fetch import batches
 
     with TaskFiles(work.root, f"{work.window:08}-{number:04}") as files, closing(batches(work.tasks[number])) as found:
@@ -250,5 +261,5 @@ def explained() -> Iterator[None]:
         raise ArchiveError(f"Spark could not write the window: {lines[-1]:.300}; none of it counts; {fix}") from error
 
 
-#: Errors that are not made of one text.
+#: Errors that cannot be made from one text.
 _WITH_PARTS = {"InvalidMessageError", "VerdictStandsError"}

@@ -1,7 +1,7 @@
 """Manifests of an archive: one per window, committed after its files, never changed.
 
-A reader of an archive takes the files that manifests count, and no others: what a killed extract has left behind is in
-none of them. The position up to which the archive is complete is that of its last manifest.
+A reader of an archive takes the files that manifests count, and no others: files that a killed extract has left behind
+are in no manifest. The archive is complete up to the position of its last manifest.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ FOLDER = "_outbox"
 VERSION = 1
 
 _NAME = re.compile(r"(\d{8,})\.json")
-#: What the names of a window's own files begin with.
+#: The beginning of the name of a window's file.
 _OF_WINDOW = re.compile(r"(\d{8,})-")
-#: A file name has at most 255 bytes.
+#: A file name has at most 255 bytes, and `topic=` comes before the topic.
 _LONGEST_TOPIC = 249
 
 
@@ -41,7 +41,7 @@ _LONGEST_TOPIC = 249
 class ArchivedFile:
     """A Parquet file: rows of one topic and one day (UTC, of `created_at`) in the order of their ids.
 
-    `path` is relative to the archive. `sha256`: of the file's bytes, in hexadecimal.
+    `path` is relative to the archive. `sha256` is the checksum of the file's bytes, in hexadecimal.
     """
 
     path: str
@@ -56,12 +56,12 @@ class ArchivedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What one window has brought: every message that was committed after `since` and not after `until`.
+    """The files of one window, with every message that was committed after `since` and not after `until`.
 
-    `server`: whose positions they are. `captured_at`: when `until` was captured, by the extract's clock. `topics`: the
-    only ones that were extracted; None: all.
-    `halves`: with half messages. `gap`: rows of the window were purged before it was read, by the position that was
-    purged then; somebody has ordered to go on without them.
+    `server`: the server that these positions are of. `captured_at`: when `until` was captured, by the extract's clock.
+    `topics`: the only topics that were extracted; None: all. `halves`: true if half messages were extracted, too.
+    `gap`: the position of what was purged before the window was read, if rows of the window are among that. The caller
+    of the extract has accepted to go on without them. None: no rows are missing.
     """
 
     window: int
@@ -76,16 +76,16 @@ class Manifest:
 
     @property
     def rows(self) -> int:
-        """How many messages the window has brought."""
+        """The number of messages in the window."""
         return sum(file.rows for file in self.files)
 
     @property
     def bytes(self) -> int:
-        """How large the files are together."""
+        """The size of all files together."""
         return sum(file.bytes for file in self.files)
 
     def to_json(self) -> str:
-        """Return the text of its file."""
+        """Return the text of the manifest's file."""
         return json.dumps(
             {
                 "version": VERSION,
@@ -104,10 +104,10 @@ class Manifest:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read the text of a file.
+        """Read the text of a manifest's file.
 
         Raises:
-            ArchiveError: it is no manifest, or one that a newer version has written.
+            ArchiveError: it is not a manifest, or another version has written it.
         """
         try:
             return cls._of(json.loads(text))
@@ -153,7 +153,7 @@ class Archive:
         return self._read(numbers[-1]) if numbers else None
 
     def newest(self) -> Manifest:
-        """Return the newest manifest of an archive that somebody reads.
+        """Return the newest manifest; the archive must have one.
 
         Raises:
             ArchiveError: there is no archive, or it cannot be read.
@@ -166,7 +166,7 @@ class Archive:
         return last
 
     def require_writable(self) -> None:
-        """Refuse a folder that cannot be written to, before anything is read; nothing is left there.
+        """Refuse a folder that cannot be written to, before anything is read. The check leaves no file there.
 
         Raises:
             ArchiveError: it cannot be written to, or is a file.
@@ -198,7 +198,7 @@ class Archive:
         return found
 
     def commit(self, manifest: Manifest) -> None:
-        """Make a window part of the archive: from now on its files count. All of it or nothing, also in a crash.
+        """Make a window part of the archive: from now on its files count. A crash adds the whole window or nothing.
 
         Raises:
             ArchiveError: another extract has committed this window; or a file of it is not there.
@@ -235,7 +235,7 @@ class Archive:
         return [file for manifest in self.manifests() for file in manifest.files]
 
     def require(self, files: Iterable[ArchivedFile]) -> None:
-        """Look whether files that manifests count are there in full, without reading them.
+        """Check that files that manifests count are there with their full size, without reading them.
 
         Raises:
             ArchiveError: one is missing, or has another size.
@@ -246,10 +246,10 @@ class Archive:
     def clean(self, older_than: timedelta) -> tuple[int, int]:
         """Delete files that no manifest counts, as a killed extract leaves them; return how many, and their bytes.
 
-        Those of an extract that is running are not counted yet either: what is younger than `older_than` stays, and so
-        do files of windows after the last one that is committed.
+        The files of a running extract are not counted yet either. So files that are younger than `older_than` stay, and
+        so do files of windows after the last committed one.
         """
-        # The manifests are read last: what is committed meanwhile is counted.
+        # The manifests are read after the files, so that a window that is committed meanwhile counts.
         before = time.time() - older_than.total_seconds()
         found = {path: path.stat() for path in self._files()}
         manifests = self.manifests()
@@ -270,12 +270,12 @@ class Archive:
                 raise ArchiveError(f"{path} is a file, and an archive is a folder: give the path of a folder")
 
     def _files(self) -> Iterator[Path]:
-        """Files of ours, except manifests."""
+        """Yield the archive's own files, except manifests."""
         yield from self.path.glob("topic=*/day=*/*.parquet")
         yield from self._folder.glob("*.tmp")
 
     def _problems(self, files: Iterable[ArchivedFile]) -> Iterator[tuple[Path, str]]:
-        """Files that are missing or have another size, as where an executor has a disk of its own."""
+        """Yield files that are missing or have another size, for example where an executor has a disk of its own."""
         for file in files:
             path = self.path / file.path
             try:
@@ -287,7 +287,11 @@ class Archive:
                     yield path, f"has {size} bytes, but {file.bytes} were written"
 
     def _numbers(self) -> list[int]:
-        """The windows that are committed, without a hole."""
+        """Return the numbers of the committed windows in order.
+
+        Raises:
+            ArchiveError: the folder cannot be read, or a manifest before the last one is missing.
+        """
         try:
             names = [_NAME.fullmatch(name) for name in os.listdir(self._folder)]  # noqa: PTH208 - names are enough
         except FileNotFoundError:
@@ -328,12 +332,12 @@ def partition_of(topic: str, day: str) -> str:
 
 
 def flush_folder(folder: Path) -> None:
-    """Have the names in a folder survive a crash of the machine, where the system can."""
+    """Flush a folder to disk, where the system can, so that the names in it survive a crash of the machine."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        # Some network file systems refuse, and have written the name already.
+        # Some network file systems refuse this, but have written the name already.
         with suppress(OSError):
             os.fsync(descriptor)
     finally:
@@ -346,9 +350,9 @@ def sorted_files(files: Iterable[ArchivedFile]) -> tuple[ArchivedFile, ...]:
 
 
 def _local(text: str) -> Path:
-    """The folder that a path or a file: URL names."""
+    """Return the folder that a path or a `file:` URL names."""
     url = urlsplit(text)
-    # A single letter is a drive.
+    # Without `://` the scheme may be the letter of a drive.
     if "://" in text and url.scheme not in ("file", ""):
         raise ArchiveError(
             f"{text!r}: an archive lives in a folder that the driver and all executors see, not in {url.scheme}; mount"

@@ -16,12 +16,15 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """What a stream has delivered: all that the base of `progress` sees, and of its open window the ids up to `after`.
+    """The progress of a stream: it has delivered all that the base of `progress` sees, and of the open window the ids
+    up to `after`.
 
-    `gone`: what had been purged when the stream began at earliest; of the window that begins there it is not missed.
-    `latest`: the stream begins where its first batch ends. Spark keeps no beginning: when it repeats the first batch it
-    asks for it anew, and a position of that later moment would take the batch's rows for old ones.
-    `selected`: what the stream selects, as `Narrowing.describe` says it; None: stored by a version that kept none.
+    `gone`: the position of what had been purged when the stream began at earliest. Those rows do not count as lost from
+    the window that begins there.
+    `latest`: the stream begins where its first batch ends. Spark does not store the beginning: when it repeats the
+    first batch, it asks for the beginning again. A position of that later moment would count the batch's rows as
+    delivered.
+    `selected`: what the stream selects, as `Narrowing.describe` returns it; None: a version stored it that kept none.
     """
 
     server: Server
@@ -31,7 +34,7 @@ class Offset:
     selected: Mapping[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """As Spark stores it."""
+        """Return the offset as Spark stores it."""
         target = self.progress.target
         return {
             **_of_server(self.server),
@@ -39,7 +42,7 @@ class Offset:
             "target": None if target is None else str(target),
             "after": self.progress.after,
             "gone": None if self.gone is None else str(self.gone),
-            # Only where there is something to say: Spark compares the texts, and takes another one for something new.
+            # Only if they are set: Spark compares offsets as texts, and takes a different text for new data.
             **({"latest": True} if self.latest else {}),
             **({} if self.selected is None else {"selected": dict(self.selected)}),
         }
@@ -74,7 +77,7 @@ class Offset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A position that a user hands over: of a known server, or of the one that is read."""
+    """A position that a user hands over. `server`: the server that it is of; None: the one that is read."""
 
     position: Position
     server: Server | None = None
@@ -96,7 +99,7 @@ class Mark:
 
 
 def write(stamp: Stamp) -> str:
-    """A stamp as text, which says of which server it is."""
+    """Return a stamp as JSON text, which names the server."""
     return json.dumps({**_of_server(stamp.server), "position": str(stamp.position)}, separators=(",", ":"))
 
 

@@ -31,14 +31,14 @@ NAMES = (
 _WHERE = "where."
 #: Options that narrow the rows by one column.
 _NARROWED = {"topics": "topic", "keys": "key", "createdFrom": "created_at", "createdTo": "created_at"}
-#: Options that mean nothing to the other kind of read.
+#: Options that only batch reads have, and those that only streams have.
 _OF_BATCHES = ("since", "until")
 _OF_STREAMS = ("startingPosition", "maxRowsPerTrigger", "pollIntervalMs", "onIdentityChange", "onSelectionChange")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What a read was asked for. `given` are the names of the options that were set."""
+    """The checked options of one read. `given`: the names of the options that were set."""
 
     place: Place
     given: frozenset[str]
@@ -62,7 +62,7 @@ class Options:
         """Check everything that can be checked without a connection.
 
         Raises:
-            OptionError: naming the option, its limit and the fix.
+            OptionError: an option is wrong; the text names it, its limit and the fix.
         """
         return cls(**_Parser(options).values())
 
@@ -75,10 +75,10 @@ class Options:
         self._refuse(_OF_STREAMS, "only spark.readStream has it")
 
     def require_stream(self) -> None:
-        """Refuse what a stream cannot do.
+        """Refuse options that only a batch read has, and tables other than `messages`.
 
         Raises:
-            OptionError: it was asked for.
+            OptionError: one of them is set.
         """
         self._refuse(_OF_BATCHES, "a stream begins at startingPosition and has no end")
         if self.table != MESSAGES:
@@ -91,14 +91,14 @@ class Options:
 
 
 class _Parser:
-    """Reads one set of options; names count in any case, as everywhere in Spark."""
+    """Reads one set of options. Upper and lower case in names are the same, as everywhere in Spark."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._given = {_name_of(name): str(value) for name, value in options.items()}
         self._table = self._choice("table", MESSAGES, table_names())
 
     def values(self) -> dict[str, Any]:
-        """The fields of `Options`."""
+        """Return the fields of `Options`."""
         if self._table != MESSAGES:
             self._require_no_window()
         return {
@@ -216,7 +216,7 @@ class _Parser:
             raise _error(option, f"the table {self._table} has no column {column!r}", _did_you_mean(column, names))
 
     def _list(self, name: str) -> tuple[str, ...]:
-        """Names with a comma between two; a comma of a name itself is written twice."""
+        """Return the names in an option, which commas separate; a comma inside a name is written twice."""
         if name not in self._given:
             return ()
         found = tuple(part.strip().replace("\0", ",") for part in self._given[name].replace(",,", "\0").split(","))
@@ -286,7 +286,7 @@ def _check_value(name: str, kind: Kind, value: str) -> None:
 
 
 def _close(given: str, names: tuple[str, ...]) -> str | None:
-    """The name that somebody may have meant."""
+    """Return the name that is most like the given one; None if none is like it."""
     close = get_close_matches(given.lower(), [name.lower() for name in names], n=1)
     return next((name for name in names if close and name.lower() == close[0]), None)
 

@@ -1,4 +1,4 @@
-"""Places: where a database is, told so that no password appears in a plan, a log or a pickle."""
+"""Places: the address of a database, kept so that no password appears in a plan, a log or a pickle."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ _SECRETS = ("password", "passwd", "pwd", "sslpassword", "token")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """One database: by a URL without a password, an environment variable that holds one, or a service of libpq.
+    """The address of one database: a URL without a password, an environment variable that holds a URL, or a service
+    of libpq.
 
-    `names` are what options, or arguments, call the three, for errors.
+    `names`: the names of the three options or arguments, for error texts.
     """
 
     url: str | None = None
@@ -37,10 +38,10 @@ class Address:
             self._require_no_password(_parsed(self.url, self.names[0]))
 
     def resolve(self) -> URL:
-        """Return the URL with all it holds, in the process that connects.
+        """Return the complete URL; called in the process that connects.
 
         Raises:
-            OptionError: the environment variable is not set, or what it holds is no URL of ours.
+            OptionError: the environment variable is not set, or does not hold a URL that the outbox can use.
         """
         if self.service is not None:
             return URL.create("postgresql+psycopg", query={"service": self.service})
@@ -65,7 +66,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where an outbox is read: the server with the rows, the primary for positions if that is another, the schema."""
+    """The place of an outbox: the server with the rows, the primary for positions if that is another, the schema."""
 
     rows: Address
     planner: Address | None = None
@@ -77,11 +78,11 @@ class Place:
         return self.planner or self.rows
 
     def label(self) -> str:
-        """Host, database and schema of the server with the rows, without secrets."""
+        """Return host, database and schema of the server with the rows, without secrets."""
         return self._label(self.rows)
 
     def primary_label(self) -> str:
-        """The same of the server that positions come from."""
+        """Return host, database and schema of the server that positions come from, without secrets."""
         return self._label(self.primary)
 
     def _label(self, address: Address) -> str:
@@ -92,7 +93,7 @@ class Place:
 
 
 def conninfo(url: URL) -> str:
-    """Return a PostgreSQL URL as libpq takes it, `key='value' …`, without any driver."""
+    """Return a PostgreSQL URL in the form of libpq, `key='value' …`; no driver needs to be installed for this."""
     from sqlalchemy.dialects.postgresql.psycopg import PGDialect_psycopg
 
     given = {"connect_timeout": 10, "fallback_application_name": "outbox spark"}
@@ -101,7 +102,10 @@ def conninfo(url: URL) -> str:
 
 
 def engine_options(url: URL) -> dict[str, Any]:
-    """Return what an engine for such a URL is made with: no error shows parameters, and no connecting hangs."""
+    """Return the arguments for an engine: its errors show no parameters, and it gives up connecting after 10 s.
+
+    The URL may set another timeout. SQLite has none.
+    """
     if url.get_backend_name() == "sqlite":
         return {"hide_parameters": True}
     defaults = {"connect_timeout": 10, "application_name": "outbox spark"}
@@ -110,7 +114,7 @@ def engine_options(url: URL) -> dict[str, Any]:
 
 
 def require_file(url: URL) -> None:
-    """Refuse a SQLite file that is not there, which SQLite would make.
+    """Refuse a SQLite file that does not exist, because SQLite would create it.
 
     Raises:
         DatabaseError: there is no such file.

@@ -38,12 +38,13 @@ class Page:
 
 
 class Planner:
-    """Plans reads of one outbox. Connects when it is first asked, again when the connection was lost, and not when it
-    is pickled.
+    """Plans reads of one outbox. It connects at the first call, and again after the connection was lost.
 
-    Raises, whatever it is asked:
+    A pickled planner has no connection.
+
+    Raises, in every method that connects:
         SchemaError: the tables are not there, or of another version.
-        DatabaseError: the database is a copy of another one, refuses, or cannot be reached.
+        DatabaseError: the database is a copy of another one, refuses the read, or cannot be reached.
         StandbyError: the server is a standby.
     """
 
@@ -53,7 +54,7 @@ class Planner:
         self._opened: tuple[Database, Channel] | None = None
 
     def now(self) -> Stamp:
-        """Capture the position of now; it is released only after a crash can no longer undo it."""
+        """Capture the position of now, and return it once a crash can no longer undo it."""
         return self._ask(stamp)
 
     def server(self) -> Server:
@@ -61,7 +62,7 @@ class Planner:
         return self._ask(server_of)
 
     def purged(self) -> Position | None:
-        """Return the position of what purge has ever deleted."""
+        """Return the position of what purge has ever deleted; None when nothing is gone."""
         return self._ask(purged)
 
     def require_unpurged(self, window: Window) -> None:
@@ -86,7 +87,7 @@ class Planner:
         narrowing: Narrowing = EVERYTHING,
         after: int | None = None,
     ) -> Page:
-        """Return where the first `limit` of a window's rows end; `after`: of those with higher ids."""
+        """Return where the first `limit` rows of a window end; with `after`, only rows with higher ids count."""
 
         def look(database: Database, channel: Channel) -> Page:
             parts = self._parts(database, channel, window, Extraction(dialect="", narrowing=narrowing), after, None)
@@ -110,14 +111,14 @@ class Planner:
         upto: int | None = None,
         whole: Window | None = None,
     ) -> list[Task]:
-        """Divide a window's messages by id; every message is in exactly one task, however often they are run.
+        """Divide a window's messages into tasks by id. Every message is in exactly one task, also if tasks run again.
 
         Args:
-            window: between two released positions of this server.
-            columns: of `messages`; empty: all of them.
-            narrowing: which of the messages.
+            window: a window between two positions of this server, as `now` returns them.
+            columns: columns of `messages`; empty: all of them.
+            narrowing: which of the messages are read.
             manner: how tasks fetch.
-            partitions: how many tasks, instead of one per `rows_per_task` ids.
+            partitions: how many tasks to make, instead of one per `rows_per_task` ids.
             rows_per_task: the most rows that a task has.
             after: only messages with higher ids.
             upto: only messages with ids up to this one.
@@ -139,7 +140,7 @@ class Planner:
     def whole(self, window: Window) -> Window:
         """Return the window of which no row may be purged while `window` is read.
 
-        From earliest on, what is gone already is not asked for.
+        If `window` begins at earliest, rows that are purged already do not count as lost.
         """
         if window.base != EARLIEST:
             return window
@@ -164,7 +165,7 @@ class Planner:
         return self._ask(plan)
 
     def close(self) -> None:
-        """Give the connection up; the next question makes another."""
+        """Close the connection; the next call opens another."""
         opened, self._opened = self._opened, None
         if opened is not None:
             database, channel = opened
@@ -183,7 +184,7 @@ class Planner:
         after: int | None,
         upto: int | None,
     ) -> list[Extraction]:
-        """The late and the fresh part of a window, as far as they have ids there."""
+        """Return the late and the fresh part of a window, without a part that has no ids after `after` up to `upto`."""
         wanted = replace(wanted, dialect=database.dialect.name, schema=self.place.schema)
         found = []
         for span in _spans(database, channel, window):
@@ -194,7 +195,10 @@ class Planner:
         return found
 
     def _common(self, database: Database, channel: Channel) -> tuple[Server, str | None]:
-        """Return what all tasks of a plan have: their server, and how far a standby has to have replayed."""
+        """Return what all tasks of a plan share: the server, and the place up to which a standby must replay its log.
+
+        The place is None if no standby is read.
+        """
         lsn = written(database, channel)[1] if self.place.planner is not None else None
         return server_of(database, channel), lsn
 
@@ -219,7 +223,7 @@ class Planner:
             time.sleep(seconds_to_wait(PAUSE, failures))
 
     def _lasting(self, error: Exception, failures: int) -> Exception | None:
-        """Return the error to give up with, or None if another try may fare better."""
+        """Return the error to give up with, or None if another try may succeed."""
         if isinstance(error, OutboxError):
             return error
         cause = getattr(error, "orig", None) or error
@@ -234,7 +238,7 @@ class Planner:
         )
 
     def _connected(self) -> tuple[Database, Channel]:
-        """Return the connection, made and looked at when there is none."""
+        """Return the connection; if there is none, open it and verify the database."""
         if self._opened is None:
             database = self._database()
             channel = database.open()
@@ -278,9 +282,9 @@ def _divided(part: Extraction, partitions: int | None, rows: int) -> list[Extrac
 
 
 def _spans(database: Database, channel: Channel, window: Window) -> list[Span]:
-    """Where the late and the fresh rows of a window lie."""
+    """Return the ids between which the late and the fresh rows of a window lie."""
     if window.base == EARLIEST:
-        # The ends of the log, without a look at every row between them.
+        # Read only the two ends of the log, not every row between them.
         first, last = channel.rows(extraction.ends(database.schema))[0]
         return [] if first is None else [Span(window, first, last)]
     extent = Log(database).extent(channel, window)

@@ -33,10 +33,11 @@ class Registration:
     def begin(
         self, place: Place, archive: Archive, last: Manifest | None, topics: tuple[str, ...] | None = None
     ) -> None:
-        """Register before the first read, and store where the archive is; it may be elsewhere than was stored.
+        """Register the extract before its first read, and store the archive's position, even if another was stored.
 
         Raises:
-            SubscriptionError: the name is somebody else's, or knows of windows where there is no archive.
+            SubscriptionError: the name belongs to a relay or another archive, or is reserved; or it has windows, but
+                there is no archive; or the hold is out of range.
         """
         from outbox.store.subscriptions.readers import Readers
 
@@ -49,10 +50,10 @@ class Registration:
             readers.advance(channel, self.name, window, position)
 
     def require_possible(self, place: Place, archive: Archive, last: Manifest | None) -> None:
-        """See that this archive may have the name, and write nothing.
+        """Check that this archive may register under the name, and write nothing.
 
         Raises:
-            SubscriptionError: the name is somebody else's, or no extract can have it, or it knows of windows where
+            SubscriptionError: the name belongs to a relay or another archive, or is reserved; or it has windows, but
                 there is no archive; or the hold is out of range.
         """
         from outbox.store.subscriptions.readers import Readers
@@ -63,7 +64,7 @@ class Registration:
             self._require_archive(readers.window(channel, self.name), archive, last)
 
     def _require_archive(self, window: int, archive: Archive, last: Manifest | None) -> None:
-        """Refuse to begin anew where an archive had windows: the new one would lack what was purged since."""
+        """Refuse a new archive if the name has windows: the new one would lack messages that were purged since."""
         if last is None and window:
             raise SubscriptionError(
                 f"{self.name!r} has come to window {window}, but there is no archive in {archive.path}: see whether its"
@@ -71,7 +72,7 @@ class Registration:
             )
 
     def advance(self, place: Place, manifest: Manifest) -> None:
-        """Store the position of a manifest that was committed. What fails now is made up for by the next run."""
+        """Store the position of a manifest that was committed. An error is only logged: the next run stores it."""
         from outbox.store.subscriptions.readers import Readers
 
         try:

@@ -1,6 +1,7 @@
-"""The data source `outbox`, as Spark calls it; the planner, the follower and the fetch do what it is asked.
+"""The data source `outbox`: the classes that Spark calls. The planner, the follower and the fetch do the work.
 
-Every session that uses any Python source imports this file, so it imports nothing else that is slow.
+Spark imports this file in every session that uses any Python source. So the file imports slow modules only when it
+needs them.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStrea
 
 try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
-except ImportError:  # before Spark 4.2, which has neither limits nor an end for streams
+except ImportError:  # Spark before 4.2 has neither limits nor an end for streams
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """Stands for what this Spark does not have."""
+        """A stand-in for the class that this version of Spark does not have."""
 
     ReadAllAvailable = ReadMaxRows = None  # type: ignore[assignment,misc]
 
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """What a DataFrame holds, decided when it is loaded. `whole`: of which nothing may be purged before it is read."""
+    """The window of a DataFrame, chosen when it is loaded.
+
+    `whole`: no row of this window may be purged before it is read; None: nothing is checked.
+    """
 
     window: Window
     whole: Window | None
@@ -51,30 +55,30 @@ class OutboxDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """What stands in `format(…)`."""
+        """Return the name for `format(…)`."""
         return "outbox"
 
     def schema(self) -> str:
-        """The columns that the options name, or all of the table."""
+        """Return the columns that the options name, or all columns of the table."""
         from outbox.spark.tables import ddl
 
         return ddl(self._settings.table, self._settings.columns)
 
     def reader(self, schema: StructType) -> OutboxReader:
-        """Of `spark.read`; the schema is the user's, if there is one."""
+        """Return the reader for `spark.read`; the schema is the user's, if there is one."""
         self._settings.require_batch()
         return OutboxReader(self._settings, self._frozen, _columns_of(self._settings, schema))
 
     def streamReader(self, schema: StructType) -> OutboxStreamReader:  # noqa: N802 - Spark's name
-        """Of `spark.readStream`."""
+        """Return the reader for `spark.readStream`."""
         return OutboxStreamReader(self._settings, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: FBT001 - Spark's own arguments
-        """Of `DataFrame.write`."""
+        """Refuse `DataFrame.write`: the source can only be read."""
         raise _read_only()
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802, FBT001
-        """Of `DataFrame.writeStream`."""
+        """Refuse `DataFrame.writeStream`: the source can only be read."""
         raise _read_only()
 
 
@@ -83,7 +87,7 @@ class TaskPartition(InputPartition):
 
 
 class OutboxReader(DataSourceReader):
-    """One read of what a DataFrame holds."""
+    """One read of a DataFrame."""
 
     def __init__(self, settings: Options, frozen: Frozen | None, columns: tuple[str, ...]) -> None:
         self._settings = settings
@@ -91,7 +95,7 @@ class OutboxReader(DataSourceReader):
         self._columns = columns
 
     def partitions(self) -> Sequence[InputPartition]:
-        """The tasks."""
+        """Return the tasks of the read."""
         from outbox.spark.planner import Planner
 
         settings = self._settings
@@ -115,7 +119,7 @@ class OutboxReader(DataSourceReader):
         return [TaskPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Return the rows of one task."""
         return _read(partition)
 
 
@@ -129,17 +133,20 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last: Offset | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        """Where a stream without a checkpoint begins."""
+        """Return the offset at which a stream without a checkpoint begins."""
         self._last = self._follower().initial()
         return self._last.to_dict()
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
-        """How many rows a batch may have (from Spark 4.2 on, Spark itself asks)."""
+        """Return how many rows a batch may have. Spark asks for it from version 4.2 on."""
         limit = self._settings.max_rows
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
-        """Where the next batch ends. Before Spark 4.2 nothing is said: the offset that was given last counts."""
+        """Return the offset at which the next batch ends.
+
+        Spark before 4.2 passes no `start`; the offset that was returned or planned last counts then.
+        """
         from outbox.spark.offset import Offset
 
         follower = self._follower()
@@ -149,16 +156,16 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._last.to_dict()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Where the log itself is, for the query's status."""
+        """Return the end of the log, for the query's status."""
         head = self._follower().head
         return None if head is None else head.to_dict()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """End at what is there now."""
+        """End the stream at what is committed now."""
         self._follower().stop_at_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """The tasks of one batch."""
+        """Return the tasks of one batch."""
         from outbox.spark.offset import Offset
 
         columns = _columns_of(self._settings, self._schema)
@@ -167,14 +174,14 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [TaskPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task."""
+        """Return the rows of one task."""
         return _read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is kept here: the checkpoint is the truth."""
+        """Do nothing: only Spark's checkpoint keeps how far the stream has come."""
 
     def stop(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         if self._made is not None:
             self._made.close()
 
@@ -182,7 +189,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self.__dict__, "_made": None}
 
     def _follower(self) -> Follower:
-        """Made when it is first asked: what a constructor raises Spark does not show."""
+        """Return the follower. The first call makes it, because Spark does not show errors of a constructor."""
         from outbox.spark.planner import Planner
         from outbox.spark.stream import Follower
 
@@ -201,7 +208,7 @@ def _read_only() -> Exception:
 
 
 def _freeze(settings: Options) -> Frozen | None:
-    """Decide which messages a DataFrame holds, as long as it lives; None for other tables."""
+    """Choose the window that a DataFrame has for all its reads; None for tables other than `messages`."""
     from outbox.spark.planner import Planner
     from outbox.spark.window import window_of
     from outbox.store.log.extraction import MESSAGES
@@ -214,7 +221,7 @@ def _freeze(settings: Options) -> Frozen | None:
 
 
 def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    # Of a read without tasks Spark makes one with nothing in it, and Spark 4.0 makes it None itself.
+    # For a read without tasks Spark makes one partition whose value is None; in Spark 4.0 the partition itself is None.
     if partition is None or partition.value is None:
         return iter(())
     from outbox.spark.fetch import batches
@@ -223,7 +230,7 @@ def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
 
 
 def _columns_of(settings: Options, schema: StructType) -> tuple[str, ...]:
-    """Return the columns that a schema names, which has to be a part of ours.
+    """Return the columns that a schema names; the table must have each of them.
 
     Raises:
         OptionError: a column is unknown, of another type, or declared as never null.

@@ -1,4 +1,4 @@
-"""Following the log: where the next batch of a stream ends, and which tasks read it. Knows nothing of Spark."""
+"""Following the log: finds where the next batch of a stream ends, and plans the tasks that read it. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from outbox.store.log.stamp import Server, Stamp
 
 _log = logging.getLogger(__name__)
 
-#: So often an offset moves when nothing that is selected came, but something else did: what retention takes of that
-#: must not look like a loss. Each such move is an empty batch of Spark's.
+#: The offset moves this often while only messages come that the stream does not select. Otherwise the purge of those
+#: messages would look like a loss. Each such move is an empty batch in Spark.
 _MOVE_SECONDS = 600.0
 _ANYTHING = Narrowing(halves=True)
 
@@ -33,40 +33,41 @@ class Follower:
         self._clock = clock
         self._initial: Offset | None = None
         self._end: Stamp | None = None
-        #: The offset after which nothing had come, up to which stamp, and when that was seen and first seen.
+        #: The offset after which nothing had come, and the stamp up to which that is known. The times are those of the
+        #: last look and of the first look that found nothing.
         self._idle: tuple[Offset, Stamp] | None = None
         self._looked_at = self._idle_since = 0.0
         self._head: Stamp | None = None
         self._selected = options.narrowing.describe()
 
     def initial(self) -> Offset:
-        """Return where the stream begins; the same whenever it is asked."""
+        """Return the offset at which the stream begins; every call returns the same one."""
         if self._initial is None:
             self._initial = self._first()
         return self._initial
 
     def stop_at_now(self) -> None:
-        """Have the stream end at what is committed now."""
+        """Capture the position of now as the end of the stream."""
         self._end = self._planner.now()
 
     def now(self) -> Offset:
-        """Return where everything has been delivered that is committed now."""
+        """Return the offset at which everything that is committed now has been delivered."""
         return self._at(self._capture())
 
     @property
     def head(self) -> Offset | None:
-        """How far the log was when it was looked at last."""
+        """The end of the log when it was last captured; None before the first time."""
         return None if self._head is None else self._at(self._head)
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         self._planner.close()
 
     def latest(self, start: Offset, limit: int | None) -> Offset:
         """Return where the batch after `start` ends: at most `limit` rows later, or at `start` when nothing has come.
 
         Raises:
-            PositionError: another server answers than the one that the offset is of, or the stream selected other
+            PositionError: the offset is of another server or lies ahead of this one, or its stream selected other
                 messages.
         """
         if (
@@ -86,11 +87,10 @@ class Follower:
         return self._beyond(start, replace(known, progress=Progress(base)), stamp, limit)
 
     def tasks(self, start: Offset, end: Offset, columns: tuple[str, ...]) -> list[Task]:
-        """Plan the batch between two offsets; the same rows whenever it is asked.
+        """Plan the batch between two offsets; every call plans the same rows.
 
         Raises:
-            PositionError: another server answers than the one that the batch was planned on, or the stream selects
-                other messages now.
+            PositionError: the batch was planned on another server, or the stream selects other messages now.
             PurgedError: rows of the batch were purged before they were read.
         """
         if start.latest:
@@ -128,7 +128,7 @@ class Follower:
         return Offset(server=stamp.server, progress=Progress(stamp.position), selected=self._selected)
 
     def _earliest(self, server: Server) -> Offset:
-        """The beginning of the log; what is gone by now is not asked for."""
+        """Return the offset at the beginning of the log. Rows that are purged by now do not count as lost."""
         gone = self._planner.purged() or EARLIEST
         return replace(self._at(Stamp(position=EARLIEST, server=server)), gone=gone)
 
@@ -137,7 +137,7 @@ class Follower:
         return self._end or self._head
 
     def _within(self, known: Offset, limit: int | None) -> Offset | None:
-        """The next page of a window that is open; None when no window is, or nothing is left of it."""
+        """Return where the next page of the open window ends; None if no window is open, or no row of it is left."""
         progress = known.progress
         if progress.target is None:
             return None
@@ -148,7 +148,10 @@ class Follower:
         return _end_of(known, window, page)
 
     def _beyond(self, start: Offset, known: Offset, stamp: Stamp, limit: int | None) -> Offset:
-        """The first page of what has been committed since a window ended."""
+        """Return where the first page of what was committed after the last window ends.
+
+        If nothing came, it is `start`, or the offset of `stamp` if the checkpoint has to move.
+        """
         passed = self._passed(start, stamp) or known.progress.base
         window = Window(known.progress.base, stamp.position)
         page = (
@@ -158,7 +161,7 @@ class Follower:
             self._idle = None
             return _end_of(known, window, page)
         if start.selected not in (None, self._selected):
-            # The checkpoint learns what is selected from now on, although nothing came.
+            # Move although nothing came, so that the checkpoint stores what is selected from now on.
             return self._at(stamp)
         return self._rest(start, known, stamp)
 
@@ -167,7 +170,7 @@ class Follower:
         if self._passed(start, stamp) is None:
             self._idle_since = now
         self._idle, self._looked_at = (start, stamp), now
-        # A run that ends by itself moves before it does: it may never live so long.
+        # A run that ends by itself moves at once: it may end before _MOVE_SECONDS have passed.
         if now - self._idle_since < _MOVE_SECONDS and self._end is None:
             return start
         self._idle_since = now
@@ -177,7 +180,10 @@ class Follower:
         return self._at(stamp)
 
     def _passed(self, start: Offset, stamp: Stamp) -> Position | None:
-        """Up to where it is known that nothing has come after an offset, on the server that is there now."""
+        """Return the position up to which an earlier look found nothing after `start`; None if there is none.
+
+        A look at another server than the present one does not count.
+        """
         if self._idle is None or self._idle[0] != start or self._idle[1].server != stamp.server:
             return None
         passed = self._idle[1].position
@@ -189,7 +195,7 @@ class Follower:
         return page if limit is not None else replace(page, more=False)
 
     def _on(self, offset: Offset, server: Server, head: Position) -> Offset:
-        """The offset as it counts on a server that has come to `head`."""
+        """Return the offset as it counts on a server that has come to `head`, or the beginning to replay from."""
         changed = offset.server != server
         if changed and (self._options.on_identity_change == "fail" or offset.server.dialect != server.dialect):
             raise self._changed(offset.server, server)
@@ -207,7 +213,10 @@ class Follower:
         return replace(offset, server=server, selected=self._selected)
 
     def _require_same_selection(self, offset: Offset) -> None:
-        """Refuse an offset of a stream that selected other messages; of those this one would never see the older."""
+        """Refuse an offset of a stream that selected other messages.
+
+        Older messages that only the present stream selects would never come.
+        """
         if self._options.on_selection_change == "accept" or offset.selected in (None, self._selected):
             return
         raise PositionError(
@@ -225,7 +234,11 @@ class Follower:
         )
 
     def _unpurged(self, window: Window, gone: Position | None) -> Window | None:
-        """The window of which nothing may be missing; None: what is missing is not asked for."""
+        """Return the window of which no row may be missing; None if `failOnDataLoss` is false, so nothing is checked.
+
+        Raises:
+            PurgedError: rows of the window were purged, and `failOnDataLoss` is true.
+        """
         whole = window if window.base != EARLIEST else Window(gone or EARLIEST, window.target)
         try:
             self._planner.require_unpurged(whole)
@@ -246,19 +259,21 @@ def _in_words(selected: Mapping[str, str] | None) -> str:
 
 
 def _end_of(known: Offset, window: Window, page: Page) -> Offset:
-    # The batch keeps what was gone when it was planned first: Spark may ask for the beginning again, much later.
+    # The end keeps what was gone when the batch was planned first: Spark may ask for the beginning again, much later,
+    # when more is gone.
     gone = known.gone if window.base == EARLIEST else None
     progress = Progress(window.base, window.target, page.last) if page.more else Progress(window.target)
     return replace(known, progress=progress, gone=gone)
 
 
 def _parts_of(start: Progress, end: Progress) -> list[tuple[Window, int | None, int | None]]:
-    """The windows that a batch is of, each with the ids after which and up to which it is read there."""
+    """Return the windows of a batch, each with the id after which and the id up to which the batch reads it."""
     target = end.target or end.base
     if start.target is None:
         return [(Window(start.base, target), None, end.after)]
     if target == start.target:
         return [(Window(start.base, target), start.after, end.after)]
-    # Before 4.2 Spark does not say where it is, and a stream that was started again takes all there is.
+    # Before 4.2 Spark does not pass the start of a batch. So the first batch of a restarted stream takes all there is:
+    # the rest of the open window, and everything after it.
     rest = (Window(start.base, start.target), start.after, None)
     return [rest, (Window(start.target, target), None, end.after)]

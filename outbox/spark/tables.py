@@ -12,25 +12,29 @@ from outbox.store.log.extraction import Kind, columns_of
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Spark's type of each kind; the others are called the same.
+#: Spark's types of these kinds; the other kinds have the same name in Spark.
 _SPARK: Mapping[Kind, str] = MappingProxyType(
     {"long": "bigint", "integer": "int", "short": "smallint", "uuid": "string"}
 )
 
 
 def spark_type(kind: Kind) -> str:
-    """The name of Spark's type, as `DataType.simpleString` says it."""
+    """Return the name of Spark's type, as `DataType.simpleString` gives it."""
     return _SPARK.get(kind, kind)
 
 
 def ddl(table: str, columns: Sequence[str]) -> str:
-    """The columns as a schema of Spark's."""
+    """Return the columns as a Spark schema in DDL."""
     kinds = columns_of(table)
     return ", ".join(f"`{name}` {spark_type(kinds[name])}" for name in columns)
 
 
 def arrow_schema(table: str, columns: Sequence[str]) -> pa.Schema:
-    """The columns as a schema of Arrow's; moments are microseconds in UTC."""
+    """Return the columns as an Arrow schema; times are microseconds in UTC.
+
+    Raises:
+        MissingExtraError: pyarrow is not installed.
+    """
     try:
         import pyarrow as pa
     except ImportError as error:

@@ -15,7 +15,7 @@ Fetch = Literal["auto", "adbc", "psycopg", "sqlite"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manner:
-    """How rows are fetched.
+    """The way in which rows are fetched.
 
     `batch_bytes`: about how large a record batch is. `prefetch`: how many of them are read ahead. `retries`: how often
     in a row a connection may break without a new row.
@@ -32,11 +32,11 @@ USUAL = Manner()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Rows to read in one go, in the order of their key.
+    """Rows that one executor reads, in the order of their key.
 
-    `server`: the one that the rows are of; another one draws the same numbers for other rows. `whole`: the window none
-    of whose rows may be purged until the task is done; None: nothing is checked. `replayed`: how far a standby has to
-    have replayed its primary's log before it shows the rows.
+    `server`: the server of the rows; another one has the same numbers for other rows. `whole`: no row of this window
+    may be purged until the task is done; None: nothing is checked. `replayed`: a standby must have replayed its
+    primary's log up to here before the task reads its rows.
     """
 
     place: Place

@@ -14,8 +14,8 @@ def window_of(options: Options, planner: Planner) -> Window:
     """Return the window that the options name.
 
     Raises:
-        OptionError: a position does not fit the database.
-        PositionError: a position is of another server.
+        OptionError: `since` lies after `until`.
+        PositionError: a position is of another server, or lies ahead of this one.
     """
     now = planner.now()
     base = _checked("since", options.since, now.server, now.position) if options.since else EARLIEST

@@ -1,1 +1,1 @@
-"""All SQL of the library: the log, its subscriptions, their leases, progress and parked messages."""
+"""All SQL of the library: for the log, its subscriptions, their leases, progress and parked messages."""

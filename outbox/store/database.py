@@ -18,16 +18,16 @@ from outbox.store.dialects.dialect import Channel, Dialect
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TABLES = ("message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "meta")
-#: The databases that may hold an outbox: each is a folder of `dialects`, imported when there is one of its kind.
+#: The kinds of database that may hold an outbox. Each is a folder of `dialects`, imported at the first use.
 _DIALECTS = ("postgresql", "sqlite")
 
 
 class Database:
-    """Where the tables are, and how their database is spoken to. Opens nothing by itself."""
+    """The database of an outbox: its engine, its schema, and the dialect of its SQL. Opens no connection by itself."""
 
-    #: What commands say that is missing, and how they are told to make or check it.
+    #: The words for what is missing, and the option with which a command makes or checks only that.
     _needed, _only = "the outbox tables are", ""
-    #: How errors name it, and what they say of a transaction that is elsewhere.
+    #: Error texts: the name of this database, and the advice for a transaction that is in another one.
     described = "the outbox"
     elsewhere = (
         "whose relays would never find the message; use an Outbox on the database that the transaction writes to"
@@ -58,24 +58,28 @@ class Database:
 
     @property
     def names(self) -> dict[str, str]:
-        """What `sql` fills in."""
+        """The names that `sql` fills in, each with its text."""
         return self._names
 
     def later(self, seconds: str) -> str:
-        """The clock moved by an SQL number of seconds."""
+        """Return the database's clock as SQL, moved by `seconds`, an SQL number."""
         return self.dialect.later.format(now=self.dialect.now, seconds=seconds)
 
     def among(self, value: str, numbers: str = "", texts: str = "") -> str:
-        """Whether a value is in a list that is bound as the parameter given by `numbers` or `texts`."""
+        """Return the condition that `value` is in a list; `numbers` or `texts` names the list's parameter."""
         template = self.dialect.among_numbers if numbers else self.dialect.among_texts
         return template.format(value=value, list=f":{numbers or texts}")
 
     def bind(self, values: Any) -> Any:
-        """A list as a parameter for `among`."""
+        """Return a list as a parameter for `among`."""
         return self.dialect.bind_list(list(values))
 
     def open(self) -> Channel:
-        """A connection of our own."""
+        """Open a connection of our own.
+
+        Raises:
+            DatabaseError: the engine's pool has one connection that all share.
+        """
         self.require_independent_connections()
         return self.dialect.connect(self.engine, self.wake_up_name)
 
@@ -87,18 +91,18 @@ class Database:
         except Exception as error:
             if self.dialect.missing_table(getattr(error, "orig", None) or error):
                 where = f" in schema {self.schema}" if self.schema else ""
-                # Without its cause, which shows the statement's parameters: bodies, keys.
+                # The cause is left out, because it shows the statement's parameters: bodies, keys.
                 raise SchemaError(f"{self._needed} not there{where}; run: {self.upgrade_command}") from None
             raise
 
     @property
     def upgrade_command(self) -> str:
-        """What makes the tables, or brings them up to date."""
+        """The command that makes the tables, or brings them up to date."""
         return self._command("upgrade")
 
     @property
     def check_command(self) -> str:
-        """What compares the tables with what this version needs."""
+        """The command that compares the tables with what this version needs."""
         return self._command("check")
 
     def _command(self, verb: str) -> str:
@@ -106,12 +110,12 @@ class Database:
         return f"outbox db {verb}{self._only}{where}"
 
     def transient(self, error: Exception) -> bool:
-        """Whether another connection, or another try, may fare better."""
+        """Return whether the same may work later, with another try or on another connection."""
         return isinstance(error, PoolTimeout) or self.dialect.transient(getattr(error, "orig", None) or error)
 
     @property
     def wake_up_name(self) -> str:
-        """The name that hints of this outbox go by."""
+        """The name under which hints of this outbox are sent."""
         return f"outbox_{self.schema}" if self.schema else "outbox"
 
     def require_independent_connections(self) -> None:

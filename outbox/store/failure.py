@@ -1,4 +1,4 @@
-"""What went wrong, in one line that holds no parameters of a statement."""
+"""Errors as one line of text that holds no parameters of a statement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def in_one_line(error: Exception) -> tuple[str, bool]:
     """Return an error as one line, and whether that line says enough without its traceback."""
     if isinstance(error, OutboxError):
         return str(error), True
-    # Of SQLAlchemy's errors what the driver said: around it stand the statement and its parameters.
+    # The text of SQLAlchemy's errors holds the statement and its parameters; that of the driver's error does not.
     cause = getattr(error, "orig", None) or error
     line = next(iter(str(cause).splitlines()), "")
     foreseen = isinstance(cause, psycopg.Error | sqlite3.Error)
@@ -21,7 +21,7 @@ def in_one_line(error: Exception) -> tuple[str, bool]:
 
 
 def without_server(error: str, destination: str) -> str:
-    """Return a sender's text without the server that it names, where `destination` names the same one beside it."""
+    """Return a sender's error without the server in it, if `destination`, which is shown beside it, names the same."""
     scheme, separator, rest = destination.partition("://")
     server = f"{scheme}{separator}{rest.partition('/')[0]}"
     return error.replace(f"{server}: ", "") if separator else error

@@ -1,4 +1,4 @@
-"""What an outbox is: the one row that tells its version, its slots, and the server whose ids its log holds."""
+"""The identity of an outbox: one row with its version, its slots, and the server that drew the ids of its log."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def verify(database: Database, channel: Channel) -> None:
 
 
 def establish(database: Database, channel: Channel) -> None:
-    """Write the row, for tables that were not made by our migrations; harmless when it is there."""
+    """Write the row, for tables that were not made by our migrations; do nothing when it is there."""
     dialect = database.dialect
     statement = database.sql(_CREATE, identity=dialect.identity, installation=dialect.installation)
     channel.run(statement, {"version": VERSION, "slots": database.slots})

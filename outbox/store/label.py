@@ -1,4 +1,4 @@
-"""How a database is named where people read it: host, name and schema; never a user, never a password."""
+"""The label of a database, for people: host, name and schema; never a user, never a password."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sqlalchemy import URL
 
 
 def label_of(url: URL, schema: str | None = None) -> str:
-    """Host, database and schema, as `db1:5432/shop/tenant_a`; of SQLite the path of its file."""
+    """Return host, database and schema, as `db1:5432/shop/tenant_a`; for SQLite the path of its file."""
     if url.get_backend_name() == "sqlite":
         return "/".join(filter(None, (url.database or "memory", schema)))
     host = url.host or _said(url, "host") or _said(url, "service") or "localhost"
@@ -19,7 +19,7 @@ def label_of(url: URL, schema: str | None = None) -> str:
 
 
 def told_apart(labels: Sequence[str]) -> list[str]:
-    """The labels in their order; what comes again, a second relay of one database, gets a number."""
+    """Return the labels in their order; one that comes again, for a second relay of one database, gets a number."""
     seen: Counter[str] = Counter()
     found = []
     for label in labels:
@@ -29,6 +29,6 @@ def told_apart(labels: Sequence[str]) -> list[str]:
 
 
 def _said(url: URL, name: str) -> str:
-    """A parameter of the query; several hosts may be given so."""
+    """Return a parameter of the URL's query; one that is given several times, as several hosts, joined by commas."""
     value = url.query.get(name, "")
     return value if isinstance(value, str) else ",".join(value)

@@ -1,4 +1,4 @@
-"""The rows that an outbox begins with, for tables that somebody else has made."""
+"""The first rows of an outbox, for tables that were made without our migrations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ _DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE)}
 #: The first subscription is made once: where somebody has dropped it, it does not come back.
 _NEW = "NOT EXISTS (SELECT 1 FROM {meta}) AND NOT EXISTS (SELECT 1 FROM {subscription})"
 
-#: In this order, because each statement asks for what the later ones write. The columns are those of every version.
+#: In this order, because each statement checks that rows of the later ones are not there yet. The tables of every
+#: version have these columns.
 _ROWS = (
     f"""
     INSERT INTO {{progress}} (subscription, generation, partition, epoch, n, base, settled_at)
@@ -36,17 +37,17 @@ _ROWS = (
     """,
     "UPDATE {meta} SET version = {version} WHERE version < {version}",
 )
-#: Only in tables of the newest version, which have the column.
+#: Only for tables of the newest version, because older ones do not have the column.
 _INSTALLATION = "UPDATE {meta} SET installation = {installation} WHERE installation IS NULL"
 
 
 def written(tables: Tables) -> tuple[Table, ...]:
-    """The tables that hold such rows."""
+    """Return the tables that hold these first rows."""
     return tables.progress, tables.lease, tables.subscription, tables.meta
 
 
 def rows(tables: Tables, dialect: Dialect, version: int, slots: int) -> list[str]:
-    """Return the statements that write them, without parameters, as a script needs them; harmless when repeated."""
+    """Return the statements that write the rows, without parameters, for use in a script. They may be repeated."""
     names = {
         table.name.removeprefix(PREFIX): dialect.identifier_preparer.format_table(table) for table in written(tables)
     }

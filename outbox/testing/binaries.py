@@ -1,4 +1,4 @@
-"""Where the server programs are on this machine."""
+"""The places of the server programs on this machine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ServerMissing(OutboxError):  # noqa: N818 - it is the state of the machine
 
 
 def postgres_programs(account: Account | None) -> Path:
-    """The folder with `postgres`, `initdb` and `pg_basebackup`, as `account` can run them.
+    """Return the folder with `postgres`, `initdb` and `pg_basebackup`, as `account` can run them.
 
     First comes what `OUTBOX_TEST_PG_BIN` names, then the wheel's PostgreSQL, then the newest of Debian's.
 
@@ -38,7 +38,7 @@ def postgres_programs(account: Account | None) -> Path:
 
 
 def nats_program() -> Path:
-    """The NATS server: the wheel's, else the one on the PATH.
+    """Return the path of the NATS server: the wheel's, else the one on the PATH.
 
     Raises:
         ServerMissing: there is none.
@@ -80,7 +80,7 @@ def _runnable(program: Path, account: Account | None) -> bool:
 
 @cache
 def _copied(folder: Path, account: Account | None) -> Path:
-    """A copy of the programs outside of a closed home; it is removed when this process ends.
+    """Copy the programs to a folder that `account` can reach; the copy is removed when this process ends.
 
     The wheel's programs look for their libraries by their own place, in a folder beside the package.
     """

@@ -1,4 +1,4 @@
-"""What the code under test has sent, also where the test rolls everything back.
+"""Captures what the code under test has sent, also where the test rolls everything back.
 
     def test_order(outbox_capture):
         place_order("ann", 42)
@@ -27,7 +27,7 @@ _SHOWN_MESSAGES = 20
 
 
 class _Any:
-    """Whatever it is; `None` is a value that can be asked for."""
+    """Stands for any value, because `None` is a value that a test can ask for."""
 
     def __repr__(self) -> str:
         return "ANY"
@@ -37,10 +37,10 @@ ANY: Final = _Any()
 
 
 class Description(TypedDict, total=False):
-    """What is asked of a message.
+    """The description that a message must match.
 
-    `key`, `tags`: exactly these; `None` is a message without. `body`: what was given to `send`; JSON is compared as
-    values, everything else as bytes. `headers`: these at least. `where`: a function that is true of it.
+    `key`, `tags`: exactly these; `None`: a message without. `body`: what was given to `send`; JSON is compared as
+    values, everything else as bytes. `headers`: at least these. `where`: a function that is true of the message.
     """
 
     key: str | _Any | None
@@ -53,17 +53,18 @@ class Description(TypedDict, total=False):
 class Capture:
     """Collects every message that any `Outbox` of this process appends while it is active, in that order.
 
-    A message counts from its `send` on, committed or not, and is forgotten when its savepoint or its transaction is
-    rolled back. So in a test that keeps everything inside one transaction of its own, a Session bound to a Connection,
-    say, what the application "commits" counts, whichever `join_transaction_mode` the Session has; what the test rolls
-    back after that changes nothing. A raw psycopg connection is asked which of its rows are there, when that can be
-    known: before its COMMIT or after it.
+    A message counts from its `send` on, committed or not, until its savepoint or its transaction is rolled back.
+
+    A test may keep everything inside one transaction of its own, for example with a Session bound to a Connection. Then
+    what the application "commits" counts, whichever `join_transaction_mode` the Session has. What the test rolls back
+    after that changes nothing. A raw psycopg connection is asked which of its rows are there, when that can be known:
+    before its COMMIT or after it.
     """
 
     def __init__(self) -> None:
         self._watch = Watch()
         self._first = 0
-        #: How often each was handed to `deliver`, and those that will not be again.
+        #: By message id: the attempts that `deliver` has made, and the messages that it delivers no more.
         self._attempts: dict[UUID, int] = {}
         self._finished: set[UUID] = set()
 
@@ -76,21 +77,21 @@ class Capture:
 
     @property
     def messages(self) -> list[Message]:
-        """What was sent, in order."""
+        """The messages that were sent, in order."""
         return [entry.message for entry in self._entries() if not entry.rolled_back]
 
     @property
     def committed(self) -> list[Message]:
-        """Of these, what is committed for everybody: nothing, in a test that rolls everything back."""
+        """Those of `messages` that are committed for everybody: none, in a test that rolls everything back."""
         return [entry.message for entry in self._entries() if entry.committed]
 
     @property
     def rolled_back(self) -> list[Message]:
-        """What was appended and is gone with its savepoint or transaction."""
+        """The messages that were appended and are gone with their savepoint or transaction."""
         return [entry.message for entry in self._entries() if entry.rolled_back]
 
     def of(self, topic: str) -> list[Message]:
-        """What was sent to one topic, in order."""
+        """Return the messages that were sent to one topic, in order."""
         return [message for message in self.messages if message.topic == topic]
 
     def clear(self) -> None:
@@ -104,7 +105,9 @@ class Capture:
     def assert_sent(
         self, topic: str, *, count: int | None = None, **description: Unpack[Description]
     ) -> Message | list[Message]:
-        """Require a message of this description, and return the first one; with `count` exactly so many, and all.
+        """Require a message of this description, and return the first one.
+
+        With `count` require exactly so many, and return all of them.
 
         Args:
             topic: its topic.
@@ -138,12 +141,12 @@ class Capture:
             raise AssertionError(f"{_counted(len(found))} sent{where}:\n{_listed(map(_shown, found))}")
 
     def deliver(self, handler: Callable[[Message], Verdict | None] | Sender) -> list[Verdict]:
-        """Hand what was captured to a function of one message, or to a sender, in order; returns the verdicts.
+        """Hand what was captured to a function of one message, or to a sender, in order; return the verdicts.
 
         This is what a relay would do after the commit, for tests that never commit. Each message comes as a handler
         gets it, with a place in the log and a time, although neither is the real one; times of delivery are ignored.
         What is `Done` or rejected does not come again; the rest comes with the next call, as its next attempt.
-        What a function raises reaches the test.
+        An exception of a function is raised in the test.
         """
         entries = [entry for entry in enumerate(self._entries(), self._first + 1) if not entry[1].rolled_back]
         due = [self._handed(place, e.message) for place, e in entries if e.message.message_id not in self._finished]
@@ -174,7 +177,7 @@ class Capture:
         return self._watch.entries[self._first :]
 
     def _told(self, wanted: _Wanted) -> str:
-        """What was sent instead, that topic first, and what was rolled back."""
+        """Return, as text, what was sent instead, that topic first, and what was rolled back."""
         sent = sorted(self.messages, key=lambda message: message.topic != wanted.topic)
         gone = self.rolled_back
         text = f"what was sent:\n{_listed(map(wanted.compared, sent))}" if sent else "nothing was sent"
@@ -193,7 +196,7 @@ class _Wanted:
     where: Callable[[Message], object] | None = None
 
     def differences(self, message: Message) -> list[str]:
-        """The names of what differs; of another topic nothing else is said."""
+        """Return the names of the fields that differ; for another topic only `topic`."""
         if message.topic != self.topic:
             return ["topic"]
         headers = message.headers
@@ -207,7 +210,7 @@ class _Wanted:
         return found or ([] if self.where is None or self.where(message) else ["where"])
 
     def compared(self, message: Message) -> str:
-        """A message, and what differs."""
+        """Return a message as text, with what differs."""
         differing = [name for name in self.differences(message) if name != "topic"]
         if not differing:
             return _shown(message)

@@ -8,7 +8,7 @@
             ...                    # a database of this test, with empty outbox tables
 
 It talks to the database through the parts of `outbox.store` that workers are made of, and judges them by the algebra of
-`outbox.model.position`, which knows no SQL. Give it every version of the server that is to be supported.
+`outbox.model.position`, which uses no SQL. Run it on every version of the server that is to be supported.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ _SMALL = Limits(rows=4, bytes=10_000)
 
 
 class DialectContract(LeaseContract, ParkedContract):
-    """Subclass it with a fixture `engine`, and with a `dialect` if the library does not know it."""
+    """The suite. Subclass it with a fixture `engine`, and with a `dialect` if the library does not know it."""
 
-    #: None: the library's own for this engine.
+    #: The dialect under test; None: the library's own for this engine.
     dialect: ClassVar[Dialect | None] = None
 
     @pytest.fixture
@@ -55,7 +55,7 @@ class DialectContract(LeaseContract, ParkedContract):
 
     @pytest.fixture
     def outbox(self, engine: Engine) -> Iterator[Outbox]:
-        """An outbox on it."""
+        """An outbox on the engine."""
         outbox = Outbox(engine, dialect=self.dialect)
         yield outbox
         outbox.close()
@@ -67,14 +67,14 @@ class DialectContract(LeaseContract, ParkedContract):
 
     @pytest.fixture
     def channel(self, database: Database) -> Iterator[Channel]:
-        """A connection as workers have it."""
+        """A channel as workers have it."""
         with closing(database.open()) as channel:
             yield channel
 
     # Appending
 
     def test_ids_follow_the_order_of_the_list(self, outbox: Outbox, channel: Channel) -> None:
-        """One call, any number of messages, with and without keys."""
+        """Append many messages in one call, with and without keys; their ids rise in the order of the list."""
         messages = [Message("alpha", str(n), key=f"k{n % 5}" if n % 3 else None) for n in range(500)]
         with outbox.begin() as session:
             ids = outbox.send_all(session, messages)
@@ -86,7 +86,7 @@ class DialectContract(LeaseContract, ParkedContract):
         assert [message.id for message in found] == sorted({message.id or 0 for message in found})
 
     def test_every_field_comes_back_exactly(self, outbox: Outbox, channel: Channel) -> None:
-        """Of one message that is sent alone, and of the same among others."""
+        """Read every field back, of a message that is sent alone, and of the same among others."""
         fields: dict[str, Any] = {
             "body": b"\x00\xff\r\n",
             "key": _AWKWARD,
@@ -109,7 +109,7 @@ class DialectContract(LeaseContract, ParkedContract):
         assert [(m.message_id, m.topic, m.attempt) for m in found] == [(m.message_id, "alpha", 1) for m in made]
 
     def test_times_are_those_of_the_database(self, outbox: Outbox, channel: Channel) -> None:
-        """A message is created, and its delay begins, between two looks at that clock."""
+        """Check that a message is created, and its delay begins, between two readings of the database's clock."""
         log = Log(outbox.database)
         before = log.now(channel).now
         with outbox.begin() as session:
@@ -125,7 +125,7 @@ class DialectContract(LeaseContract, ParkedContract):
 
     @pytest.mark.parametrize("size", [0, 1, 1_000, 65_536, 4 * 1024 * 1024])
     def test_a_body_of_any_size_comes_back(self, outbox: Outbox, channel: Channel, size: int) -> None:
-        """Large bodies are fetched apart from their rows."""
+        """Read bodies of every size, because large ones are fetched apart from their rows."""
         body = (bytes(range(256)) * (size // 256 + 1))[:size]
         with outbox.begin() as session:
             outbox.send(session, "alpha", body)
@@ -136,7 +136,7 @@ class DialectContract(LeaseContract, ParkedContract):
         assert [message.body for message in found] == [body, b"after it"]
 
     def test_what_is_rolled_back_is_gone(self, outbox: Outbox, channel: Channel) -> None:
-        """With its transaction, or with its savepoint alone."""
+        """Roll messages back with their transaction, or with their savepoint alone."""
         with suppress(ZeroDivisionError), outbox.begin() as session:
             outbox.send(session, "alpha", "gone")
             raise ZeroDivisionError
@@ -153,7 +153,7 @@ class DialectContract(LeaseContract, ParkedContract):
         assert [message.body for message in found] == [b"1", b"2"]
 
     def test_a_dedup_key_is_good_once(self, outbox: Outbox, channel: Channel) -> None:
-        """In one call, and in a later transaction; whose transaction was rolled back had none."""
+        """Write a dedup key once, in one call and over transactions; one that was rolled back does not count."""
         with suppress(ZeroDivisionError), outbox.begin() as session:
             outbox.send(session, "alpha", "gone", dedup_key=_AWKWARD)
             raise ZeroDivisionError
@@ -170,7 +170,7 @@ class DialectContract(LeaseContract, ParkedContract):
         assert later == ids[0]
 
     def test_a_consumer_handles_a_message_once(self, outbox: Outbox) -> None:
-        """In its own transaction: rolled back, it has not; other consumers are not concerned."""
+        """Handle a message once per consumer; after a rollback of the consumer's transaction it is not handled."""
         inbox = InboxRows(outbox.database, timedelta(days=7))
         message, another = uuid7(), uuid7()
         answers = []
@@ -186,7 +186,7 @@ class DialectContract(LeaseContract, ParkedContract):
         assert answers == [True, True, False, True, True]
 
     def test_acks_are_found_by_their_messages(self, outbox: Outbox, channel: Channel) -> None:
-        """Those of one subscription, however far apart in the log."""
+        """Find the acks of one subscription, however far apart their messages are in the log."""
         acks, others = Acks(outbox.database, "relay"), Acks(outbox.database, "another")
         acks.insert(channel, "writer", [3, 5, 4, 1_000_000])
         acks.insert(channel, "writer", [9])
@@ -197,7 +197,7 @@ class DialectContract(LeaseContract, ParkedContract):
         assert found == [{4, 5, 9, 1_000_000}, {4, 6}]
 
     def test_tables_that_are_not_there_are_an_error_that_says_so(self, engine: Engine) -> None:
-        """And names the command that makes them."""
+        """Raise an error that names the command that makes the tables."""
         elsewhere = Outbox(engine, schema="nowhere", dialect=self.dialect)
 
         with pytest.raises(SchemaError, match="outbox db upgrade"), elsewhere.begin() as session:
@@ -209,10 +209,10 @@ class DialectContract(LeaseContract, ParkedContract):
     def test_windows_hold_what_was_committed_between_their_positions(
         self, outbox: Outbox, channel: Channel, seed: int
     ) -> None:
-        """Whatever is open meanwhile, whoever commits late: each row is in one window, in the order of the ids.
+        """Find each row in one window, in the order of the ids, whatever is open meanwhile or commits late.
 
-        The judge knows what was committed when, and the algebra: a whole read, every page of the same window, its
-        extent, and a second look at it when everything is over, must bring the same.
+        The schedule knows what was committed when, and the algebra. A whole read, every page of the same window, its
+        extent, and a second read when all transactions have ended, must bring the same.
         """
         schedule = Schedule(outbox, channel, seed)
         schedule.run(steps=60)
@@ -220,7 +220,7 @@ class DialectContract(LeaseContract, ParkedContract):
         schedule.check_again()
 
     def test_an_early_writer_who_commits_late_is_in_the_next_window(self, outbox: Outbox, channel: Channel) -> None:
-        """Its ids are lower than those that were read before: nobody may go on behind the last id."""
+        """Find ids that are lower than those that were read before: no reader may go on behind the last id."""
         if outbox.database.dialect.one_writer:
             pytest.skip("one writer at a time cannot be overtaken")
         log = Log(outbox.database)
@@ -238,7 +238,7 @@ class DialectContract(LeaseContract, ParkedContract):
         assert [[m.body for m in each.messages] for each in (first, second)] == [[b"quick"], [b"slow", b"slow again"]]
 
     def test_an_idle_read_brings_nothing(self, outbox: Outbox, channel: Channel) -> None:
-        """Also beside a transaction that is open."""
+        """Read nothing, also beside a transaction that is open."""
         log = Log(outbox.database)
         base = log.now(channel).position
         with outbox.engine.connect() as connection:
@@ -249,7 +249,7 @@ class DialectContract(LeaseContract, ParkedContract):
 
     @pytest.mark.parametrize("rows", [3, 4, 5, 6, 8, 21])
     def test_a_read_keeps_to_its_rows(self, outbox: Outbox, channel: Channel, rows: int) -> None:
-        """What is too much for one read comes page by page, once and in order."""
+        """Read page by page what is too much for one read, once and in order."""
         with outbox.begin() as session:
             outbox.send_all(session, [Message("alpha", str(n)) for n in range(rows)])
 
@@ -259,7 +259,7 @@ class DialectContract(LeaseContract, ParkedContract):
         assert max(map(len, batches)) <= _SMALL.rows
 
     def test_a_read_keeps_to_its_bytes(self, outbox: Outbox, channel: Channel) -> None:
-        """One message always comes, however large."""
+        """Read no more bytes than the limit, but always one message, however large."""
         sizes = [10, 9_000, 9_000, 30_000, 10, 2_000, 2_001, 2_002, 6_000, 0]
         with outbox.begin() as session:
             outbox.send_all(session, [Message("alpha", bytes(size)) for size in sizes])
@@ -291,7 +291,7 @@ class DialectContract(LeaseContract, ParkedContract):
     def test_a_selection_chooses(
         self, outbox: Outbox, channel: Channel, limits: Limits, selection: Selection, expected: list[str]
     ) -> None:
-        """By topic, and by the subscription whose writers send a row themselves; half messages come on demand only."""
+        """Select by topic, and by the subscription whose writers send a row themselves; half messages on demand."""
         messages = [Message(topic, b"") for topic in ["alpha", "beta", "half", "gamma|%", "direct"] * 3]
         for half in messages[2::5]:
             half.topic = HALF_TOPIC
@@ -304,7 +304,7 @@ class DialectContract(LeaseContract, ParkedContract):
         assert [message.topic for batch in batches for message in batch] == expected * 3
 
     def test_a_position_never_falls(self, outbox: Outbox, channel: Channel) -> None:
-        """Not with a log that is purged empty: the next message is in the next window, once."""
+        """Check heads also with a log that is purged empty: the next message is in the next window, once."""
         log = Log(outbox.database)
         heads = [log.now(channel).position.head]
         for number in range(3):
@@ -326,7 +326,7 @@ class DialectContract(LeaseContract, ParkedContract):
 
 
 def batches_of(database: Database, channel: Channel, limits: Limits, selection: Selection) -> Iterator[list[Message]]:
-    """The log from its beginning, as a worker reads it."""
+    """Yield the log from its beginning in batches, as a worker reads it."""
     cursor = Cursor(Log(database, limits, selection), Progress(EARLIEST))
     while (batch := cursor.read(channel)).seen:
         yield batch.messages

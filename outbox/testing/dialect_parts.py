@@ -1,4 +1,4 @@
-"""Parts of the contract of dialects: the fence around leases and progress, and messages that are set aside."""
+"""Parts of the contract of dialects: leases and progress, which epochs protect, and parked messages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _LONG, _OVER = timedelta(minutes=10), timedelta(seconds=-1)
 
 
 class LeaseContract:
-    """Who may write progress: the holder of the newest epoch, on the server that it read from."""
+    """The tests of leases: only the holder of the newest epoch may write progress, on the server that it read from."""
 
     def test_a_lease_has_one_holder(self, database: Database, channel: Channel) -> None:
-        """Until it is released, or over by the database's clock; each holder's epoch is new."""
+        """Refuse others until the lease is released, or over by the database's clock; each holder's epoch is new."""
         leases = _declared(database, channel)
         first = leases.acquire(channel, _PARTITION, "first", _LONG)
         refused = leases.acquire(channel, _PARTITION, "second", _LONG)
@@ -48,7 +48,7 @@ class LeaseContract:
         assert third is not None and third.epoch > second.epoch
 
     def test_a_lost_lease_writes_nothing(self, database: Database, channel: Channel) -> None:
-        """Whoever holds an old epoch neither moves the position nor gets hold of the lease row."""
+        """Refuse the holder of an old epoch: it can neither move the position nor hold the lease row."""
         leases, progress = _declared(database, channel), ProgressLog(database)
         incarnation = Log(database).now(channel).incarnation
         old, new = _taken(leases, channel, "old", _OVER), _taken(leases, channel, "new", _LONG)
@@ -63,7 +63,7 @@ class LeaseContract:
         assert progress.settle(channel, new, 1, Progress(Position(7)), incarnation)
 
     def test_a_position_of_another_server_is_not_stored(self, database: Database, channel: Channel) -> None:
-        """A server that was restarted may give its numbers out again."""
+        """Refuse a position of another incarnation: a server that was restarted may give its numbers out again."""
         leases, progress = _declared(database, channel), ProgressLog(database)
         lease = _taken(leases, channel, "holder", _LONG)
         elsewhere = Log(database).now(channel).incarnation + " restarted"
@@ -76,7 +76,7 @@ class LeaseContract:
         assert _stored(progress, channel) == Progress(EARLIEST)
 
     def test_the_newest_progress_counts(self, database: Database, channel: Channel) -> None:
-        """The last of the newest epoch, however high the numbers of the one before; also after a prune."""
+        """Read the last progress of the newest epoch, however high the numbers before it are; also after a prune."""
         leases, progress = _declared(database, channel), ProgressLog(database)
         incarnation = Log(database).now(channel).incarnation
         inside = Progress(Position(3), Position(9, (4, 7)), 12)
@@ -98,7 +98,7 @@ class LeaseContract:
         ]  # fmt: skip
 
     def test_a_transaction_of_a_channel_is_whole(self, database: Database, channel: Channel) -> None:
-        """What raised inside it wrote nothing, and the channel can be used again."""
+        """Roll back a transaction in which something raised; the channel can be used again."""
         leases, progress = _declared(database, channel), ProgressLog(database)
         incarnation = Log(database).now(channel).incarnation
         lease = _taken(leases, channel, "holder", _LONG)
@@ -116,12 +116,12 @@ class LeaseContract:
 
 
 class ParkedContract:
-    """Messages set aside: which of them may be tried now, and in which order."""
+    """The tests of parked messages: which of them may be tried now, and in which order."""
 
     def test_parked_messages_come_in_the_order_of_their_keys(
         self, outbox: Outbox, database: Database, channel: Channel
     ) -> None:
-        """The due head of each key; behind one that waits, nothing of its key; keyless ones stand for themselves."""
+        """Read the due head of each key, and nothing behind a head that waits; a keyless message stands alone."""
         ids = _appended(outbox, channel, ["a", "b", "a", "b", None, None, "c"])
         parked = Parked(database, _NAME)
         now, later = timedelta(0), timedelta(hours=1)
@@ -149,7 +149,7 @@ class ParkedContract:
     def test_parked_copies_are_exact_and_outlive_the_log(
         self, outbox: Outbox, database: Database, channel: Channel
     ) -> None:
-        """Bodies are copied inside the database; as many come as fit, one at least."""
+        """Copy bodies inside the database; a read brings as many as fit, one at least."""
         bodies = [bytes([n]) * 5_000 for n in range(4)]
         with outbox.begin() as session:
             outbox.send_all(session, [Message("alpha", body, key="k", headers={"n": "é"}) for body in bodies])
@@ -169,7 +169,7 @@ class ParkedContract:
     def test_delayed_messages_fall_due_in_their_order(
         self, outbox: Outbox, database: Database, channel: Channel
     ) -> None:
-        """By when they are due, not by when they were sent; what is not due yet stays, and blocks nothing."""
+        """Order messages by when they are due, not by when they were sent; one not due stays, and blocks nothing."""
         log = Log(database)
         soon = [timedelta(milliseconds=ms) for ms in (300, 200, 100)]
         with outbox.begin() as session:
@@ -192,7 +192,7 @@ class ParkedContract:
 
 
 def _declared(database: Database, channel: Channel) -> Leases:
-    """A subscription, whose lease nobody has."""
+    """Declare a subscription, and return its leases; no worker holds one."""
     Subscriptions(database).declare(channel, Declaration(name=_NAME, destination="callable:contract"))
     return Leases(database)
 
@@ -218,6 +218,6 @@ def _appended(outbox: Outbox, channel: Channel, keys: Sequence[str | None]) -> l
 def _ready(
     parked: Parked, channel: Channel, released: Sequence[str] = (), sick: Sequence[str] = (), rows: int = 10
 ) -> list[tuple[int, int]]:
-    """The ids of what may be tried now, each with the number of its attempt."""
+    """Return the ids of what may be tried now, each with the number of its attempt."""
     found = parked.ready(channel, released, sick, rows, 1_000_000)
     return [(each.message.id or 0, each.message.attempt) for each in found]

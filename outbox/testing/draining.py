@@ -18,27 +18,27 @@ from outbox.testing.scripted import ScriptedSender
 def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "relay", **options: Any) -> list[Message]:
     """Run a relay until it has nothing left to do, and return what its destination stored, in order.
 
-    A message that failed is parked by the relay as in production, and comes again when it is due: not in this call.
+    A message that failed is parked by the relay as in production. It is tried again when it is due, not in this call.
 
     Args:
-        outbox: whose messages.
-        sender: a sender, a function of one message or a URL; without one every message is taken and none is kept.
+        outbox: the outbox whose messages are delivered.
+        sender: a sender, a function of one message or a URL; without one every message is `Done`, and goes nowhere.
         name: the subscription, which begins with the earliest message; each name gets each message once.
-        options: others of `Relay`.
+        options: other options of `Relay`.
     """
     destination = ScriptedSender() if sender is None else sender
     recorder = _Recorder(_opened(destination), destination_of(destination))
     try:
         Relay(outbox, recorder, name=name, **options).until_empty()
     finally:
-        # The caller's own may be used again.
+        # A sender of the caller's own stays open: it may be used again.
         if isinstance(destination, str):
             recorder.close()
     return recorder.stored
 
 
 class _Recorder:
-    """Passes on, and keeps what was stored. Subscriptions take it for the sender behind it."""
+    """Calls a sender, and keeps the messages that it stored. Its destination is that of the sender."""
 
     def __init__(self, sender: Sender, destination: str) -> None:
         self.destination = destination
@@ -46,13 +46,11 @@ class _Recorder:
         self._sender = sender
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """As the sender behind it."""
         verdicts = self._sender.send(messages)
         self.stored += [m for m, verdict in zip(messages, verdicts, strict=False) if isinstance(verdict, Done)]
         return verdicts
 
     def close(self) -> None:
-        """As the sender behind it."""
         self._sender.close()
 
 

@@ -3,7 +3,7 @@
     arm_kill("relay.after_send", hit=3)        # in a process of the test's own, before it begins its work
     Relay(outbox, sender).run()                # dies when its third batch is sent and not yet settled
 
-Points are places in the library's code where a crash would hurt most: `crash_point("…")` marks them. Some of them:
+Points are places in the library's code where a crash would do most harm: `crash_point("…")` marks them. Some of them:
 `outbox.after_insert`, `outbox.before_commit` and `outbox.after_commit` in a writer; `relay.before_send`,
 `relay.after_send`, `worker.before_settle` and `worker.after_settle` in a relay; `half.after_prepare`, `half.before_end`
 and `half.after_end` in a producer of transactional messages. An application may mark its own with
@@ -26,7 +26,7 @@ def arm_kill(name: str, hit: int = 1) -> None:
 
 
 def arm_stop(name: str, hit: int = 1) -> None:
-    """Stop this process there, until somebody sends SIGCONT, as a machine that is suspended stops."""
+    """Stop this process at the point until it gets SIGCONT, as a machine that is suspended stops."""
     failpoints.arm(_Trap(name, hit, signal.SIGSTOP))
 
 
@@ -35,7 +35,7 @@ class _Trap:
         self._name = name
         self._left = hit
         self._number = number
-        # Points are reached by several threads: one of them is the n-th.
+        # Several threads may reach a point at once, but only one of them may be the n-th.
         self._lock = threading.Lock()
 
     def __call__(self, name: str) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def outbox_capture() -> Iterator[Capture]:
-    """Every message that any outbox appends during the test, also if the test rolls everything back: see `Capture`."""
+    """All messages that any outbox appends during the test, also if the test rolls everything back: see `Capture`."""
     from outbox.testing.capture import Capture
 
     with Capture() as capture:
@@ -37,7 +37,7 @@ def outbox_drain() -> Drain:
 
 @pytest.fixture
 def scripted_sender() -> ScriptedSender:
-    """A destination that does as it is told, and answers `Done` otherwise: see `ScriptedSender`."""
+    """A destination that answers as its script says, and `Done` otherwise: see `ScriptedSender`."""
     from outbox.testing.scripted import ScriptedSender
 
     return ScriptedSender()

@@ -1,7 +1,7 @@
 """A server program run beside this process, which never outlives it.
 
-`Program` starts and ends it, `Guard` ends it when this process is killed; accounts, folders and ports are for servers
-that are particular about them. `servers` has PostgreSQL and NATS ready made.
+`Program` starts and ends it, `Guard` ends it when this process is killed. The functions for accounts, folders and ports
+are for servers that have demands on them. `servers` has classes for PostgreSQL and NATS.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from outbox.errors import OutboxError
 
 
 class ServerFailedError(OutboxError):
-    """A server program did not do what it was started for; the text ends with what it said."""
+    """A server program did not do what it was started for; the text ends with its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Whom a program runs as."""
+    """The account that a program runs as."""
 
     uid: int
     gid: int
 
 
 def unprivileged() -> Account | None:
-    """`nobody` when this process is root's, because PostgreSQL refuses root; else None: run as ourselves."""
+    """Return `nobody` when this process is root's, because PostgreSQL refuses root; else None: run as ourselves."""
     if os.geteuid() != 0:
         return None
     import pwd
@@ -44,7 +44,7 @@ def unprivileged() -> Account | None:
 
 
 def reachable(path: Path, account: Account | None) -> bool:
-    """Whether `account` can pass through every folder above `path`."""
+    """Return whether `account` can pass through every folder above `path`."""
     if account is None:
         return True
     states = [folder.stat() for folder in path.absolute().parents]
@@ -52,7 +52,7 @@ def reachable(path: Path, account: Account | None) -> bool:
 
 
 def scratch_folder(name: str, account: Account | None) -> Path:
-    """A new temporary folder that belongs to `account`, in a place that it can reach."""
+    """Make a temporary folder that belongs to `account`, in a place that it can reach."""
     places = (tempfile.gettempdir(), "/tmp", "/var/tmp")  # noqa: S108 - the new folder in it is private
     place = next((place for place in places if reachable(Path(place, name), account)), None)
     folder = Path(tempfile.mkdtemp(prefix=f"outbox-{name}-", dir=place))
@@ -67,9 +67,9 @@ def hand_over(folder: Path, account: Account | None) -> None:
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface on which nobody listens.
+    """Return a TCP port of the loopback interface on which no program listens.
 
-    It lies below the ports that systems give to outgoing connections: a client that keeps trying to reach a stopped
+    It lies below the ports that systems give to outgoing connections. A client that keeps trying to reach a stopped
     server at one of those ends up connected to itself, and the server cannot come back.
     """
     while True:
@@ -86,7 +86,7 @@ def run_to_end(command: Sequence[str | Path], *, account: Account | None, cwd: P
     """Run a program that ends by itself.
 
     Raises:
-        ServerFailedError: it ended badly.
+        ServerFailedError: it ended with an exit status other than 0.
     """
     done = subprocess.run(
         command,
@@ -120,12 +120,12 @@ class Program:
                 user=account.uid if account else None,
                 group=account.gid if account else None,
                 extra_groups=[] if account else None,
-                start_new_session=True,  # Ctrl-C is for us; whether the server stops is ours to say
+                start_new_session=True,  # Ctrl-C goes to this process, which decides when the server stops
             )
         self.pid = self._process.pid
 
     def running(self) -> bool:
-        """Whether it has not ended yet."""
+        """Return whether the program has not ended yet."""
         return self._process.poll() is None
 
     def end(self, signals: Iterable[signal.Signals], *, patience: float = 15.0) -> None:
@@ -142,8 +142,8 @@ class Program:
 class Guard:
     """Ends a program and removes a folder as soon as this process is gone, even by SIGKILL.
 
-    It is a shell that waits for the end of its input, which is what a dead process leaves behind. A parent-death
-    signal would be bound to the thread that started the program, to Linux, and would leave the folder.
+    It is a shell that waits for the end of its input, which comes when this process dies. A parent-death signal would
+    be bound to the thread that started the program, and to Linux, and would leave the folder.
     """
 
     _SCRIPT = """
@@ -168,13 +168,13 @@ class Guard:
         )
 
     def watch(self, pid: int | None) -> None:
-        """From now on end `pid`; None: nothing runs."""
+        """Set the program to end from now on to `pid`; None: nothing runs."""
         assert self._shell.stdin is not None
         self._shell.stdin.write(f"{pid or ''}\n".encode())
         self._shell.stdin.flush()
 
     def release(self) -> None:
-        """End what is watched and remove the folder now; returns when both are gone."""
+        """End what is watched and remove the folder now; return when both are gone."""
         assert self._shell.stdin is not None
         self._shell.stdin.close()
         self._shell.wait()
@@ -190,5 +190,5 @@ def copy_readable(source: Path, target: Path) -> None:
 
 
 def _environment() -> dict[str, str]:
-    """Ours, without the variables by which somebody's own PostgreSQL would be configured."""
+    """Return our environment without the variables that configure a PostgreSQL of the user's own, and with LC_ALL=C."""
     return {name: value for name, value in os.environ.items() if not name.startswith("PG")} | {"LC_ALL": "C"}

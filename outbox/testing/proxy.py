@@ -6,8 +6,8 @@
         proxy.refuse()              # the server is down
         proxy.pass_through()        # and back
 
-What a client sees in each mode is what it sees in production: `refuse` is a stopped server, `black_hole` a network
-that drops packets, `cut_after` an answer that was lost on its way.
+A client sees in each mode what it sees in production. `refuse` is a stopped server, `black_hole` a network that drops
+packets, `cut_after` an answer that was lost on its way.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # SO_LINGER for no time at all
 
 
 class TcpProxy:
-    """Passes everything through to the target until told otherwise; each mode also takes hold of open connections.
+    """Passes everything through to the target until told otherwise; each mode applies to open connections, too.
 
     It runs in a thread of its own, so that code that blocks can be tested: `with TcpProxy("127.0.0.1", 5432) as proxy`.
     Every method returns when its mode is in force.
@@ -56,15 +56,15 @@ class TcpProxy:
         self._loop.close()
 
     def pass_through(self) -> None:
-        """Everything passes again, what was held back included."""
+        """Let everything pass again, what was held back included."""
         self._do(self._pass_through())
 
     def refuse(self) -> None:
-        """As a stopped server: new connections are refused, open ones are reset."""
+        """Act as a stopped server: new connections are refused, open ones are reset."""
         self._do(self._refuse())
 
     def black_hole(self) -> None:
-        """As a network that drops everything: connections are accepted, no byte passes in either direction."""
+        """Act as a network that drops everything: connections are accepted, no byte passes in either direction."""
         self._do(self._black_hole())
 
     def cut_after(self, n_bytes: int, direction: Direction) -> None:
@@ -141,7 +141,7 @@ class TcpProxy:
         sink.shutdown(socket.SHUT_WR)
 
     def _allowance(self, direction: Direction, wanted: int) -> int:
-        """How many of `wanted` bytes may pass."""
+        """Return how many of `wanted` bytes may pass."""
         if self._cut is None or self._cut[0] != direction:
             return wanted
         left = self._cut[1]
@@ -150,7 +150,7 @@ class TcpProxy:
 
 
 def _prepare(connection: socket.socket) -> None:
-    """For asyncio; and small packets pass at once, so that the proxy adds no delay of its own."""
+    """Set a socket up for asyncio, and to pass small packets at once, so that the proxy adds no delay of its own."""
     connection.setblocking(False)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 

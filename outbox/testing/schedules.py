@@ -18,14 +18,14 @@ _MOST_OPEN = 4
 
 
 def read_whole(log: Log, channel: Channel) -> list[Message]:
-    """Everything that is committed, in one read."""
+    """Return everything that is committed, in one read."""
     reading = log.read_on(channel, EARLIEST)
     assert reading.complete, "it was to fit into one read"
     return reading.messages
 
 
 def paged(log: Log, channel: Channel, window: Window, most: int) -> list[int]:
-    """The ids of a window, page by page; a window has no more than `most` pages."""
+    """Return the ids of a window, read page by page; a window has no more than `most` pages."""
     extent = log.extent(channel, window)
     ids: list[int] = []
     after = extent.first - 1
@@ -42,8 +42,8 @@ def paged(log: Log, channel: Channel, window: Window, most: int) -> list[int]:
 class Schedule:
     """Some transactions in one thread: they append, use savepoints, stay open, commit or roll back, in any order.
 
-    In between somebody reads on. What was committed before a read and after the one before it is known, because
-    nothing else happens meanwhile.
+    In between the schedule reads on. It knows what was committed between two reads, because nothing else happens
+    meanwhile.
     """
 
     def __init__(self, outbox: Outbox, channel: Channel, seed: int) -> None:
@@ -59,7 +59,7 @@ class Schedule:
         self._names = 0
 
     def run(self, steps: int) -> None:
-        """So many steps; then everything is decided, and read."""
+        """Do `steps` random steps; then end every transaction, and read the rest."""
         acts = (self._begin, self._append, self._append, self._nest, self._end, self._read)
         try:
             for _ in range(steps):
@@ -72,7 +72,7 @@ class Schedule:
                 connection.close()
 
     def check_again(self) -> None:
-        """A window never changes, whatever is committed later."""
+        """Read every window again: none may have changed, whatever was committed later."""
         for window, ids in self._windows:
             self._check_pages(window, ids)
 

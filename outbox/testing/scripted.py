@@ -6,7 +6,7 @@
     Relay(outbox, sender).until_empty()
     assert [m.body for m in sender.stored] == [b"1", b"2"]
 
-What no script speaks of is `Done`.
+A message that no script mentions is `Done`.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import Self
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Unavailable, Verdict
 
-#: What becomes of one message: a verdict, or an exception that the whole call raises, or a wait for an event before.
+#: The answer to one message: a verdict, an exception that the whole call raises, or an event that it first waits for.
 Answer = Verdict | BaseException | threading.Event
-#: What becomes of one call: an answer for all of it, one verdict per message, or None: as the rules say.
+#: The answer to one call: one for all of it, one verdict per message, or None, which leaves the answer to the rules.
 Step = Answer | Sequence[Verdict] | None
 
 _EARLIER = Unavailable("an earlier message of its key was not stored")
@@ -34,20 +34,22 @@ class ScriptedSender:
     Args:
         script: one step for each call, in order. Afterwards, and where a step is None, the rules of `on` decide
             message by message, the first one that has an answer; a message that none answers is `Done`.
-        destination: by which name subscriptions know it.
+        destination: the name by which subscriptions know it.
 
-    An exception is raised by the call. An event is waited for, a minute at most: that is a destination that hangs;
-    the script goes on when it is set. The rules keep the promise of `Sender`: behind the first message of a key that is
-    not `Done`, the others of that key are `Unavailable`. A step of one verdict per message is taken as it is.
+        An exception is raised by the call. An event is waited for, a minute at most, as if the destination hung. The
+        script goes on when the event is set.
+
+        The rules keep the promise of `Sender`: behind the first message of a key that is not `Done`, the others of that
+        key are `Unavailable`. A step of one verdict per message is taken as it is.
     """
 
     def __init__(self, *script: Step, destination: str = "scripted") -> None:
         self.destination = destination
-        #: What each call was given, also those that raised or hang.
+        #: The messages of each call, also of calls that raised or hang.
         self.calls: list[list[Message]] = []
-        #: What was answered with `Done`, in order, repeats included.
+        #: The messages that were answered with `Done`, in order, repeats included.
         self.stored: list[Message] = []
-        #: How often it was closed.
+        #: The number of times that it was closed.
         self.closed = 0
         self._script = deque(script)
         self._rules: list[Rule] = []
@@ -65,23 +67,23 @@ class ScriptedSender:
         key: str | None = None,
         where: Callable[[Message], object] | None = None,
     ) -> Rule:
-        """A new rule for messages of this description, behind those that there are already."""
+        """Add a rule for messages of this description, behind the rules that there are already."""
         rule = Rule(topic, key, where)
         self._rules.append(rule)
         return rule
 
     def next(self, *steps: Step) -> Self:
-        """More steps behind those of the script."""
+        """Add steps behind those of the script."""
         self._script.extend(steps)
         return self
 
     def wait_for_calls(self, number: int, seconds: float = 30.0) -> bool:
-        """Wait until so many calls have begun; False if that takes too long."""
+        """Wait until `number` calls have begun; return False if that takes longer than `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self.calls) >= number, seconds)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """One verdict per message, as the script says."""
+        """Return one verdict per message, as the script says."""
         with self._changed:
             self.calls.append(list(messages))
             self._changed.notify_all()
@@ -91,7 +93,7 @@ class ScriptedSender:
         return verdicts
 
     def close(self) -> None:
-        """Count it."""
+        """Count the call in `closed`."""
         self.closed += 1
 
     def _verdicts(self, step: Step, messages: Sequence[Message]) -> list[Verdict]:
@@ -128,7 +130,7 @@ class ScriptedSender:
 
 
 class Rule:
-    """What becomes of the messages of one description."""
+    """A rule: the answers to the messages of one description."""
 
     def __init__(self, topic: str | None, key: str | None, where: Callable[[Message], object] | None) -> None:
         self._topic, self._key, self._where = topic, key, where
@@ -136,17 +138,17 @@ class Rule:
         self._always: Answer | None = None
 
     def answer(self, *answers: Answer) -> Self:
-        """The next messages of this description, one answer each; then it says nothing any more."""
+        """Answer the next messages of this description, one answer each; then the rule has no more of these."""
         self._answers.extend(answers)
         return self
 
     def always(self, answer: Answer) -> Self:
-        """All messages of this description, when the answers before are used up."""
+        """Answer all messages of this description in this way, when the answers before are used up."""
         self._always = answer
         return self
 
     def take(self, message: Message) -> Answer | None:
-        """The next answer, if this message is one of those."""
+        """Return the next answer if this message fits the description, else None."""
         if (self._topic or message.topic) != message.topic or (self._key or message.key) != message.key:
             return None
         if self._where is not None and not self._where(message):

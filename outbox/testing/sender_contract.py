@@ -1,12 +1,12 @@
-"""The contract of senders as a suite: whoever passes it may be handed messages.
+"""The contract of senders as a suite: a sender that passes it may be given messages.
 
     class TestWebhook(SenderContract):
         @pytest.fixture
         def destination(self):
             return WebhookDestination(...)
 
-A `Destination` tells the suite how to open a sender, how to see what was stored, and how to break things. What it
-cannot break is skipped.
+A `Destination` tells the suite how to open a sender, how to see what was stored, and how to cause failures. Tests of
+failures that it cannot cause are skipped.
 """
 
 from __future__ import annotations
@@ -49,44 +49,44 @@ class Stored:
 
 
 class Destination(ABC):
-    """What the suite needs to know and to do. Several senders may be open at once."""
+    """The destination as the suite uses it. Several senders may be open at once."""
 
-    #: How long a call of `send` may take, in seconds, whatever state the destination is in.
+    #: The seconds that a call of `send` may take, whatever state the destination is in.
     deadline: float = 5.0
     #: Fields of `Stored` that cannot be read back, and so are not compared.
     unreadable: frozenset[str] = frozenset()
 
     @abstractmethod
     def open(self) -> Sender:
-        """A new sender. The destination may be out of reach."""
+        """Return a new sender. The destination may be out of reach."""
 
     @abstractmethod
     def stored(self) -> Sequence[Stored]:
-        """Every copy that was ever stored, in the order of arrival. The destination can be reached."""
+        """Return every copy that was ever stored, in the order of arrival. The destination can be reached."""
 
     def fail(self, topic: str) -> None:
-        """From now on nothing of `topic`, one of `TOPICS`, can be stored; the others can."""
+        """Refuse from now on to store messages of `topic`, one of `TOPICS`; store those of the others."""
         _cannot("fail a single topic")
 
     def disappear(self) -> None:
-        """Nobody answers: connections are refused and lost."""
+        """Be out of reach from now on: connections are refused and lost."""
         _cannot("disappear")
 
     def fall_silent(self) -> None:
-        """Connections are accepted, and no answer ever comes."""
+        """Accept connections from now on, and never answer."""
         _cannot("fall silent")
 
     def lose_next_answer(self) -> None:
-        """The next message is stored, but its sender does not hear of it."""
+        """Store the next message, but lose the answer to its sender."""
         _cannot("lose an answer")
 
     def recover(self) -> None:
-        """Everything is well again."""
+        """End every failure."""
         _cannot("recover")
 
 
 class SenderContract:
-    """Subclass it with a fixture `destination`."""
+    """The suite. Subclass it with a fixture `destination`."""
 
     @pytest.fixture
     def destination(self) -> Destination:
@@ -95,17 +95,17 @@ class SenderContract:
 
     @pytest.fixture
     def sender(self, destination: Destination) -> Iterator[Sender]:
-        """A sender to it."""
+        """A sender to the destination."""
         sender = destination.open()
         yield sender
         sender.close()
 
     def test_an_empty_call_has_no_verdicts(self, sender: Sender) -> None:
-        """A worker may have nothing left to hand over."""
+        """Accept a call without messages, because a worker may have nothing left to send."""
         assert list(sender.send([])) == []
 
     def test_done_means_stored(self, destination: Destination, sender: Sender) -> None:
-        """Whoever looks right after the call finds every message."""
+        """Find every message at the destination right after the call."""
         sent = [a_message("alpha", n) for n in range(100)]
 
         check_all_done(sender.send(sent), sent)
@@ -113,7 +113,7 @@ class SenderContract:
         check_stored(destination, sent)
 
     def test_verdicts_are_in_the_order_of_the_messages(self, destination: Destination, sender: Sender) -> None:
-        """One verdict each, and the failed ones are those that failed."""
+        """Return one verdict for each message, at the message's place."""
         destination.fail("beta")
         sent = [a_message("beta" if n < 5 or n % 3 == 0 else "alpha", n) for n in range(30)]
 
@@ -123,7 +123,7 @@ class SenderContract:
         check_stored(destination, [one for one in sent if one.topic == "alpha"])
 
     def test_a_key_keeps_its_order(self, destination: Destination, sender: Sender) -> None:
-        """Across topics, in one call and over several."""
+        """Keep the order of a key across topics, in one call and over several."""
         sent = [a_message(TOPICS[n % 3], n, key=f"key-{n % 7}") for n in range(210)]
 
         verdicts = [verdict for start in range(0, 210, 70) for verdict in sender.send(sent[start : start + 70])]
@@ -132,7 +132,7 @@ class SenderContract:
         check_stored(destination, sent)
 
     def test_nothing_of_a_key_is_done_after_its_first_failure(self, destination: Destination, sender: Sender) -> None:
-        """Other keys and keyless messages are not concerned."""
+        """Stop a key after its first failure; other keys and keyless messages are not concerned."""
         destination.fail("beta")
         plan = [("alpha", "a"), ("beta", "a"), ("alpha", "a"), ("gamma", "b"), ("alpha", None), ("beta", None)]
         plan += [("gamma", "a"), ("alpha", "b"), ("gamma", None), ("alpha", "a")]
@@ -146,7 +146,7 @@ class SenderContract:
         assert stored >= {one.message_id for one, is_done in zip(sent, done, strict=True) if is_done}
 
     def test_a_big_call_is_stored_completely(self, destination: Destination, sender: Sender) -> None:
-        """2 000 messages, with and without keys."""
+        """Store 2 000 messages of one call, with and without keys."""
         sent = [a_message(TOPICS[n % 3], n, key=f"key-{n % 50}" if n % 2 else None) for n in range(2_000)]
 
         check_all_done(sender.send(sent), sent)
@@ -157,7 +157,7 @@ class SenderContract:
     def test_a_body_of_any_size_arrives_or_is_rejected(
         self, destination: Destination, sender: Sender, size: int
     ) -> None:
-        """What a destination cannot take is `Reject`; 64 KiB are taken by all."""
+        """Return `Reject` for a body that the destination cannot take; every destination takes 64 KiB."""
         sent = [a_message("alpha", bytes(range(256)) * (size // 256) + bytes(size % 256))]
 
         verdicts = sender.send(sent)
@@ -167,7 +167,7 @@ class SenderContract:
             check_all_done(verdicts, sent)
 
     def test_every_field_arrives_exactly(self, destination: Destination, sender: Sender) -> None:
-        """A message that every destination can carry."""
+        """Store every field of a message that every destination can carry."""
         sent = a_message(
             "alpha",
             b"\x00\xff\r\n body",
@@ -184,7 +184,7 @@ class SenderContract:
     def test_whatever_may_be_sent_arrives_exactly_or_is_rejected(
         self, destination: Destination, sender: Sender
     ) -> None:
-        """Nothing is altered, nothing is stuck."""
+        """Store arbitrary messages unaltered, or reject them, so that none is tried for ever."""
 
         @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
         @given(st.lists(messages(), min_size=1, max_size=10))
@@ -195,15 +195,15 @@ class SenderContract:
         arrive()
 
     def test_a_destination_that_is_gone_is_unavailable(self, destination: Destination, sender: Sender) -> None:
-        """Nothing is done, no message is blamed, and it is known in time; afterwards everything arrives."""
+        """Return `Unavailable` in time, so that no message is done or blamed; afterwards everything arrives."""
         self.check_outage(destination, sender, destination.disappear)
 
     def test_a_silent_destination_is_unavailable(self, destination: Destination, sender: Sender) -> None:
-        """The same for one that accepts everything and never answers."""
+        """Do the same for a destination that accepts everything and never answers."""
         self.check_outage(destination, sender, destination.fall_silent)
 
     def test_a_sender_may_be_opened_while_its_destination_is_gone(self, destination: Destination) -> None:
-        """A relay may start before its broker."""
+        """Open a sender without its destination, because a relay may start before its broker."""
         destination.disappear()
         sender = destination.open()
         try:
@@ -214,7 +214,7 @@ class SenderContract:
             sender.close()
 
     def test_a_lost_answer_is_followed_by_the_same_message(self, destination: Destination, sender: Sender) -> None:
-        """At least once: the copy has the id and the bytes of the first, and the key keeps its order."""
+        """Deliver at least once: the copy has the id and the bytes of the first, and the key keeps its order."""
         first = a_message("alpha", "first")
         sent = [a_message("alpha", n, key="key") for n in range(3)]
         check_all_done(sender.send([first]), [first])
@@ -228,7 +228,7 @@ class SenderContract:
         check_stored(destination, [first, *sent])
 
     def test_closing_twice_does_no_harm(self, destination: Destination) -> None:
-        """Used or not."""
+        """Close senders twice, used or not."""
         unused, used = destination.open(), destination.open()
         used.send([a_message("alpha", 1)])
 
@@ -253,14 +253,14 @@ class SenderContract:
 
 
 def a_message(topic: str, body: object, **fields: Any) -> Message:
-    """A message as a worker hands it over; a number becomes a short body."""
+    """Return a message as a worker hands it over; a number becomes a short body."""
     made = Message(topic, str(body) if isinstance(body, int) else body, **fields)
     made.created_at = datetime.now(UTC)
     return made
 
 
 def messages() -> st.SearchStrategy[Message]:
-    """Any message within the limits of `Message`."""
+    """Return a strategy for any message within the limits of `Message`."""
     topics = st.sampled_from(TOPICS) | st.text("abzABZ019._%|-", min_size=1, max_size=MAX_TOPIC)
     names = st.text("abzABZ019!#$%&'*+.^_`|~-", min_size=1, max_size=40)
     values = _text(max_size=100, exclude_categories=("Cs", "Cc")).map(str.strip)
@@ -277,7 +277,7 @@ def messages() -> st.SearchStrategy[Message]:
 
 
 def outcome_of(sender: Sender, sent: Sequence[Message]) -> list[type[Verdict]]:
-    """What became of the messages; raising says as little as `Unavailable`."""
+    """Send messages, and return the kinds of their verdicts; an exception counts as `Unavailable` for all of them."""
     try:
         verdicts = sender.send(sent)
     except Exception:
@@ -286,14 +286,14 @@ def outcome_of(sender: Sender, sent: Sequence[Message]) -> list[type[Verdict]]:
 
 
 def check_all_done(verdicts: Sequence[Verdict], sent: Sequence[Message]) -> None:
-    """One `Done` for each message."""
+    """Require one `Done` for each message."""
     assert len(verdicts) == len(sent), f"{len(verdicts)} verdicts for {len(sent)} messages"
     failed = [verdict for verdict in verdicts if not isinstance(verdict, Done)]
     assert not failed, f"{len(failed)} of {len(sent)} are not Done, the first is {failed[0]}"
 
 
 def check_eventually_done(sender: Sender, sent: Sequence[Message], *, seconds: float = 20.0) -> None:
-    """Hand over until everything is `Done`, as a worker does."""
+    """Send the messages until all of them are `Done`, as a worker does."""
     deadline = time.monotonic() + seconds
     while set(outcome_of(sender, sent)) != {Done}:
         assert time.monotonic() < deadline, f"not Done after {seconds} s"
@@ -301,7 +301,7 @@ def check_eventually_done(sender: Sender, sent: Sequence[Message], *, seconds: f
 
 
 def check_stored(destination: Destination, sent: Sequence[Message]) -> None:
-    """Exactly these messages are stored, unaltered, the first copies of each key in order."""
+    """Require that exactly these messages are stored, unaltered, the first copies of each key in order."""
     stored = destination.stored()
     firsts = list(dict.fromkeys(one.message_id for one in stored))
     expected = {one.message_id: one for one in sent}
@@ -312,7 +312,7 @@ def check_stored(destination: Destination, sent: Sequence[Message]) -> None:
 
 
 def check_arrived_or_rejected(destination: Destination, sent: Sequence[Message], verdicts: Sequence[Verdict]) -> None:
-    """Each message is stored unaltered, or rejected for a reason, or waits behind one of its key that was."""
+    """Require that each message is stored unaltered, rejected for a reason, or waits behind one of its key that was."""
     assert len(verdicts) == len(sent), f"{len(verdicts)} verdicts for {len(sent)} messages"
     copies = defaultdict(list)
     for one in destination.stored():

@@ -67,7 +67,7 @@ class LocalServer:
                 self._tries, self._has_answered = 3, True
                 return self
             self._guard.watch(None)
-            if not self._has_answered:  # somebody may have taken the port meanwhile, and nobody knows ours yet
+            if not self._has_answered:  # another program may have taken the port, and no client knows it yet
                 self.port = free_port()
             time.sleep(0.25)
         raise ServerFailedError(f"{type(self).__name__} did not start: {self._log_tail()}")
@@ -79,7 +79,7 @@ class LocalServer:
     def kill(self) -> None:
         """End the server with SIGKILL, as a crash does, and wait until it is gone."""
         self._end(())
-        # What a killed server leaves behind (other processes, locks) may refuse the next one for some seconds.
+        # What a killed server leaves behind (other processes, locks) may prevent a new start for some seconds.
         self._tries = 60
 
     def restart(self) -> Self:
@@ -111,7 +111,7 @@ class LocalServer:
         raise NotImplementedError
 
     def _answers(self) -> bool:
-        """Whether a server answers on our port, and is ours: another's answers just as readily."""
+        """Return whether a server answers on our port, and is ours: another one may listen there instead."""
         raise NotImplementedError
 
     def _comes_up(self, program: Program, patience: float = 30.0) -> bool:
@@ -169,11 +169,11 @@ class PostgresServer(LocalServer):
         return self._program.pid
 
     def url(self, database: str = "postgres") -> str:
-        """The SQLAlchemy URL of one database."""
+        """Return the SQLAlchemy URL of one database."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str, template: str = "template0", encoding: str = "UTF8") -> str:
-        """Create a database, as a copy of `template`, to which nobody may be connected; returns its URL."""
+        """Create a database as a copy of `template`, to which no client may be connected; return its URL."""
         statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} ENCODING {}").format(
             sql.Identifier(name), sql.Identifier(template), sql.Literal(encoding)
         )
@@ -185,7 +185,7 @@ class PostgresServer(LocalServer):
         self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def backend_pids(self, database: str | None = None) -> list[int]:
-        """The process ids of the connections of clients, to one database or to all."""
+        """Return the process ids of the connections of clients, to one database or to all."""
         query = sql.SQL(
             "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
             " AND ({database}::text IS NULL OR datname = {database}) ORDER BY pid"
@@ -193,7 +193,7 @@ class PostgresServer(LocalServer):
         return [pid for (pid,) in self._execute(query.format(database=sql.Literal(database)))]
 
     def standby(self) -> PostgresServer:
-        """A started hot standby that follows this server by streaming; the caller closes it."""
+        """Start a hot standby that follows this server by streaming, and return it; the caller closes it."""
         return _Standby(self).start()
 
     def _command(self) -> Sequence[str | Path]:
@@ -258,7 +258,7 @@ class NatsServer(LocalServer):
 
     @property
     def url(self) -> str:
-        """What a NATS client connects to."""
+        """The URL that a NATS client connects to."""
         return f"nats://127.0.0.1:{self.port}"
 
     def _command(self) -> Sequence[str | Path]:

@@ -1,4 +1,4 @@
-"""What becomes of the transactions in which messages were sent: followed through the events of every engine."""
+"""Follows the transactions in which messages were sent to their end, by the events of every engine."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outbox.store.database import Database
 from outbox.store.dialects.dialect import driver_of
 from outbox.store.operations import probe
 
-#: The event of a new savepoint does not tell its name, the statement does; and it also tells of those made by hand.
+#: The event of a new savepoint does not tell its name, but the statement does, also for a savepoint made by hand.
 _SAVEPOINT = re.compile(
     r"\s*(SAVEPOINT|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?|RELEASE(?:\s+SAVEPOINT)?)\s+\"?(\w+)\"?",
     re.IGNORECASE,
@@ -30,7 +30,7 @@ _SAVEPOINT = re.compile(
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A message that was appended, and what became of it: nothing yet, committed for everybody, or rolled back."""
+    """A message that was appended, and its state: undecided, committed for everybody, or rolled back."""
 
     message: Message
     committed: bool = False
@@ -39,11 +39,11 @@ class Entry:
 
 @dataclass(slots=True, eq=False)
 class _Transaction:
-    """What is undecided on one connection: messages, and before how many of them each open savepoint stands."""
+    """The undecided messages of one connection, and its open savepoints, each with the number of messages before it."""
 
     entries: list[Entry] = field(default_factory=list)
     savepoints: list[tuple[str, int]] = field(default_factory=list)
-    #: What the COMMIT under way, or the last one, was about.
+    #: The messages of the COMMIT under way, or of the last one.
     committed: list[Entry] = field(default_factory=list)
 
     def set_savepoint(self, name: str) -> None:
@@ -54,14 +54,14 @@ class _Transaction:
 
     def roll_back_to(self, name: str) -> None:
         place = self._place(name)
-        # One that was set before anybody watched: all that was seen came after it.
+        # A savepoint from before the watch began has no place: all that was seen came after it.
         kept = 0 if place is None else self.savepoints[place][1]
         self.savepoints = [] if place is None else self.savepoints[: place + 1]
         _forget(self.entries[kept:])
         del self.entries[kept:]
 
     def keep(self) -> None:
-        """Somebody committed who believes that this is the end: no later rollback concerns these messages."""
+        """Keep the messages: a Session committed that takes this for the end, so no later rollback concerns them."""
         self.entries.clear()
         self.savepoints = [(name, 0) for name, _ in self.savepoints]
 
@@ -80,7 +80,7 @@ class _Transaction:
         self.committed = []
 
     def _place(self, name: str) -> int | None:
-        """The youngest savepoint of that name."""
+        """Return the index of the newest savepoint of that name; None if there is none."""
         return next((i for i in reversed(range(len(self.savepoints))) if self.savepoints[i][0] == name), None)
 
 
@@ -92,16 +92,16 @@ def _forget(entries: Sequence[Entry]) -> None:
 class Watch:
     """Notes every message that an outbox of this process appends, between `start` and `stop`.
 
-    A connection's messages are undecided until it commits or rolls back; a savepoint that is rolled back takes those
-    that came after it. A Session that commits decides as well where it was bound to a Connection inside somebody
-    else's transaction: in production it would have been the end, and what is rolled back later is the test's doing.
+    A connection's messages are undecided until it commits or rolls back. With a savepoint, those that came after it are
+    rolled back. The commit of a Session also decides where the Session is bound to a Connection inside another
+    transaction. In production it would have been the end; only the test rolls back later.
     """
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
         self._lock = threading.RLock()
         self._transactions: weakref.WeakKeyDictionary[Connection, _Transaction] = weakref.WeakKeyDictionary()
-        #: Per raw connection and outbox, whose tables are asked.
+        #: The entries by raw connection and by the outbox whose tables are asked.
         self._raw: dict[tuple[Any, Outbox], list[Entry]] = {}
         self._listeners: list[tuple[type, str, Callable[..., None]]] = [
             (Engine, "after_cursor_execute", self._executed),
@@ -120,13 +120,13 @@ class Watch:
         observers.append(self._appended)
 
     def stop(self) -> None:
-        """Watch no longer; what was noted stays."""
+        """Stop watching; what was noted stays."""
         observers.remove(self._appended)
         for target, name, listener in self._listeners:
             event.remove(target, name, listener)
 
     def settle(self) -> None:
-        """Find out what became of the messages on raw connections, which tell nobody of their transactions."""
+        """Find out what became of the messages on raw connections, which have no events for their transactions."""
         with self._lock:
             for (driver, outbox), entries in list(self._raw.items()):
                 undecided = [entry for entry in entries if not entry.committed and not entry.rolled_back]
@@ -159,7 +159,7 @@ class Watch:
                 transaction.roll_back_to(name)
 
     def _commit(self, connection: Connection) -> None:
-        """Right before it."""
+        """Decide a connection's messages right before its COMMIT."""
         with self._lock:
             transaction = self._of(connection)
             if transaction.entries and _is_aborted(connection):
@@ -172,7 +172,7 @@ class Watch:
             self._of(connection).roll_back()
 
     def _failed(self, context: ExceptionContext) -> None:
-        """A COMMIT has no statement, and its event came before it."""
+        """Take back a COMMIT that failed: its event came before it, and its error is one without a statement."""
         if context.connection is not None and context.statement is None:
             with self._lock:
                 self._of(context.connection).commit_failed()
@@ -186,13 +186,13 @@ class Watch:
         found = self._transactions.get(connection)
         if found is None:
             found = self._transactions[connection] = _Transaction()
-            # Dropped without a word: the pool rolls back.
+            # A connection that is dropped without an end: the pool rolls it back.
             weakref.finalize(connection, found.roll_back).atexit = False
         return found
 
 
 def _is_aborted(connection: Connection) -> bool:
-    """PostgreSQL would answer this COMMIT with a ROLLBACK."""
+    """Return whether PostgreSQL would answer this COMMIT with a ROLLBACK."""
     driver = driver_of(connection)
     ours = isinstance(driver, psycopg.Connection | psycopg.AsyncConnection)
     return ours and driver.info.transaction_status == TransactionStatus.INERROR

@@ -1,4 +1,4 @@
-"""Tells once a minute what a worker has done: how many messages, how quickly, and what waits."""
+"""Logs once a minute what a worker has done: how many messages, how quickly, and how many wait."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from datetime import UTC, datetime, timedelta
 from outbox.model.message import Message
 from outbox.runtime.text import age, counted
 
-#: A name of its own, because people want to see it who want to see little else.
+#: A logger of its own, because many people want to see these lines and few others.
 activity_logger = logging.getLogger("outbox.activity")
 
 _EVERY_SECONDS = 60.0
-#: Latencies are told apart by a tenth of a power of ten, 26 %; the shortest is a millisecond.
+#: Latencies are counted in steps of a tenth of a power of ten, 26 %; the shortest is a millisecond.
 _STEPS = 10
 _SHORTEST = 0.001
 _SHARE = 0.99
@@ -24,10 +24,13 @@ _WAITING = ("waiting", "retry", "blocked")
 
 
 class Activity:
-    """What one worker has done since it last told. Costs a few look-ups for a batch, and nothing for a message."""
+    """The messages that one worker has done since its last log line.
+
+    To count them costs a few look-ups for a batch, and nothing for a message.
+    """
 
     def __init__(self, subscription: str, *, done: str = "sent") -> None:
-        """`done`: what a worker of this kind does with messages."""
+        """`done`: the word for what a worker of this kind does with messages."""
         self._subscription = subscription
         self._done = done
         self._began = time.monotonic()
@@ -38,9 +41,9 @@ class Activity:
         self._ahead = timedelta(0)
 
     def count(self, messages: Sequence[Message], now: datetime | None = None) -> None:
-        """Count messages that were accepted just now; all of a batch took as long as its oldest, or less.
+        """Count messages that were accepted now; the time of its oldest message counts for a whole batch.
 
-        `now`: by the database's clock, where the caller knows it.
+        `now`: the time by the database's clock, where the caller knows it.
         """
         if not messages:
             return
@@ -55,11 +58,14 @@ class Activity:
 
     @property
     def due(self) -> bool:
-        """Whether a minute is over."""
+        """True when a minute is over since the last line."""
         return time.monotonic() - self._began >= _EVERY_SECONDS
 
     def tell(self, parked: Mapping[str, object]) -> None:
-        """Log a line about what was done, unless that was nothing and nothing waits; `parked`: how many, by state."""
+        """Log a line about what was done, unless nothing was done and nothing waits.
+
+        `parked`: how many messages are parked, by state.
+        """
         seconds, number, took = time.monotonic() - self._began, self._number, self._took
         self._began, self._number, self._took = time.monotonic(), 0, Counter()
         waiting = ", ".join(f"{parked[state]} {state}" for state in _WAITING if str(parked.get(state, 0)) != "0")
@@ -69,13 +75,13 @@ class Activity:
             activity_logger.info("%s: %s", self._subscription, said)
 
     def tell_if_due(self, parked: Callable[[], Mapping[str, object]]) -> None:
-        """Do so once a minute."""
+        """Log the line if a minute is over; `parked` is called only then."""
         if self.due:
             self.tell(parked())
 
 
 def _since(message: Message) -> datetime | None:
-    """From when on a message could be sent."""
+    """Return the moment from which a message could be sent."""
     created = message.created_at
     return created if created is None or message.deliver_at is None else max(created, message.deliver_at)
 
@@ -85,7 +91,7 @@ def _step(seconds: float) -> int:
 
 
 def _shown(took: Counter[int]) -> str:
-    """The time within which nearly all were done."""
+    """Return the time within which 99 % of the messages were done."""
     enough, seen = math.ceil(sum(took.values()) * _SHARE), 0
     for step in sorted(took):
         seen += took[step]

@@ -18,7 +18,7 @@ Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
 
 
 class StrangeAnswerError(TypeError):
-    """A handler returned something else than a verdict for each message; raised for it, on its own thread."""
+    """Raised on the handler's thread, when the handler returned something else than a verdict for each message."""
 
 
 _VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
@@ -26,14 +26,14 @@ _VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
 
 #: How much larger a call may be than the one before.
 _GROWTH = 8
-#: So many messages that arrived late are remembered; forgotten ones are sent a second time.
+#: So many messages that arrived late are remembered; one that is forgotten is sent a second time.
 _MOST_ARRIVED = 100_000
 
 
 def next_size(size: int, call: int, took: float, *, allowed: float, most: int) -> int:
-    """How many messages the next call may hold: as many as fit into the `allowed` seconds, growing step by step.
+    """Return how many messages the next call may have: as fit into the `allowed` seconds, growing step by step.
 
-    `size`: how many the last one could have held; `call`: how many it held; `took`: its seconds.
+    `size`: how many the last one could have had; `call`: how many it had; `took`: its seconds.
     """
     fitting = int(allowed * call / max(took, 1e-6))
     return max(1, min(most, fitting, max(size, call * _GROWTH)))
@@ -48,44 +48,44 @@ class Call:
         """`begin_before`: the moment, by `clock`, from which on the handler is not called any more."""
         self.messages = messages
         self._begin_before = begin_before
-        #: Whether the call came to its thread too late, and was not made.
+        #: True when the call came to its thread too late, and was not made.
         self.late = False
         self.verdicts: Sequence[Verdict] | None = None
         self.error: BaseException | None = None
-        #: Whether an attempt was counted for it while it hung.
+        #: True when an attempt was counted for it while it hung.
         self.blamed = False
         self.started = time.monotonic()
         self._finished = threading.Event()
 
     @property
     def finished(self) -> bool:
-        """Whether the handler has come back."""
+        """True when the handler has come back."""
         return self._finished.is_set()
 
     @property
     def seconds(self) -> float:
-        """How long ago the call began."""
+        """Seconds since the call began."""
         return time.monotonic() - self.started
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the handler to come back."""
+        """Wait for the handler to come back; return False when it has not within so many seconds."""
         return self._finished.wait(seconds)
 
     def perform(self, handler: Handler) -> None:
-        """Call the handler and keep what came of it."""
+        """Call the handler, and keep its verdicts or its error."""
         try:
-            # Looked at here, last of all: whoever started the call is another thread, and both may have slept since.
+            # Checked here, right before the call: another thread started it, and both may have been suspended since.
             self.late = clock() >= self._begin_before
             if not self.late:
                 self.verdicts = self._checked(handler(self.messages))
         except BaseException as error:
-            # A handler that wants to end the interpreter ends its thread only: nobody would wait for the next call.
+            # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
             self.error = error
         finally:
             self._finished.set()
 
     def _checked(self, answer: Collection[Verdict]) -> list[Verdict]:
-        """The verdicts, if that is what a handler returned."""
+        """Return the verdicts; raise if the handler returned something else."""
         if not isinstance(answer, Collection):
             raise StrangeAnswerError(f"a handler must return verdicts, not {type(answer).__name__}")
         verdicts = list(answer)
@@ -99,8 +99,8 @@ class Call:
 class HungCalls:
     """Calls that are past their deadline, over all leases and all relays of a subscription in this process.
 
-    A call that is slow cannot be told from one that hangs. Until it comes back, its messages and their keys are held:
-    nothing of them is handed over beside it.
+    A slow call cannot be distinguished from one that hangs. Until it comes back, its messages and their keys are held:
+    none of them is handled beside it.
     """
 
     def __init__(self) -> None:
@@ -108,12 +108,12 @@ class HungCalls:
         in_child(self._reset)
 
     def _reset(self) -> None:
-        """At first, and in a fork: the threads of these calls stay with the parent."""
+        """Begin with no calls; also in a fork, because the threads of these calls stay with the parent."""
         self._calls: list[Call] = []
         self._arrived: dict[int | None, UUID] = {}
 
     def add(self, call: Call) -> None:
-        """Hold what this call has."""
+        """Hold the messages of this call, and their keys."""
         self._calls.append(call)
 
     def __bool__(self) -> bool:
@@ -140,19 +140,19 @@ class HungCalls:
         return self.ids | self._arrived.keys()
 
     def take_finished(self) -> list[Call]:
-        """Return the calls that have come back by now, and hold them no longer."""
+        """Return the calls that have come back by now, and hold their messages no longer."""
         finished = [call for call in self._calls if call.finished]
         self._calls = [call for call in self._calls if call not in finished]
         return finished
 
     def note_arrived(self, messages: Iterable[Message]) -> None:
-        """Remember messages that arrived late, and are not at hand now: they are parked, or will be read again."""
+        """Remember messages that arrived late and are not in the batch: they are parked, or will be read again."""
         if len(self._arrived) > _MOST_ARRIVED:
             self._arrived.clear()
         self._arrived |= {message.id: message.message_id for message in messages}
 
     def take_arrived(self, messages: Iterable[Message]) -> list[Message]:
-        """Return which of these messages have arrived, and forget that."""
+        """Return those of these messages that arrived late, and forget them."""
         if not self._arrived:
             return []
         return [m for m in messages if m.id in self._arrived and self._arrived.pop(m.id) == m.message_id]
@@ -167,7 +167,7 @@ class Caller:
         self._last: Call | None = None
 
     def start(self, messages: Sequence[Message], begin_before: float = math.inf) -> Call:
-        """Begin a call and return at once; it is not made from `begin_before` on."""
+        """Begin a call and return at once. From the moment `begin_before` on, the handler is not called any more."""
         call = Call(messages, begin_before)
         if self._queue is None or (self._last is not None and not self._last.finished):
             self._new_thread()
@@ -177,7 +177,7 @@ class Caller:
         return call
 
     def close(self) -> None:
-        """Let the thread end when its call is over. Threads cannot be killed, so nobody waits for it."""
+        """End the thread when its call is over, but do not wait for it, because a thread cannot be killed."""
         if self._queue is not None:
             self._queue.put(None)
             self._queue = None

@@ -1,4 +1,4 @@
-"""Tells of messages that are not accepted: since when, why, and when it is over. Never a line for each message."""
+"""Logs that messages are not accepted: since when, why, and when that is over. Never a line for each message."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outbox.worker.words import Sending, Words
 logger = logging.getLogger("outbox")
 
 _SAY_AGAIN_SECONDS = 60.0
-#: So many topics are named at a time.
+#: At most so many topics are named at a time.
 _MOST_LINES = 5
 _MOST_TOPICS = 10_000
 #: A shorter pause is written to the log of the process, but not to the database.
@@ -25,7 +25,7 @@ _NOTE_SECONDS = 1.0
 
 @dataclass(slots=True)
 class _Outage:
-    """The destination, or one topic of it, accepts nothing `since` then; `told`: the log says so."""
+    """A time in which the destination, or one topic of it, accepts nothing. `logged`: the log has a line about it."""
 
     since: float
     error: str
@@ -33,7 +33,10 @@ class _Outage:
 
 
 class FailureLog:
-    """What one subscription tells, over all its leases: to the log, and of a paused worker to the database."""
+    """Tells of the failures of one subscription, over all its leases.
+
+    It writes to the log; and to the database, when the worker pauses.
+    """
 
     def __init__(
         self,
@@ -43,8 +46,8 @@ class FailureLog:
         words: Words | None = None,
         note: Callable[[str, float], None] = lambda _text, _seconds: None,
     ) -> None:
-        """`words`: of this subscription, if it sends nothing to a destination. `note` writes for what the worker waits,
-        and for how many seconds already, where `outbox status` reads it.
+        """`words`: the sentences for this subscription, if it sends nothing to a destination. `note` writes what the
+        worker waits for, and for how many seconds already, to where `outbox status` reads it.
         """
         self._subscription = subscription
         self._destination = destination or "its destination"
@@ -58,11 +61,11 @@ class FailureLog:
 
     @property
     def in_trouble(self) -> bool:
-        """Whether the destination, or one of its topics, has refused and not accepted anything since."""
+        """True when the destination, or one of its topics, has refused messages and not accepted any since."""
         return bool(self._outages)
 
     def refused(self, answers: Mapping[str, str], *, by_all: str | None = None) -> None:
-        """Tell which topics are not accepted, with what the destination said: at once, then once a minute.
+        """Log which topics are not accepted, with the destination's error: at once, then once a minute.
 
         `by_all`: why the destination accepts nothing at all, if that is so.
         """
@@ -94,7 +97,7 @@ class FailureLog:
             logger.warning("%s: nor does it accept %d more topics", self._subscription, len(news) - _MOST_LINES)
 
     def paused(self) -> None:
-        """Tell `outbox status` for what the worker waits, once for a pause."""
+        """Tell `outbox status` what the worker waits for, once for each pause."""
         if self._noted or not self._outages:
             return
         place, outage = min(self._outages.items(), key=lambda each: each[1].since)
@@ -105,11 +108,11 @@ class FailureLog:
             self._note(f"{self._words.awaited(place)}: {why}", seconds)
 
     def went_on(self) -> None:
-        """The pause is over: another one is worth another note."""
+        """Note that the pause is over, so that the next pause is told again."""
         self._noted = False
 
     def accepted(self, topics: Collection[str], waited: Callable[[str | None], str]) -> None:
-        """Tell which outages are over, now that messages of these topics were accepted.
+        """Log which outages are over, now that messages of these topics were accepted.
 
         `waited`: returns how many messages have waited for a topic, or for the destination.
         """
@@ -124,13 +127,13 @@ class FailureLog:
                 )  # fmt: skip
 
     def chore_refused(self, chore: str, error: Exception) -> None:
-        """A chore that the database does not allow: told once."""
+        """Log that the database does not allow a chore, once for each chore."""
         if chore not in self._refused_chores:
             self._refused_chores.add(chore)
             logger.warning("%s: cannot delete %s, going on: %s", self._subscription, chore, in_one_line(error)[0])
 
     def settled(self, parkings: Iterable[tuple[Message, Parking]]) -> None:
-        """What was set aside just now: dead letters are told, a line for all of a batch."""
+        """Log the dead letters among messages that were parked now, with one line for all of a batch."""
         dead = sorted(
             ((m, parking) for m, parking in parkings if parking.state == "dead"), key=lambda each: each[0].id or 0
         )

@@ -1,4 +1,4 @@
-"""Reading ahead: while a batch is handled and settled, the next is fetched, on a thread and connection of its own."""
+"""Reads ahead: fetches the next batches while one is handled and settled, on a thread and a channel of its own."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from outbox.store.log.cursor import Batch, Cursor
 
 logger = logging.getLogger("outbox")
 
-#: Batches that are read before they are wanted. With one, the reading thread would get to send its next query only
-#: when whoever handles the batch lets go of the interpreter, and the server would rest until then.
+#: So many batches are read before they are asked for. With one, the reading thread could send its next query only when
+#: the thread that handles the batch releases the interpreter lock, and the server would be idle until then.
 AHEAD = 2
 
 
 class Prefetcher:
-    """Reads batch by batch. At most one read is under way; the cursor belongs to whoever does it."""
+    """Reads batch by batch. At most one read is under way; only the thread that reads may use the cursor."""
 
     def __init__(self, database: Database, channel: Channel, cursor: Cursor) -> None:
         self._database = database
         self._channel = channel
         self._cursor = cursor
-        #: How many batches were asked for, and have not been received.
+        #: How many batches were asked for and have not been received.
         self._asked = 0
         self._requests: SimpleQueue[bool] = SimpleQueue()
         self._answers: SimpleQueue[Batch | Exception] = SimpleQueue()
-        #: Received by a look at what comes next, and not read yet.
+        #: A batch that `more` has received and `read` has not returned yet.
         self._next: Batch | Exception | None = None
         self._thread: threading.Thread | None = None
 
     def read(self) -> Batch:
-        """The next batch: the first that was read ahead, or what there is now."""
+        """Return the next batch: the first that was read ahead, or else what there is now."""
         if self._next is None and not self._asked:
             return _read(self._cursor, self._channel)
         answer, self._next = self._next or self._receive(), None
@@ -53,7 +53,7 @@ class Prefetcher:
             self._requests.put(True)
 
     def more(self) -> bool:
-        """Whether messages wait behind the last batch; they stay there for `read`."""
+        """Return whether there are messages behind the last batch; `read` will return them."""
         self.read_ahead(1)
         self._next = self._next or self._receive()
         if isinstance(self._next, Exception):
@@ -69,15 +69,15 @@ class Prefetcher:
 
     @property
     def due_in(self) -> float:
-        """Seconds until a read may bring something that waits for its grace; asked when nothing is read ahead."""
+        """Seconds until a read may bring messages that wait for their grace; asked when nothing is read ahead."""
         return self._cursor.due_in
 
     def young(self) -> Iterator[Batch]:
-        """What was committed before the first read and waits for its grace; asked when nothing is read ahead."""
+        """Yield what was committed before the first read and waits for its grace; called when nothing is read ahead."""
         return self._cursor.young(self._channel)
 
     def forget(self) -> Cursor:
-        """Drop what was read ahead, and hand the cursor out."""
+        """Drop what was read ahead, and return the cursor."""
         self._next = None
         while self._asked:
             self._receive()

@@ -1,4 +1,4 @@
-"""What is done already: a port by which a worker learns what it need not hand over."""
+"""The port by which a worker learns which messages are done already, so that it does not handle them."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from outbox.store.dialects.dialect import Channel
 
 
 class Finished(Protocol):
-    """Knows which messages of a subscription somebody else has dealt with: their writer, or a transaction's verdict."""
+    """Knows which messages of a subscription are done already, by their writer or by a transaction's verdict."""
 
     def finished(self, channel: Channel, messages: Sequence[Message]) -> set[int]:
-        """Return the log ids of those among these messages."""
+        """Return the log ids of those among these messages that are done already."""
 
     def dead(self, channel: Channel, subscription: str, limit: int) -> list[tuple[int, str | None]]:
-        """Return log id and key of dead letters of a subscription that have been dealt with since, `limit` at most."""
+        """Return log id and key of dead letters of a subscription that are done by now, `limit` at most."""
 
     def prune(self, channel: Channel, lease: Lease, stored_base: Position) -> bool:
-        """Delete what is known of messages before the stored base; return whether there may be more of it."""
+        """Delete what is stored about messages before the stored base; return whether there may be more of it."""

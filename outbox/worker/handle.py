@@ -1,8 +1,9 @@
-"""Handing messages to a handler, and deciding what comes of each: done, set aside, or nobody's fault yet.
+"""Calls the handler with messages, and decides for each: done, parked, or open because the cause is not known yet.
 
-A handler that raises, or does not come back in time, says nothing about whose fault it was. So a failure counts against
-a message only when it was alone in its call and the destination has accepted another since it failed before. A sick
-destination then fills no dead letters, and a message that crashes its handler does not stop the rest.
+A handler that raises, or that does not come back in time, does not say whether the message or the destination is the
+cause. So a failure counts against a message only when the message was alone in its call, and the destination has
+accepted another since its previous failure. Therefore a sick destination causes no dead letters, and a message that
+crashes its handler does not stop the rest.
 """
 
 from __future__ import annotations
@@ -26,24 +27,26 @@ logger = logging.getLogger("outbox")
 BLOCKED = Parking(state="blocked", blocks=True)
 EXPIRED = Parking(state="dead", blocks=False, error="expired before it was delivered")
 
-#: A call should take no more than this share of its deadline; the number of messages a call adapts to it.
+#: A call should take no more than this share of its deadline; the number of messages in a call is adapted to it.
 _SHARE_OF_DEADLINE = 0.25
-#: After so many deadlines a call is not waited for any more: what it has is set aside, or the worker gives up.
+#: After so many deadlines the worker waits for a call no longer: it parks the messages of the call, or gives up.
 _HOPELESS = 3
-#: So many calls may hang beside a worker that does not give up; then it makes no others until one comes back.
+#: When so many calls hang, a worker that does not give up makes no others until one of them comes back.
 _MOST_HUNG = 8
-#: A call after one that hung holds so many times fewer messages: the fewer are held together, the better.
+#: After a call that hung, a call has so many times fewer messages, because all messages of a hung call are held.
 _CAUTION = 8
-#: A call that takes longer is no reason to leave other things undone.
+#: When a call takes longer than this, `BatchHandler.meanwhile` is called while the call goes on.
 _SOON_SECONDS = 0.005
 _MAX_ERROR = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerPolicy:
-    """What is done about failures: `deadline` of one call; `max_hung` calls may hang before the worker gives up, unless
-    it never does; `max_waiting` messages are set aside as waiting before the partition pauses; `pause` between probes,
-    in seconds.
+    """The rules for failures.
+
+    `deadline`: of one call. `max_hung`: so many calls may hang before the worker gives up, unless it never does.
+    `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
+    seconds.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -54,11 +57,14 @@ class HandlerPolicy:
     pause: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=0.05, min=0.05, max=5))
 
     def dead(self, message: Message, error: str) -> Parking:
-        """A dead letter; by policy the rest of its key waits for a person's decision."""
+        """Return the parking of a dead letter; with `block_on_dead` the rest of its key waits for a person."""
         return Parking(state="dead", blocks=self.block_on_dead, attempts=message.attempt, error=error[:_MAX_ERROR])
 
     def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Parking:
-        """What becomes of a message that failed; `counts`: an attempt."""
+        """Return the parking of a message that failed: `retry`, or `dead` when it has no attempts left.
+
+        `after`: until it is tried again; None: as `retry` says. `counts`: whether the failure counts as an attempt.
+        """
         if counts and self.retry.exhausted(message.attempt):
             return self.dead(message, error)
         delay = self.retry.delay(message.attempt) if after is None else after
@@ -66,32 +72,35 @@ class HandlerPolicy:
         return Parking(state="retry", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
 
     def waiting(self, message: Message, error: str) -> Parking:
-        """Set aside until the destination is well; nothing is counted."""
+        """Return the parking of a message that waits until the destination accepts messages; no attempt is counted."""
         attempts, delay = message.attempt - 1, timedelta(0)
         return Parking(state="waiting", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of a batch. `open`: nothing yet, because the worker was stopped or the topic is one of the `sick`."""
+    """The result of a batch. `open`: without a result, because the worker was stopped or the topic is in `sick`."""
 
     done: list[Message] = field(default_factory=list)
     parked: list[tuple[Message, Parking]] = field(default_factory=list)
     open: list[Message] = field(default_factory=list)
     sick: set[str] = field(default_factory=set)
-    #: Whether the batch waited for the destination, and whether that accepts nothing at the end.
+    #: `paused`: the batch waited for the destination. `away`: the destination accepts nothing at the end.
     paused: bool = False
     away: bool = False
 
     @property
     def accepted_topics(self) -> set[str]:
-        """The topics that the destination accepts, as far as the end of the batch tells."""
+        """The topics that the destination accepts, as far as is known at the end of the batch."""
         waiting = {message.topic for message, parking in self.parked if parking.state == "waiting"}
         return set() if self.away else {message.topic for message in self.done} - waiting - self.sick
 
 
 class BatchHandler:
-    """Hands batches over, one after the other. Remembers what the destination accepted, and who failed alone."""
+    """Handles batches, one after the other.
+
+    Remembers how many messages the destination accepted, and which messages failed alone in a call.
+    """
 
     def __init__(
         self,
@@ -106,11 +115,12 @@ class BatchHandler:
         serialize: Callable[[], AbstractContextManager[None]] = nullcontext,
         failure_log: FailureLog | None = None,
     ) -> None:
-        """`before_call` returns the moment before which a call has to begin, and raises when the lease is not good for
-        one; `rest` sleeps, False when a stop is asked. `serialize` waits until nobody else calls the same handler.
+        """`before_call` returns the moment before which a call has to begin, and raises when too little of the lease is
+        left for a call. `rest` sleeps, and returns False when a stop is asked. `serialize` waits until nobody else
+        calls the same handler.
 
-        A call holds at most `most` messages. `hung`: the calls that did not come back, also to hand-overs before this
-        one. `gives_up`: whether a process that is started again would end them.
+        A call has at most `most` messages. `hung`: the calls that did not come back, also those of earlier leases.
+        `gives_up`: whether the worker gives up when calls hang, so that a new process ends them.
         """
         self._caller = caller
         self._policy = policy
@@ -126,21 +136,21 @@ class BatchHandler:
         self._hung = HungCalls() if hung is None else hung
         self._gives_up = gives_up
         self._failures = 0
-        #: Called before a pause, and while a call takes long: what can be done meanwhile is done.
+        #: Called before a pause, and while a call takes long: does what can be done meanwhile.
         self.meanwhile: Callable[[], None] = lambda: None
 
     @property
     def gave_up(self) -> bool:
-        """Whether so many calls hang, or one for so long, that only a new process helps."""
+        """True when so many calls hang, or one for so long, that only a new process helps."""
         if not (self._gives_up and self._hung):
             return False
         hanging = self._hung.unfinished
         return len(hanging) > self._policy.max_hung or any(map(self._is_hopeless, hanging))
 
     def held(self) -> Held:
-        """Return what of the parked messages need not be looked at, because calls have it that did not come back.
+        """Return which parked messages are not to be tried, because they are in calls that did not come back.
 
-        A message that hangs alone is still to be looked at: it may have to be counted.
+        A message that hangs alone in its call is not among them, because an attempt of it may have to be counted.
         """
         for call in self._hung.take_finished():
             self._hung.note_arrived(_arrived(call))
@@ -149,7 +159,7 @@ class BatchHandler:
 
     @property
     def unanswered(self) -> set[int | None]:
-        """The log ids of messages that may have arrived: their calls hang, or have answers that are not used yet."""
+        """The log ids of messages that may have arrived: their calls hang, or have verdicts that are not used yet."""
         return self._hung.unanswered
 
     def run(
@@ -163,10 +173,10 @@ class BatchHandler:
     ) -> Outcome:
         """Call the handler until every message has an outcome, or a stop is asked.
 
-        `wait_for_destination`: an unavailable destination is waited for, with growing pauses; otherwise the topic is
-        called sick and its messages stay open. `quota`: how many messages may be parked as waiting. `now`: the clock by
-        which they expire meanwhile. `more_available`: whether there are messages elsewhere that could tell a sick
-        destination from a poison message.
+        `wait_for_destination`: wait for an unavailable destination, with growing pauses; otherwise the topic counts as
+        sick and its messages stay open. `quota`: how many messages may be parked as waiting. `now`: the clock by which
+        messages expire meanwhile. `more_available`: returns whether there are messages elsewhere that could show
+        whether the destination is sick or a message crashes its handler.
         """
         batch = _Batch(messages, quota)
         while batch.pending and not self.gave_up and self._rest(0):
@@ -175,7 +185,7 @@ class BatchHandler:
             if chunk:
                 moved = self._judge(batch, self._call(chunk))
             else:
-                # All that is left hangs, or was tried since the destination accepted something: start over.
+                # Every remaining message hangs, or was tried since the destination accepted something: start over.
                 moved = False
                 tried = [message for message in batch.pending if message.id in batch.tried]
                 batch.tried.clear()
@@ -192,7 +202,7 @@ class BatchHandler:
                 if not chunk and not self._hung and more_available():
                     self._let_pass(batch)
             elif batch.away is not None:
-                # Another message would tell no more.
+                # The destination accepts nothing at all: to try another message would show nothing new.
                 batch.leave_topics(list(batch.pending))
                 break
             elif not chunk:
@@ -206,7 +216,7 @@ class BatchHandler:
         return batch.outcome
 
     def _let_expire(self, batch: _Batch, now: Callable[[], datetime] | None) -> None:
-        """What comes too late by now is dead, unless it may have arrived."""
+        """Park as dead the messages that have expired by now, except those that may have arrived."""
         timed = [message for message in batch.pending if message.expires_at is not None]
         if timed and now is not None:
             moment, unanswered = now(), self.unanswered
@@ -215,7 +225,11 @@ class BatchHandler:
                 batch.resolve([], [(message, EXPIRED) for message in late])
 
     def _let_pass(self, batch: _Batch) -> None:
-        """All that is left failed alone: is it they, or the destination? Only what comes next can tell. They wait."""
+        """Park the head of each key as `waiting`, if the quota allows it.
+
+        Every remaining message has failed in a call of its own. Later messages can show whether the destination
+        accepts anything.
+        """
         heads = list({message.key or message.id: message for message in reversed(batch.pending)}.values())
         if len(heads) <= batch.quota:
             batch.quota -= len(heads)
@@ -235,7 +249,7 @@ class BatchHandler:
             self._failure_log.refused(answers, by_all=batch.away or (same if of_all else None))
 
     def _call(self, chunk: list[Message]) -> Call:
-        # A call that is past its deadline has had its turn: the handler is called again beside it.
+        # At its deadline a call gives up its turn: the handler may be called again while this call still runs.
         while True:
             with self._serialize():
                 call = self._caller.start(chunk, self._before_call())
@@ -254,7 +268,7 @@ class BatchHandler:
             call.wait(seconds - soon)
 
     def _choose(self, batch: _Batch) -> list[Message]:
-        """The next messages to hand over: none that hangs or was just tried, nor what stands behind it in its key."""
+        """Return the messages of the next call: none that hangs or was tried already, nor a later one of its key."""
         if not (batch.tried or self._hung or self._failed_alone):
             return batch.pending[: self._size]
         if not self._gives_up and len(self._hung.unfinished) >= _MOST_HUNG:
@@ -266,7 +280,7 @@ class BatchHandler:
                 held |= {message.key} if message.key else set()
                 continue
             if message.id in self._failed_alone:
-                # Only a call with one message can be blamed on it.
+                # A failure can be blamed on a message only when the message is alone in its call.
                 return chunk or [message]
             chunk.append(message)
             if len(chunk) == self._size:
@@ -274,7 +288,7 @@ class BatchHandler:
         return chunk
 
     def _judge(self, batch: _Batch, call: Call) -> bool:
-        """Draw the conclusions from a call; False when it brought nothing forward."""
+        """Decide about the messages of a call; return False when none of them got an outcome."""
         if not call.finished:
             logger.warning("a call with %d messages did not come back in time", len(call.messages))
             self._most, self._careful_until = max(1, self._most // _CAUTION), self._accepts + self._limit
@@ -283,14 +297,18 @@ class BatchHandler:
             )
         if call.verdicts is None:
             if isinstance(call.error, StrangeAnswerError):
-                # Not of this batch, but of the handler: nobody would find out from calls that get smaller and smaller.
+                # The handler is wrong, not a message: log it now, because smaller and smaller calls would not show it.
                 self._tell(batch, {message.topic: describe(call.error) for message in call.messages})
             return self._nobody_knows(batch, call.messages, describe(call.error))
         self._adapt(call)
         return self._apply(batch, call.messages, call.verdicts)
 
     def _nobody_knows(self, batch: _Batch, messages: Sequence[Message], error: str) -> bool:
-        """A failure without a verdict: the message's if it was alone and others were accepted since, else nobody's."""
+        """Decide about a failure without verdicts; return whether a message got an outcome.
+
+        The failure counts against a message that was alone in its call, if others were accepted since its previous
+        failure. Otherwise it counts against no message.
+        """
         self._size = 1
         if len(messages) > 1:
             return False
@@ -305,7 +323,10 @@ class BatchHandler:
         return False
 
     def _apply(self, batch: _Batch, messages: Sequence[Message], verdicts: Sequence[Verdict]) -> bool:
-        """Follow the handler's verdicts. After the first of a key that is not `Done`, the others are not counted."""
+        """Give messages the outcomes that the verdicts demand; return False when none got one.
+
+        After the first verdict of a key that is not `Done`, later ones of that key that are not `Done` are ignored.
+        """
         if verdicts.count(DONE) == len(messages):
             self._accepted(batch, len(messages))
             batch.resolve(messages, [])
@@ -357,9 +378,9 @@ class BatchHandler:
             self._leave_hopeless(batch)
 
     def _use_late_answers(self, batch: _Batch) -> bool:
-        """Use what calls brought that hung for a while, and return whether there were any.
+        """Use the verdicts of calls that hung and have come back; return whether there were such calls.
 
-        A message that hangs is counted when others were accepted since.
+        For a message that still hangs alone, an attempt is counted when others were accepted since.
         """
         finished = self._hung.take_finished()
         for call in finished:
@@ -373,7 +394,7 @@ class BatchHandler:
         if arrived:
             batch.resolve(arrived, [])
         for call in self._hung.unfinished:
-            # By id: where it was set aside meanwhile, it was read again. One call counts once, however long it hangs.
+            # Found by id, because a message that was parked meanwhile was read again. One call counts only once.
             message = batch.by_id().get(call.messages[0].id) if len(call.messages) == 1 and not call.blamed else None
             if message is not None and self._accepted_since_failure(message):
                 call.blamed = True
@@ -384,9 +405,9 @@ class BatchHandler:
         return call.seconds > self._policy.deadline.total_seconds() * _HOPELESS
 
     def _leave_hopeless(self, batch: _Batch) -> None:
-        """Set aside what hangs for too long, and what its keys hold, so that the position can pass it.
+        """Park messages that hang for too long, and the rest of their keys, so that the position can pass them.
 
-        It stays held until the call ends.
+        They stay held until the call ends.
         """
         if self._gives_up:
             return
@@ -407,7 +428,7 @@ class BatchHandler:
         batch.away = None
 
     def _forget(self, outcome: Outcome) -> None:
-        """Remember failures only of messages that may be handed over again."""
+        """Forget the failures of messages that will not be handled again."""
         if self._failed_alone:
             for message in outcome.done:
                 self._failed_alone.pop(message.id, None)
@@ -419,7 +440,7 @@ class BatchHandler:
         return self._accepts > self._failed_alone.get(message.id, self._accepts)
 
     def _adapt(self, call: Call) -> None:
-        """As many messages a call as a share of the deadline allows, growing step by step."""
+        """Set the size of the next call: as many messages as a share of the deadline allows, growing step by step."""
         count = len(call.messages)
         if self._accepts >= self._careful_until:
             self._most, self._careful_until = min(2 * self._most, self._limit), self._accepts + self._limit
@@ -434,7 +455,7 @@ class BatchHandler:
 
 
 def _arrived(call: Call) -> list[Message]:
-    """The messages of a finished call that the destination has."""
+    """Return the messages of a finished call that the destination has accepted."""
     return [m for m, verdict in zip(call.messages, call.verdicts or (), strict=False) if isinstance(verdict, Done)]
 
 
@@ -444,34 +465,34 @@ class _Batch:
     def __init__(self, messages: list[Message], quota: int) -> None:
         self.pending = messages
         self.quota = quota
-        #: Failed since the destination last accepted something: others are tried before.
+        #: Ids of messages that failed since the destination last accepted something: others are tried first.
         self.tried: set[int | None] = set()
         #: Topics that were refused alone, while others were accepted.
         self.refused: set[str] = set()
-        #: What was last said of those that were not accepted.
+        #: The last error of each message that was not accepted, by log id.
         self.answers: dict[int | None, str] = {}
         #: Why the destination accepts nothing at all, since it last accepted something.
         self.away: str | None = None
         self.outcome = Outcome()
 
     def by_id(self) -> dict[int | None, Message]:
-        """The messages without an outcome."""
+        """Return the messages without an outcome, by log id."""
         return {message.id: message for message in self.pending}
 
     def answers_by_topic(self, messages: Iterable[Message]) -> dict[str, str]:
-        """Why messages of these topics were not accepted, as far as somebody said so."""
+        """Return, for the topics of these messages, why messages were not accepted, as far as an error is known."""
         return {m.topic: self.answers[m.id] for m in messages if m.id in self.answers} if self.answers else {}
 
     def why(self, message: Message) -> str:
-        """Why a message waits that nothing is known of but that it failed."""
+        """Return why a message was not accepted: its last error, or a general text if none is known."""
         return self.answers.get(message.id, "not accepted, and there was nothing else to try")
 
     def is_sick(self, topic: str) -> bool:
-        """Whether a topic failed for sure, or for one message and then for another."""
+        """Return whether a topic was refused while others were accepted, or two messages of it have failed alone."""
         return topic in self.refused or sum(m.topic == topic for m in self.pending if m.id in self.tried) > 1
 
     def resolve(self, done: Sequence[Message], aside: list[tuple[Message, Parking]]) -> None:
-        """Give messages their outcome; what stands behind one that blocks its key is blocked with it."""
+        """Give messages their outcome; park as `blocked` the rest of each key that one of them blocks."""
         self.outcome.done.extend(done)
         if len(done) == len(self.pending):
             self.pending = []
@@ -486,7 +507,7 @@ class _Batch:
         self.pending = rest
 
     def leave_topics(self, messages: Iterable[Message]) -> None:
-        """Leave everything of these messages' topics, and of the keys behind it, as it is."""
+        """Leave all messages of these messages' topics open, and other messages of the same keys."""
         self.outcome.sick.update(message.topic for message in messages)
         left = [message for message in self.pending if message.topic in self.outcome.sick]
         keys = {message.key for message in left if message.key is not None}

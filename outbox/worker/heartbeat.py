@@ -1,4 +1,4 @@
-"""Keeping a lease: renewed in the background, and known by an own clock to be good for how long."""
+"""The heartbeat of a lease: renews it in the background, and knows by our own clock how long it is still ours."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ logger = logging.getLogger("outbox")
 class LeaseHeartbeat:
     """Renews a lease on a thread and a connection of its own, also while a handler works.
 
-    The deadline counts from before the renewal was sent: whatever the network does, the database will not give the
-    lease to somebody else before that.
+    The deadline counts from before the renewal was sent. So the database does not give the lease to another worker
+    before the deadline, however long the network takes.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LeaseHeartbeat:
         self._lost = False
         self._renewed = threading.Condition()
         self._stopping = threading.Event()
-        # Opened now, so that a lease whose renewals have no connection is not worked under.
+        # Opened now, so that no work begins under a lease that cannot be renewed for want of a connection.
         self._channel: Channel | None = database.open()
         self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
         self._thread.start()
@@ -60,10 +60,10 @@ class LeaseHeartbeat:
         """Return once the lease is good for `seconds`; wait for a renewal that is under way.
 
         Returns:
-            The moment, by `clock`, up to which the lease is good for so long: what is to be done has to begin before.
+            The moment, by `clock`, before which the work has to begin, so that the lease lasts for `seconds` more.
 
         Raises:
-            LeaseLostError: it has gone to another worker, or nobody knows.
+            LeaseLostError: it has gone to another worker, or no renewal came back in time.
         """
         if not self.left > seconds:
             with self._renewed:
@@ -87,7 +87,7 @@ class LeaseHeartbeat:
                 self._renew(channel)
                 pause = self._every.total_seconds()
             except Exception as error:
-                # Busy or broken means "again", never "lost": the deadline decides that.
+                # After an error, try again. It does not mean that the lease is lost: the deadline decides that.
                 logger.debug("lease renewal failed: %s", type(error).__name__)
                 if channel is not None:
                     channel.close()

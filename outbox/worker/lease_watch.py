@@ -1,4 +1,4 @@
-"""Watching a lease: when a worker that stands by may claim it."""
+"""The watch of a lease by a worker that stands by: it decides when the worker may claim the lease."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from outbox.runtime.clock import clock
 
 
 class LeaseWatch:
-    """Watches a lease, by a clock of its own, because the database's may step.
+    """Watches a lease by a clock of its own, because the database's clock may step.
 
-    That clock steps forward: a lease that was seen to move is not claimed for as long as its holder takes it each
-    time. It steps back: a lease that stood still for so long, and for the watcher's own length, is claimed although it
-    has not expired.
+    When that steps forward: a lease that was seen to be renewed is claimed only after its holder has not renewed it for
+    the holder's length. When it steps back: a lease that was not renewed for that long, and for the watcher's own
+    length, is claimed although it has not expired.
     """
 
     def __init__(self, length: timedelta, now: Callable[[], float] = clock) -> None:
@@ -26,10 +26,10 @@ class LeaseWatch:
         self._moves = False
 
     def look(self, holder: Holder) -> Claim | None:
-        """Take note of the holder as it is now; return the claim that may be made, None while there is none."""
+        """Take note of the holder as it is now; return the claim that may be made, or None while none may."""
         now, seen = self._now(), self._seen
         if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
-            # One that has not expired at the first look was renewed a moment ago.
+            # A lease that has not expired at the first look counts as renewed a moment ago.
             self._seen, self._since, self._moves = holder, now, seen is not None or holder.live
         stood_still = now - self._since
         length = holder.length or self._length

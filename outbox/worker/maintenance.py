@@ -1,4 +1,4 @@
-"""What a lease holder keeps in order: rows that are not needed any more are deleted, a portion at a time."""
+"""The maintenance by a lease holder: deletes rows that are not needed any more, a portion at a time."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from outbox.worker.settle import Settlement
 _PROGRESS_SECONDS = 600.0
 _EXPIRED_SECONDS = 600.0
 _ACKS_SECONDS = 10.0
-#: A short while, so that a long list does not come between the messages.
+#: After a portion when there is more to delete, so that messages are handled between the portions.
 _AGAIN_SECONDS = 0.1
 
 
 @dataclass(slots=True)
 class _Chore:
-    """Done every so many seconds from `at` on, and soon again when it says that there is more."""
+    """A task: done at `at`, then `every` so many seconds, or soon again when `do` returns that there is more."""
 
     name: str
     every: float
@@ -34,7 +34,7 @@ class _Chore:
 
 
 class Maintenance:
-    """Works as long as one lease. A step in which nothing is due costs little."""
+    """Runs the chores of one lease. A step in which nothing is due costs little."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Maintenance:
         finished: Finished | None,
         failure_log: FailureLog | None = None,
     ) -> None:
-        """`finished`: knows what of the subscription's messages is done already, if anybody does."""
+        """`finished`: knows which messages of the subscription are done already; None: nobody else does them."""
         now = time.monotonic()
         self._database = database
         self._failure_log = failure_log
@@ -68,7 +68,7 @@ class Maintenance:
             )
 
     def step(self, stored_base: Position) -> None:
-        """Do what is due; `stored_base` is as it stands in the database."""
+        """Do the chores that are due; `stored_base` is the base that the database has."""
         now = time.monotonic()
         for chore in self._chores:
             if now >= chore.at:
@@ -76,13 +76,13 @@ class Maintenance:
                 chore.at = time.monotonic() + (_AGAIN_SECONDS if more else chore.every)
 
     def _done(self, chore: _Chore, stored_base: Position) -> bool:
-        """Do a chore; return whether there is more of it. One that is refused is no reason to send nothing."""
+        """Do a chore; return whether there is more of it. When it is refused, messages are sent all the same."""
         try:
             return chore.do(stored_base)
         except LeaseLostError:
             raise
         except Exception as error:
-            # A connection that is lost shows in the next read.
+            # A lost connection is noticed by the next read.
             if self._failure_log is not None and not self._database.transient(error):
                 self._failure_log.chore_refused(chore.name, error)
             return False

@@ -1,4 +1,4 @@
-"""What was set aside: retried, unblocked and decided on, by the same worker, beside the log."""
+"""Parked messages: the worker retries and unblocks them, and carries out requests on them, beside the log."""
 
 from __future__ import annotations
 
@@ -26,35 +26,36 @@ logger = logging.getLogger("outbox")
 #: Keys held in memory; beyond that every batch asks the database.
 _MOST_KEYS = 100_000
 _MOST_REQUESTS = _MOST_BURIED = 1000
-#: Counted up to here when an outage is over.
+#: When an outage is over, messages that waited are counted up to this number.
 _MOST_WAITED = 10_000
 #: How often to look for requests and due messages when none is known to be due sooner.
 _LOOK_SECONDS = 1.0
 #: How often to look for dead letters that are done by now.
 _BURY_SECONDS = 5.0
-#: Between two probes of what was refused; a probe costs one message, and what waits goes on this soon.
+#: Seconds between two probes of a topic that was refused. A probe costs one message. When the topic is accepted again,
+#: its waiting messages go on within this time.
 _SICK_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
 
 
 class ParkedKeys:
-    """The keys that are held back. Only the lease holder changes parked rows, so memory is right."""
+    """The keys that are held back, in memory: that is safe, because only the lease holder changes parked rows."""
 
     def __init__(self, parked: Parked, channel: Channel) -> None:
         self._parked = parked
         self._channel = channel
         keys = parked.keys(channel, _MOST_KEYS)
-        #: Held back by nothing but their turn.
+        #: Keys that nothing holds back any more, but whose parked messages have to go first.
         self.released = parked.released_keys(channel)
         self._keys: set[str] | None = None if keys is None else keys | self.released
 
     def among(self, messages: Sequence[Message]) -> Collection[str | None]:
-        """Which keys of these messages are held back."""
+        """Return the keys that are held back, at least those of these messages."""
         if self._keys is not None:
             return self._keys
         return self._parked.held_among(self._channel, {m.key for m in messages if m.key is not None})
 
     def hold(self, keys: Iterable[str | None]) -> None:
-        """These keys are held back from now on."""
+        """Hold these keys back from now on."""
         new = {key for key in keys if key is not None}
         self.released -= new
         if self._keys is not None:
@@ -63,7 +64,7 @@ class ParkedKeys:
                 self._keys = None
 
     def fell_due(self, key: str | None) -> None:
-        """A delayed message of this key has taken its place; its turn is now if nothing else holds the key."""
+        """Note that a delayed message of this key fell due; it may be handled now if nothing else holds the key."""
         if key is None:
             return
         if self._keys is None or key not in self._keys:
@@ -72,7 +73,7 @@ class ParkedKeys:
             self._keys.add(key)
 
     def reconsider(self, keys: Collection[str]) -> None:
-        """Something of these keys was done, discarded or replayed: ask the database what still holds them."""
+        """Ask the database which of these keys are still held, after messages were done, discarded or replayed."""
         still = self._parked.held_among(self._channel, keys) if keys else set()
         if self._keys is not None:
             self._keys -= set(keys) - still
@@ -87,7 +88,7 @@ class _Sick:
 
 
 def carry_out_requests(parked: Parked, channel: Channel, settlement: Settlement) -> list[Request]:
-    """Carry out what people asked of dead letters, a portion at a time; returns what was done."""
+    """Carry out the requests of people on dead letters, a portion at a time; return those that were carried out."""
     requests = parked.requests(channel, _MOST_REQUESTS)
     if requests:
         with settlement.held():
@@ -103,7 +104,7 @@ def carry_out_requests(parked: Parked, channel: Channel, settlement: Settlement)
 
 
 class ParkedQueue:
-    """Handles what is parked, whenever some of it is due."""
+    """Handles parked messages, whenever some of them are due."""
 
     def __init__(
         self,
@@ -116,7 +117,7 @@ class ParkedQueue:
         finished: Finished | None = None,
         activity: Activity | None = None,
     ) -> None:
-        """`finished`: knows what is done already. `activity`: counts what is accepted."""
+        """`finished`: knows which messages are done already. `activity`: counts accepted messages."""
         self._parked = parked
         self._channel = channel
         self._settlement = settlement
@@ -138,9 +139,10 @@ class ParkedQueue:
         return max(0.0, self._look_at - time.monotonic())
 
     def parked(self, parkings: Parkings) -> None:
-        """Messages of the log were set aside just now."""
+        """Take note of messages of the log that were parked now."""
         self._tell(parkings)
-        # What is blocked stands behind what holds its key already; if that is only its turn, it must not lose it.
+        # The key of a blocked message is held already. If only the order of its parked messages holds it, it must stay
+        # in `released`, and `hold` would remove it.
         self.keys.hold(message.key for message, parking in parkings if parking.blocks and parking is not BLOCKED)
         self._some_wait = self._some_wait or any(parking.state == "waiting" for _, parking in parkings)
         delays = [parking.delay.total_seconds() for _, parking in parkings if parking.delay is not None]
@@ -149,7 +151,7 @@ class ParkedQueue:
             self._look_at = 0.0
 
     def quota(self, most: int) -> int:
-        """How many more messages may wait for their destination."""
+        """Return how many more messages may wait for their destination."""
         if not self._some_wait:
             return most
         waiting = self._parked.waiting(self._channel, most)
@@ -157,7 +159,7 @@ class ParkedQueue:
         return most - waiting
 
     def step(self) -> bool:
-        """Carry out requests, let delayed messages fall due, hand over what is ready; False when nothing was done."""
+        """Carry out requests, let delayed messages fall due, handle what is ready; False when nothing was done."""
         if self.due_in > 0:
             return False
         worked = self._carry_out_requests() + self._bury() + self._fall_due() > 0
@@ -175,7 +177,10 @@ class ParkedQueue:
         return worked
 
     def _next_look(self) -> float:
-        """When something falls due, or a topic may be tried again; what is due and did not move waits for a change."""
+        """Return the moment when a message falls due, or a topic may be tried again.
+
+        Messages that are due, and could not be handled, do not shorten it: they wait for a change.
+        """
         now, due = time.monotonic(), self._parked.next_due(self._channel)
         moments = [sick.until for sick in self._sick.values() if sick.until > now]
         if due is not None:
@@ -210,8 +215,8 @@ class ParkedQueue:
         return len(keys)
 
     def _handle(self, ready: list[Ready]) -> bool:
-        """Hand over what is ready, and write what came of it; False when nothing moved."""
-        # What a call has that hangs may have arrived: it is not handed over again, and waits for the answer.
+        """Handle what is ready, and write the outcome; return False when no message got one."""
+        # Messages of calls that hang may have arrived: they do not expire, but wait for the answer of the call.
         unanswered = self._batch_handler.unanswered
         late = {r.message.id for r in ready if r.expired} - unanswered
         expired: Parkings = [(r.message, EXPIRED) for r in ready if r.message.id in late]
@@ -223,7 +228,7 @@ class ParkedQueue:
             self._activity.count(outcome.done)
         outcome.done += [message for message in to_send if message.id in done]
         self._note_sick(outcome.sick, {message.topic for message in outcome.done})
-        # What is blocked behind its key stands there already.
+        # Messages that are blocked by their key are parked as blocked already.
         changed = expired + [(message, parking) for message, parking in outcome.parked if parking is not BLOCKED]
         if outcome.done or changed:
             self._settlement.settle_parked([message.id or 0 for message in outcome.done], changed)
@@ -241,7 +246,7 @@ class ParkedQueue:
             self._failure_log.accepted(outcome.accepted_topics, self.waited)
 
     def waited(self, topic: str | None, more: int = 0, *, at_least: bool = False) -> str:
-        """Say how many messages have waited for the destination to accept a topic, or anything; `more` in the log."""
+        """Say how many messages have waited for the destination to accept a topic, or anything; `more`: of the log."""
         number = self._parked.waited(self._channel, topic, _MOST_WAITED) + more
         said = f"{number} or more" if at_least or number >= _MOST_WAITED else str(number)
         return counted(said, "message")
@@ -251,7 +256,7 @@ class ParkedQueue:
 
     def _note_sick(self, sick: Collection[str], well: Collection[str]) -> None:
         for topic in sick:
-            # A topic that accepts some is slow: its pauses do not grow.
+            # Some messages of the topic are accepted, so it is only slow: its pauses do not grow.
             failures = self._sick[topic].failures + 1 if topic in self._sick and topic not in well else 1
             self._sick[topic] = _Sick(time.monotonic() + seconds_to_wait(_SICK_PAUSE, failures), failures)
         for topic in set(well) - set(sick):

@@ -1,4 +1,4 @@
-"""A worker's time with a partition: fetch, hand over, settle, until the lease or the connection is gone."""
+"""A worker's time with a partition: fetch, handle, settle, until the lease or the connection is lost."""
 
 from __future__ import annotations
 
@@ -32,13 +32,17 @@ from outbox.worker.settle import Parkings, Settlement, Unsettled
 logger = logging.getLogger("outbox")
 
 _DELAYED = Parking(state="delayed", blocks=False)
-#: An advanced position is stored after this time also when nothing matched, so that a silent topic pins nothing.
+#: An advanced position is stored after this time also when nothing matched, because the log is kept from the stored
+#: position on.
 _STORE_IDLE_SECONDS = 30.0
 _STORE_PASSED_SECONDS = 1.0
 
 
 class PartitionWorker:
-    """What a lease holder remembers. All of it goes with the lease or the connection; the database knows the rest."""
+    """Runs fetch, handle, settle for one partition while its lease holds.
+
+    Made when the lease is taken, dropped when the lease or the connection is lost.
+    """
 
     def __init__(
         self,
@@ -56,8 +60,8 @@ class PartitionWorker:
         unsettled: Unsettled | None = None,
         activity: Activity | None = None,
     ) -> None:
-        """`grace`: for how long rows are left alone after their commit. `finished`: knows what is done already.
-        `unsettled`: what the worker could not write before. `activity`: counts what is accepted.
+        """`grace`: for how long rows are left alone after their commit. `finished`: knows which messages are done
+        already. `unsettled`: what the worker could not write before. `activity`: counts accepted messages.
         """
         self._channel = channel
         self._lease = lease
@@ -80,31 +84,31 @@ class PartitionWorker:
         self._stored = newest.progress
         self._passed = False
         self._stored_at = time.monotonic()
-        #: How far messages were handled that are not settled, how many they are, and when to settle them.
+        #: Messages that were handled and are not settled: up to which progress, how many, and when to settle them.
         self._handled: Progress | None = None
         self._handled_messages = 0
         self._settle_at = math.inf
         self._most = settings.limits.rows
         self._settle_within = settings.settle_within.total_seconds()
-        # A call may take long, and an outage hours: what was handled before is settled meanwhile.
+        # A call may take long, and an outage hours: messages that were handled before are settled meanwhile.
         batch_handler.meanwhile = self.settle_handled
         self._maintenance = Maintenance(database, channel, lease, self._settlement, finished, failure_log)
 
     def close(self) -> None:
-        """Let go of the thread that reads ahead."""
+        """End the thread that reads ahead."""
         self._prefetcher.close()
 
     @property
     def due_in(self) -> float:
-        """Seconds until there is something to do: about what is parked, waits for its grace, or is not settled."""
+        """Seconds until something is due for messages that are parked, wait for their grace, or are not settled."""
         return min(self._parked_queue.due_in, self._prefetcher.due_in, max(0.0, self._settle_at - time.monotonic()))
 
     def awaits_grace(self) -> bool:
-        """Whether messages from before the first step wait for their grace still; asked after an idle step."""
+        """Return whether messages from before the first step still wait for their grace; called after an idle step."""
         return any(self._left(batch.messages) for batch in self._prefetcher.young())
 
     def step(self, *, postpone: bool = False) -> int:
-        """Handle what is due aside, and the next batch of the log; return the number of rows seen.
+        """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.
 
         `postpone`: a few messages may be settled some milliseconds later, together with those that follow.
         """
@@ -117,7 +121,7 @@ class PartitionWorker:
         if batch.incarnation not in (None, self._incarnation):
             raise LeaseLostError("the server was restarted: positions in memory are void")
         if batch.end.target is not None:
-            # A window is open, so there is more: let the server work while we do.
+            # A window is open, so there is more: the server reads it while we handle this batch.
             self._prefetcher.read_ahead()
         if batch.messages:
             self._handle(batch, postpone=postpone and batch.end.target is None)
@@ -127,7 +131,7 @@ class PartitionWorker:
         return int(worked) + batch.seen
 
     def settle_handled(self) -> None:
-        """Settle what was handled and is not settled yet."""
+        """Settle the messages that were handled and are not settled yet."""
         if self._handled is not None:
             self._settle(self._handled, [])
 
@@ -138,7 +142,7 @@ class PartitionWorker:
             return
         to_send, parkings = self._sort_out(messages, batch.now)
         if self._handled_messages + len(to_send) > self._most:
-            # What a crash would repeat is never more than a batch.
+            # A crash must never repeat more than one batch.
             self.settle_handled()
         settle_at = time.monotonic() + self._settle_within
         outcome = Outcome()
@@ -164,7 +168,7 @@ class PartitionWorker:
             self._settle(batch.end, parkings)
 
     def _tell_accepted(self, outcome: Outcome, messages: list[Message], batch: Batch) -> None:
-        """Tell when an outage is over; before the settle, while what was set aside for it is still there."""
+        """Log that an outage is over; before the settle, while the messages that were parked for it can be counted."""
         if self._failure_log is None or not self._failure_log.in_trouble or not outcome.accepted_topics:
             return
 
@@ -175,18 +179,21 @@ class PartitionWorker:
         self._failure_log.accepted(outcome.accepted_topics, waited)
 
     def _left(self, messages: list[Message]) -> list[Message]:
-        """What is not done already; asked as late as possible, because that may change at any moment."""
+        """Return the messages that are not done already.
+
+        Called as late as possible, because a message may become done at any moment.
+        """
         if self._finished is None or not messages:
             return messages
         done = self._finished.finished(self._channel, messages)
         return [message for message in messages if message.id not in done] if done else messages
 
     def _more_available(self) -> bool:
-        """Whether anything else could be tried: behind this batch, or of what is set aside."""
+        """Return whether other messages could be tried: later ones of the log, or parked ones."""
         return self._parked_queue.due_in <= 0 or self._prefetcher.more()
 
     def _sort_out(self, messages: list[Message], now: datetime) -> tuple[list[Message], Parkings]:
-        """Part what can be handed over from what has to be set aside at once."""
+        """Separate the messages that can be handled from those that have to be parked at once."""
         held = self._parked_queue.keys.among(messages)
         timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
         if not held and not timed:
@@ -212,7 +219,7 @@ class PartitionWorker:
         self._stored, self._passed, self._stored_at = end, False, time.monotonic()
 
     def _settle_partly(self, batch: Batch, outcome: Outcome, parkings: Parkings) -> None:
-        """Stopped within a batch: settle up to the last message that was handled, park what is open before it."""
+        """After a stop within a batch, settle up to the last message that was handled; park the open ones before it."""
         self.settle_handled()
         handled = [m.id or 0 for m in outcome.done] + [
             m.id or 0 for m, parking in outcome.parked if parking is not BLOCKED
@@ -226,11 +233,11 @@ class PartitionWorker:
                 if (message.id or 0) < last
             ]
             self._settle(batch.upto(last), kept)
-        # Whatever is open will be read again from the stored progress.
+        # The other open messages will be read again from the stored progress.
         self._prefetcher.forget().move_to(self._stored)
 
     def _store_in_passing(self, batch: Batch) -> None:
-        """Remember that nothing came, or only what others read, without a write each time."""
+        """Store the progress of a batch without messages for us, only once in a while to save writes."""
         idle = time.monotonic() - self._stored_at
         self._passed = self._passed or batch.seen > 0
         if batch.end != self._stored and idle >= (_STORE_PASSED_SECONDS if self._passed else _STORE_IDLE_SECONDS):

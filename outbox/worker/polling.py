@@ -1,4 +1,4 @@
-"""How long a worker waits for a hint before it looks at the log without one."""
+"""The pauses of a worker: how long it waits for a hint before it looks at the log without one."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable
 from outbox.runtime.clock import clock as now
 from outbox.runtime.linger import BUSY_SECONDS
 
-#: Messages are many where less than this, in seconds, lies between two of them on the average.
+#: Messages are many when the average time between two of them, in seconds, is less than this.
 _MANY_SECONDS = 3 * BUSY_SECONDS
 #: While writers pause their hints, the worker looks four times for each message, with pauses of at least 0.3 ms, until
 #: no message has come for 0.1 s.
 _LOOKS, _SHORTEST_SECONDS, _PATIENCE_SECONDS = 4, 0.0003, 0.1
-#: The next hint may be late by as much as the writers pause.
+#: The next hint may come as late as this many pauses of the writers after the last one.
 _LATE = 2
-#: After so many finds in a row without a hint none is expected: SQLite has none, and a pooler may swallow them.
+#: After so many finds in a row without a hint, none is expected: SQLite has none, and a pooler may drop them.
 _UNHINTED = 3
 #: The weight of one find in the average is one eighth.
 _AVERAGED = 8
@@ -31,7 +31,7 @@ class Polling:
         self._shortest = shortest
         self._longest = longest
         self._clock = clock
-        #: Between two messages, in seconds, on the average.
+        #: The average time between two messages, in seconds.
         self._between = _PATIENCE_SECONDS
         self._came_at = clock() - _PATIENCE_SECONDS
         self._next = shortest
@@ -41,7 +41,7 @@ class Polling:
 
     @property
     def many(self) -> bool:
-        """Whether messages come in quick succession."""
+        """True while messages come in quick succession."""
         return self._between < _MANY_SECONDS and self._clock() - self._came_at < _PATIENCE_SECONDS
 
     def came(self, messages: int) -> None:

@@ -1,4 +1,4 @@
-"""How a worker paces itself, and how much it takes at a time."""
+"""The settings of a worker: its pace, and how much it takes at a time."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Settings:
         poll: the shortest and the longest pause between two looks at an idle log, where no hint comes.
         lease: for how long a worker that died holds back the others.
         renew_every: how often a lease is renewed; at least twice within its length.
-        settle_within: messages that come in quick succession are settled together, at most so long after the first was
-            handed over. A crash repeats them, and never more than one batch.
+        settle_within: messages that come in quick succession are settled together, at most so long after the handler
+            was called with the first. A crash repeats them, and never more than one batch.
 
     Raises:
         ValueError: `renew_every` leaves no second try within a lease.

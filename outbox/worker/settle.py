@@ -1,4 +1,4 @@
-"""Settling: everything that a lease holder writes, in short transactions that its epoch fences."""
+"""Settling: all that a lease holder writes, in short transactions that fail when its epoch is no longer the newest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Parkings = list[tuple[Message, Parking]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedChanges:
-    """What a settle does to parked messages, by log id."""
+    """The changes of parked messages that a settle makes, by log id."""
 
     parked: dict[Parking, list[int]] = field(default_factory=dict)
     removed: list[int] = field(default_factory=list)
@@ -32,10 +32,10 @@ class ParkedChanges:
 
 
 class Unsettled:
-    """What could not be written after a hand-over, over all leases of a worker.
+    """The changes that could not be written after messages were handled, over all leases of a worker.
 
-    Reading may go on to work where writing does not: on a full disk, without a privilege. A worker that forgot that
-    would send the same batch with each connection that it makes.
+    Reads may still work where writes fail: on a full disk, or without a privilege. A worker that forgot that would
+    send the same batch again with each connection that it makes.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,15 @@ class Unsettled:
         return self.changes is not None
 
     def explains(self, error: Exception) -> bool:
-        """Whether this error is why they could not be written."""
+        """Return whether this error is why the changes could not be written."""
         return error is self._error
 
     @contextmanager
     def unless_written(self, changes: ParkedChanges) -> Iterator[None]:
-        """Remember these changes if they cannot be written. Where the lease is lost they are another worker's."""
+        """Remember these changes if they cannot be written.
+
+        When the lease is lost they are forgotten, because another worker handles their messages.
+        """
         self.changes = changes
         try:
             yield
@@ -65,7 +68,7 @@ class Unsettled:
 
     @contextmanager
     def still(self) -> Iterator[None]:
-        """Find out whether the changes can be written by now; they stay remembered."""
+        """Remember the error if the changes still cannot be written; the changes stay remembered in any case."""
         try:
             yield
         except Exception as error:
@@ -95,7 +98,7 @@ class Settlement:
         self._n = 0
 
     def settle(self, end: Progress, parkings: Parkings) -> None:
-        """Park what was not done and append the progress; all or nothing.
+        """Park these messages and append the progress; all or nothing.
 
         Raises:
             LeaseLostError: the partition has another owner, or the server was restarted; nothing was written.
@@ -113,15 +116,16 @@ class Settlement:
         crash_point("worker.after_settle")
 
     def settle_parked(self, done: list[int], parkings: Parkings) -> None:
-        """Remove parked messages that are done and give the others their new state; errors as in `settle`."""
+        """Remove parked messages that are done, and give the others their new parking; errors as in `settle`."""
         changes = ParkedChanges(removed=done, changed=by_parking(parkings))
         with self._unsettled.unless_written(changes), self.held():
             self._write(changes)
 
     def rehearse(self, stored: Progress) -> None:
-        """Find out whether a settle would work, before anything is handed over.
+        """Raise if a settle would not work, before any message is handled.
 
-        What could not be written the last time is written and taken back; then the stored progress is settled anew.
+        Changes that could not be written the last time are written and rolled back. Then the stored progress is
+        settled again.
         """
         with self._unsettled.still():
             if self._unsettled.changes is not None:
@@ -134,7 +138,7 @@ class Settlement:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """A transaction that nobody can take the lease away from."""
+        """Begin a transaction during which nobody else can take the lease; errors as in `settle`."""
         with self._channel.transaction():
             if not self._leases.hold(self._channel, self._lease, self._incarnation):
                 raise _lost(self._lease)
@@ -163,7 +167,7 @@ class _TakenBack(Exception):  # noqa: N818 - it is no error, it ends a transacti
 
 
 def by_parking(parkings: Iterable[tuple[Message, Parking]]) -> dict[Parking, list[int]]:
-    """Messages with the same parking together: one statement each."""
+    """Return the log ids by parking, so that one statement writes all messages with the same parking."""
     grouped: dict[Parking, list[int]] = defaultdict(list)
     for message, parking in parkings:
         grouped[parking].append(message.id or 0)

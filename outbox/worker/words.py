@@ -1,4 +1,4 @@
-"""What the log says of a subscription: that messages are sent to a destination, or half messages are decided on."""
+"""The sentences of the log about a subscription: it sends messages to a destination, or decides on half messages."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ class Words(Protocol):
         """Say that they are accepted again."""
 
     def awaited(self, topic: str | None) -> str:
-        """Say for what the worker waits."""
+        """Say what the worker waits for."""
 
     def given_up(self, messages: Sequence[Message], error: str) -> str:
-        """Say that these, in their order, became dead letters, with the `error` of the first, and what to do."""
+        """Say that these, in their order, became dead letters; with the `error` of the first, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """Of a subscription whose messages go to a destination."""
+    """The sentences about a subscription whose messages go to a destination."""
 
     subscription: str
     destination: str
 
     def refused(self, topic: str | None) -> str:
-        """Name the destination, and the topic if it is about one."""
+        """Say that the destination does not accept messages, or not those of the topic."""
         if topic is None:
             return f"{self.destination} accepts nothing, messages wait"
         return f"{self.destination} does not accept topic {topic}, its messages wait"
 
     def accepted(self, topic: str | None) -> str:
-        """Name the same."""
+        """Say that the destination accepts messages again, or those of the topic."""
         return f"{self.destination} accepts {'messages' if topic is None else f'topic {topic}'} again"
 
     def awaited(self, topic: str | None) -> str:
-        """Name the same."""
+        """Say that the worker waits for the destination, or for it to accept the topic."""
         return f"waits for {self.destination}{'' if topic is None else f' to accept topic {topic}'}"
 
     def given_up(self, messages: Sequence[Message], error: str) -> str:
-        """Name the first of them."""
+        """Say how many became dead letters, which is the first, and how to decide on them."""
         letters = counted(len(messages), "more dead letter")
         first = f"message {messages[0].id} of topic {messages[0].topic}"
         return f"{letters}, the first is {first}: {error}; to decide, run: outbox dead list --name {self.subscription}"
@@ -57,24 +57,30 @@ class Sending:
 
 @dataclass(frozen=True, slots=True)
 class CheckingBack:
-    """Of the check-back on a producer group. Its half messages all have one topic, which is RocketMQ's own."""
+    """The sentences about the check-back on a producer group.
+
+    They name no topic, because all half messages have one topic, which is RocketMQ's own.
+    """
 
     group: str
 
     def refused(self, topic: str | None) -> str:
-        """Name the group."""
+        """Say that half messages of the group are not decided on."""
         return f"nothing is found out about half messages of producer group {self.group}, they wait"
 
     def accepted(self, topic: str | None) -> str:
-        """Name the group."""
+        """Say that half messages of the group are decided on again."""
         return f"half messages of producer group {self.group} are decided on again"
 
     def awaited(self, topic: str | None) -> str:
-        """Name the group."""
+        """Say that the worker waits for an answer about half messages of the group."""
         return f"waits for an answer about half messages of producer group {self.group}"
 
     def given_up(self, messages: Sequence[Message], error: str) -> str:
-        """Name their transactions: a verdict is about one of these, whatever it has of half messages."""
+        """Say how many transactions were given up, which is the first, and how to decide on them.
+
+        It counts transactions, because a verdict is about a transaction, however many half messages that has.
+        """
         transactions = counted(len({each.key for each in messages}), "more transaction", ("was", "were"))
         decide = f"outbox half list --given-up --group {self.group}"
         return f"{transactions} given up, the first is {messages[0].key}: {error}; to decide, run: {decide}"

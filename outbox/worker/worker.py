@@ -1,4 +1,4 @@
-"""Workers: one engine for every subscription. Each repeats for the partition it owns: fetch, hand over, settle."""
+"""Workers: one engine for every subscription. Each repeats for the partition it owns: fetch, handle, settle."""
 
 from __future__ import annotations
 
@@ -44,10 +44,11 @@ from outbox.worker.settle import Unsettled
 from outbox.worker.words import words_of
 
 logger = logging.getLogger("outbox")
-#: Who works and who stands by: a name of its own, because people want to see it who want to see little else.
+#: Says which worker works and which stands by. A logger of its own, because many people want to see these lines and
+#: few others.
 lease_logger = logging.getLogger("outbox.lease")
 
-#: The longest pause between two tries: of a database that is away, and of settling what was sent already.
+#: The longest pause between two tries: to reach a database that is away, and to settle what was sent already.
 _PAUSE_SECONDS, _UNSETTLED_PAUSE_SECONDS = 2.0, 30.0
 _MOST_NOTICE = 500
 
@@ -73,7 +74,7 @@ class Worker:
     ) -> None:
         """`start`: where a new subscription begins; None: somebody else creates it. `serialize`: held during each call
         of the handler. `on_idle`: called again and again, with a connection that does nothing else meanwhile. `hung`:
-        calls that workers before this one have left behind.
+        the calls of earlier workers that did not come back.
         """
         self._database = database
         self._declared = declared
@@ -96,17 +97,20 @@ class Worker:
         self._hung = HungCalls() if hung is None else hung
         self._gives_up, self._endless = True, False
         self._unsettled = Unsettled()
-        #: Whether a worker, perhaps this one, has written why it does not work.
+        #: True when a worker, perhaps this one, has written to the database why it does not work.
         self._noticed = False
 
     @property
     def stopping(self) -> bool:
-        """Whether a stop was asked that has not been followed yet."""
+        """True from when a stop is asked until the worker has stopped."""
         return self._stop.asked
 
     @property
     def owner(self) -> str:
-        """Random per process start, so that neither a restarted worker nor a fork's passes for the one before."""
+        """The name under which this worker holds its lease.
+
+        It is random and new after each start and each fork, so that nobody takes this worker for an earlier one.
+        """
         return self._owner
 
     def _new_owner(self) -> None:
@@ -115,8 +119,8 @@ class Worker:
     def run(self, *, gives_up: bool = True) -> None:
         """Work until `stop` is called.
 
-        `gives_up`: when calls of the handler never come back, so that the process is started again. A worker that does
-        not goes on beside them, and never hands over what they have.
+        `gives_up`: whether the worker gives up when calls of the handler never come back, so that the process is
+        started again. Otherwise it goes on beside these calls, and does not handle their messages while they hang.
 
         Raises:
             HungHandlerError: the worker gave up.
@@ -130,7 +134,7 @@ class Worker:
     def until_empty(self) -> None:
         """Work until everything committed before now is handled, and nothing that is parked is due.
 
-        What waits for its grace is waited for.
+        It also waits for messages whose grace is not over.
         """
         self._work(lambda partition_worker: bool(partition_worker.step()) or self._wait_for_grace(partition_worker))
 
@@ -141,7 +145,7 @@ class Worker:
     def stop(self) -> None:
         """Finish what is under way, give the lease back, and return from `run`. May be called from anywhere.
 
-        Beside a call of the handler that hangs the lease is not given back: it runs out.
+        While a call of the handler hangs, the lease is not given back: it expires.
         """
         self._stop.ask()
         self.wake.set()
@@ -153,7 +157,7 @@ class Worker:
     # The stages
 
     def _work(self, step: Callable[[PartitionWorker], bool]) -> None:
-        """Take the lease and keep calling `step` until it says no, over any number of lost connections."""
+        """Take the lease and call `step` until it returns False, over any number of lost connections."""
         try:
             self._work_until_stopped(step)
         finally:
@@ -186,13 +190,13 @@ class Worker:
             self.rest(random.uniform(0.05, min(longest, 0.1 * 2 ** min(failures, 10))))
 
     def _explain_or_raise(self, error: Exception) -> None:
-        """Say what went wrong, if another try may fare better."""
-        # A worker that has worked here sits out a failover, until the address leads to a primary again.
+        """Log the error if another try may succeed; otherwise raise it."""
+        # A worker that has worked here waits for the end of a failover, until the address leads to a primary again.
         failover = self._known and isinstance(error, StandbyError)
         passes = failover or self._database.transient(error)
         line, _ = in_one_line(error)
         if self._unsettled and self._unsettled.explains(error) and (passes or self._endless):
-            # Also what only a person can mend: a process that is started again would send the batch again.
+            # Also errors that only a person can mend, because a new process would send the batch again.
             why = f"settling fails, and nothing is sent until it works again: {line}"
             if self._throttled_log.warning("%s: %s", self._declared.name, why):
                 self._note(why)
@@ -206,7 +210,7 @@ class Worker:
         open_outbox(self._database, channel)
         known = Subscriptions(self._database).find(channel, self._declared.name)
         if known is None and self._known:
-            # Declared anew it would begin at its start, and send everything again.
+            # Declared anew, the subscription would begin at its start, and everything would be sent again.
             raise SubscriptionError(f"subscription {self._declared.name!r} was dropped under this worker")
         if known is None and self._start is None:
             raise SubscriptionError(f"there is no subscription {self._declared.name!r}")
@@ -222,7 +226,7 @@ class Worker:
 
     @contextmanager
     def _at_work(self, channel: Channel, subscription: Subscription) -> Iterator[PartitionWorker | None]:
-        """The time between taking the lease and losing it; None when a stop came first."""
+        """Take the lease and yield a worker for the partition, or None when a stop came first; then give it back."""
         partition = Partition(subscription.name, subscription.generation)
         taken = self._acquire(channel, partition)
         if taken is None:
@@ -236,10 +240,10 @@ class Worker:
             keeper = LeaseHeartbeat(
                 self._database, lease, length=settings.lease, every=settings.renew_every, taken=at, lost=self.wake.set
             )
-            # Declared again: while this worker waited, somebody may have altered what is sent where.
+            # Declared again, because somebody may have altered the subscription while this worker waited for the lease.
             subscription = self._declare(channel)
             if not subscription.grace:
-                # Else there is nothing to do when something was committed, but long after.
+                # With a grace, hints of commits are of no use: a message is handled long after its commit.
                 channel.listen()
             partition_worker = self._begin(channel, lease, subscription, keeper, caller)
             with closing(partition_worker):
@@ -250,7 +254,7 @@ class Worker:
                 keeper.stop()
             caller.close()
             if not self._hung.unfinished:
-                # Else another worker would send beside these calls what they have: the lease runs out instead.
+                # While calls hang the lease expires instead, or another worker would send their messages beside them.
                 with suppress(Exception):
                     Leases(self._database).release(channel, lease)
 
@@ -290,7 +294,7 @@ class Worker:
         )
 
     def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
-        """Wait for the lease, and return it with a moment before it was taken; None when a stop came first."""
+        """Wait for the lease; return it with a moment before it was taken, or None when a stop came first."""
         leases, length = Leases(self._database), self._settings.lease
         while not self._stop.asked:
             self._on_idle(channel)
@@ -308,26 +312,26 @@ class Worker:
         return None
 
     def _step_or_wait(self, partition_worker: PartitionWorker) -> bool:
-        """Handle what there is, or wait for a hint: a little at first, longer when nothing comes."""
+        """Handle what there is, or wait for a hint: for a short time at first, for longer when nothing comes."""
         if found := partition_worker.step(postpone=self._polling.many):
             self._polling.came(found)
             return True
         hint = self._channel.hinted()
         if hint is None and self.wake.wait(min(self._polling.pause(), partition_worker.due_in), self._channel.fileno):
-            # Notifications are read before the next look, so that none is left to cause another one.
+            # Notifications are read before the next look at the log, so that none is left to cause another look.
             hint = self._channel.hinted() or Hint()
         if hint is not None:
             self._polling.hinted(hint.pause)
         return True
 
     def _wait_for_grace(self, partition_worker: PartitionWorker) -> bool:
-        """After an idle step: rest, if there is anything to wait for."""
+        """Rest after an idle step if messages wait for their grace; return False if none does or a stop is asked."""
         return partition_worker.awaits_grace() and self.rest(partition_worker.due_in)
 
     # Helpers
 
     def rest(self, seconds: float) -> bool:
-        """Sleep; False when a stop is asked."""
+        """Sleep; return False when a stop is asked."""
         return self._stop.rest(seconds)
 
     def _finished_of(self, subscription: Subscription) -> Finished | None:
@@ -339,11 +343,11 @@ class Worker:
         return replace(self._policy, block_on_dead=subscription.on_dead != "continue")
 
     def _say_that_it_stands_by(self, holder: Holder) -> None:
-        """Once, over any number of lost connections."""
+        """Log that this worker stands by; only once, over any number of lost connections."""
         if not self._stands_by:
             self._stands_by = True
             lease_logger.info("%s: another worker holds the lease; standing by", self._declared.name)
-        # One that was never renewed may be a command's, which needs it for a moment.
+        # A lease that was never renewed may be that of a command, which holds it for a short time.
         length, differs = self._settings.lease, bool(holder.renewals) and holder.length != self._settings.lease
         if differs and holder.length is not None and not self._leases_differ:
             self._leases_differ = True
@@ -353,7 +357,10 @@ class Worker:
             self._note(differ)
 
     def _note(self, text: str, since: float = 0.0) -> None:
-        """Write why this worker does not work, for `since` seconds already, where `outbox status` reads it."""
+        """Write why this worker does not work to where `outbox status` reads it.
+
+        `since`: for how many seconds it does not work already.
+        """
         self._noticed = True
         with suppress(Exception), closing(self._database.open()) as channel:
             Leases(self._database).note(channel, self._declared.name, describe(text)[:_MOST_NOTICE], since=since)

@@ -1,1 +1,1 @@
-"""In the caller's transaction: finding it, appending to it, noticing its commit."""
+"""The caller's transaction: finding it, appending to it, noticing its commit."""

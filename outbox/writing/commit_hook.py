@@ -1,8 +1,9 @@
-"""Noticing when a transaction really ends: where SQLAlchemy's dialect commits the driver's connection.
+"""Hooks into the place where a transaction really ends: SQLAlchemy's dialect commits the driver's connection there.
 
-Not by SQLAlchemy's events: with a single one on an engine it looks for listeners at every statement of the application,
-and none comes after the commit. An engine is prepared once, whoever asks; what was sent in a transaction is remembered
-with its connection, so that nothing here keeps an outbox alive, or has to ask every one of a thousand.
+SQLAlchemy's events are not used. With a single listener on an engine SQLAlchemy looks for listeners at every statement
+of the application, and no event comes after the commit. An engine is prepared once for all outboxes. What was sent in a
+transaction is stored with its connection. So nothing here keeps an outbox alive, and of a thousand outboxes only those
+are asked that have sent.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.store.log.append import Sent
 
-#: The key of a connection's `info` under which stands what was sent in its transaction, and who wants to know.
+#: The key of a connection's `info` that holds what was sent in its transaction, by listener.
 _SENT = object()
 
 _prepared: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -27,20 +28,20 @@ _VERBS = ("do_commit", "do_rollback", "do_prepare_twophase", "do_commit_twophase
 
 
 class CommitListener(Protocol):
-    """Whoever wants to know of commits. Never blocks and never raises."""
+    """An object that is told of commits. It never blocks and never raises."""
 
     def committed(self, sent: Sent, since: float) -> None:
-        """A transaction was committed in which messages were sent; `since`: a moment before, by `clock`."""
+        """Take note of the commit of a transaction with messages; `since`: a moment before it, by `clock`."""
 
 
 def sent_so_far(listener: CommitListener, connection: Connection) -> Sent | None:
-    """What this listener has sent in the running transaction, if anything."""
+    """Return what this listener has sent in the running transaction, if anything."""
     everyone: dict[CommitListener, Sent] = _info_of(connection).get(_SENT, {})
     return everyone.get(listener)
 
 
 def sent_by(listener: CommitListener, connection: Connection) -> Sent:
-    """What this listener has sent in the running transaction; to be added to."""
+    """Return what this listener has sent in the running transaction; the caller may add to it."""
     everyone: dict[CommitListener, Sent] = connection.info.setdefault(_SENT, {})
     sent = everyone.get(listener)
     if sent is None:
@@ -49,12 +50,12 @@ def sent_by(listener: CommitListener, connection: Connection) -> Sent:
 
 
 def has_sent(connection: Connection) -> bool:
-    """Whether anything was sent in the running transaction, by whomever."""
+    """Return whether anything was sent in the running transaction, by any listener."""
     return bool(_info_of(connection).get(_SENT))
 
 
 def prepare(engine: Engine, is_aborted: Callable[[Any], bool]) -> None:
-    """Notice the commits on this engine; once is enough, also for those with other execution options.
+    """Notice the commits on this engine. Once is enough, also for its copies with other execution options.
 
     `is_aborted`: whether a driver's connection would answer COMMIT with a rollback.
     """
@@ -66,7 +67,7 @@ def prepare(engine: Engine, is_aborted: Callable[[Any], bool]) -> None:
 
 
 class _Hook:
-    """Takes the place of five methods of a dialect, and calls them."""
+    """Replaces five methods of a dialect, and calls the original ones."""
 
     def __init__(self, dialect: Any, is_aborted: Callable[[Any], bool]) -> None:
         self._dialect = dialect
@@ -101,7 +102,7 @@ class _Hook:
         self._roll_back_prepared(connection, xid, *how, **more)
 
     def _about_to_commit(self, pooled: Any, roll_back: str) -> dict[CommitListener, Sent]:
-        """What the commit will be of, by listener; `roll_back` is the driver's word for the contrary."""
+        """Prepare for a commit, and return what was sent, by listener; `roll_back` names the driver's rollback."""
         info = _info_of(pooled)
         if _SENT not in info:
             return {}
@@ -109,7 +110,7 @@ class _Hook:
             self._require_sound(pooled)
             _do_last(pooled)
         except BaseException:
-            # From here on SQLAlchemy holds the transaction for ended, and a Connection would stay in the aborted one.
+            # SQLAlchemy takes the transaction for ended from here on, so a Connection would stay in the aborted one.
             del info[_SENT]
             getattr(pooled.dbapi_connection, roll_back)()
             raise
@@ -118,7 +119,7 @@ class _Hook:
         return everyone
 
     def _require_sound(self, pooled: Any) -> None:
-        """PostgreSQL answers the commit of a failed transaction with a rollback, and no driver tells."""
+        """Refuse to commit a failed transaction: PostgreSQL would roll it back, and no driver reports that."""
         driver = self._dialect.get_driver_connection
         if _info_of(pooled).get(_SENT) and self._is_aborted(driver(pooled.dbapi_connection)):
             raise TransactionAbortedError(
@@ -128,7 +129,7 @@ class _Hook:
 
 
 def _do_last(pooled: Any) -> None:
-    """Do what belongs right before the commit, once; what fails has to fail again, if a commit is tried again."""
+    """Run what belongs right before the commit, once. What fails stays listed, to fail again at another commit."""
     for sent in _info_of(pooled).get(_SENT, {}).values():
         for each in sent.last:
             each()
@@ -136,7 +137,6 @@ def _do_last(pooled: Any) -> None:
 
 
 def _tell(everyone: dict[CommitListener, Sent], since: float) -> None:
-    """It was committed."""
     if everyone:
         crash_point("outbox.after_commit")
         for listener, sent in everyone.items():
@@ -144,7 +144,7 @@ def _tell(everyone: dict[CommitListener, Sent], since: float) -> None:
 
 
 def _info_of(pooled: Any) -> dict[Any, Any]:
-    """What is remembered of a connection: nothing of one that is lost, or that the pool is only trying out."""
+    """Return a connection's `info`; an empty dict if the connection is lost, or is one that the pool only tests."""
     try:
         info: dict[Any, Any] = pooled.info
     except (NotImplementedError, InvalidRequestError):

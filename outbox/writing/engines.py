@@ -1,4 +1,4 @@
-"""What an application has of its database: an engine or a factory of sessions, awaited or not."""
+"""The engines and session factories by which an application reaches its database, awaited or not."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _BLOCKING = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 
 
 def engine_of(bind: Bind) -> Engine:
-    """The engine that threads of our own may use.
+    """Return the engine that threads of our own may use.
 
-    An AsyncEngine's connections belong to its event loop, so that a twin is made from its URL. What was given to
-    `create_async_engine` besides the URL it does not have.
+    An AsyncEngine's connections belong to its event loop, so a blocking twin is made from its URL. The twin does not
+    have what was given to `create_async_engine` besides the URL.
 
     Raises:
-        DatabaseError: there is no engine in it.
+        DatabaseError: there is no engine in `bind`.
     """
     engine = own_engine_of(bind)
     if engine is None:
@@ -49,14 +49,14 @@ def _hint(bind: object) -> str:
 
 
 def own_engine_of(bind: Bind) -> Engine | None:
-    """The engine whose events tell of the application's transactions; an AsyncEngine's is the one inside of it."""
+    """Return the engine that the application's transactions run on, if any; of an AsyncEngine the one inside it."""
     found: Any = bind if hasattr(bind, "sync_engine") else getattr(bind, "kw", {}).get("bind", bind)
     inner = getattr(found, "sync_engine", found)
     return inner if isinstance(inner, Engine) else None
 
 
 def sessions_on(bind: Bind) -> Any:
-    """A factory of sessions; what they return is used after its commit."""
+    """Return a factory of sessions. One made here expires nothing at a commit, because objects are used after it."""
     if isinstance(bind, Engine):
         return sessionmaker(bind, expire_on_commit=False)
     if hasattr(bind, "sync_engine"):
@@ -67,7 +67,7 @@ def sessions_on(bind: Bind) -> Any:
 
 
 def create_async_engine(url: str, **options: Any) -> AsyncEngine:
-    """SQLAlchemy's `create_async_engine`; on SQLite as in `create_engine`. Needs the extra `async`."""
+    """Return SQLAlchemy's async engine; on SQLite it is as from `create_engine`. Needs the extra `async`."""
     try:
         from sqlalchemy.ext import asyncio
     except ImportError as error:
@@ -79,7 +79,7 @@ def create_async_engine(url: str, **options: Any) -> AsyncEngine:
 
 
 def create_engine(url: str, **options: Any) -> Engine:
-    """SQLAlchemy's `create_engine`; on SQLite with WAL, durable commits, and a fair wait for the write lock."""
+    """Return SQLAlchemy's engine; on SQLite with WAL, durable commits, and a fair wait for the write lock."""
     engine = sqlalchemy.create_engine(url, **options)
     _configure(engine, options)
     return engine

@@ -12,11 +12,11 @@ from sqlalchemy.orm import Session, scoped_session
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, async_scoped_session
 
-    #: The same, awaited.
+    #: The kinds of `Handle` that are awaited.
     AsyncHandle = AsyncSession | async_scoped_session[Any] | AsyncConnection | psycopg.AsyncConnection[Any]
 
 Handle = Session | scoped_session[Any] | Connection | psycopg.Connection[Any]
-#: What a transaction is on in the end.
+#: The connection that a transaction runs on.
 DriverConnection = Connection | psycopg.Connection[Any]
 
 _SYNC = "a Session, a scoped_session, a Connection or a psycopg Connection"
@@ -24,8 +24,8 @@ _ASYNC = "an AsyncSession, an async_scoped_session, an AsyncConnection or a psyc
 
 
 def is_async(handle: object) -> bool:
-    """Whether statements on this handle are awaited."""
-    # Whoever has such a handle has imported its module.
+    """Return whether statements on this handle are awaited."""
+    # A program that has such a handle has imported its module.
     module = sys.modules.get("sqlalchemy.ext.asyncio")
     if isinstance(handle, psycopg.AsyncConnection):
         return True
@@ -35,7 +35,7 @@ def is_async(handle: object) -> bool:
 
 
 def is_session(handle: object) -> bool:
-    """Whether it is a session of SQLAlchemy's ORM, awaited or not."""
+    """Return whether it is a session of SQLAlchemy's ORM, awaited or not."""
     if isinstance(handle, Session | scoped_session):
         return True
     module = sys.modules.get("sqlalchemy.ext.asyncio")
@@ -43,17 +43,17 @@ def is_session(handle: object) -> bool:
 
 
 def of_scope(handle: Any) -> Any:
-    """The session that a scope stands for at this moment; any other handle stands for itself."""
+    """Return the session that a scoped session stands for at this moment; return any other handle itself."""
     module = sys.modules.get("sqlalchemy.ext.asyncio")
     scopes = (scoped_session,) if module is None else (scoped_session, module.async_scoped_session)
     return handle() if isinstance(handle, scopes) else handle
 
 
 def require_async(handle: object, verb: str) -> None:
-    """Refuse what cannot be awaited, and say what can.
+    """Refuse a handle that cannot be awaited, and say which handles can.
 
     Raises:
-        TypeError: it is no async handle; `verb` is the method that was called.
+        TypeError: `handle` is no async handle; `verb` is the method that was called.
     """
     if not is_async(handle):
         sync = isinstance(handle, Session | scoped_session | Connection | psycopg.Connection)
@@ -62,7 +62,7 @@ def require_async(handle: object, verb: str) -> None:
 
 
 def refuse(handle: object, verb: str) -> TypeError:
-    """The error about a handle that nothing can be written on."""
+    """Return the error about a handle that nothing can be written on."""
     fix = f"; with this one: await a{verb}(…)" if is_async(handle) else _hint(handle)
     return TypeError(f"{verb} takes {_SYNC}, not {_described(handle)}{fix}")
 
@@ -76,7 +76,7 @@ def _described(handle: object) -> str:
 
 
 def _hint(handle: object) -> str:
-    """What people mean when they pass something that makes handles."""
+    """Return what to pass instead of an object that makes handles or has one; an empty text if unknown."""
     if callable(handle) and "session" in type(handle).__name__.lower():
         return "; call it to get a session"
     if type(handle).__name__ in ("Engine", "AsyncEngine"):

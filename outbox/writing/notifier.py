@@ -1,4 +1,4 @@
-"""Wake-ups after a commit: an event in this process, a NOTIFY for the others. Hints, never deliveries."""
+"""Wake-ups after a commit: an event in this process, a NOTIFY for the others. They are hints and carry no messages."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ logger = logging.getLogger("outbox")
 
 _RECONNECT_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 30.0
-#: Between two hints where there are many commits. Each says so, and workers look for more by themselves meanwhile.
+#: The pause between two hints where commits are many. Each hint tells the pause; workers look by themselves meanwhile.
 _BUSY_PAUSE_SECONDS = 0.05
 
 
 class Notifier:
-    """Tells workers that something was committed. Never blocks and never raises: it is called in commit hooks."""
+    """Tells workers that something was committed. It never blocks and never raises: commit hooks call it."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -40,12 +40,12 @@ class Notifier:
         return listener
 
     def committed(self, sent: Sent, since: float) -> None:
-        """A transaction was committed; nobody has to be woken for what its writer sends by itself."""
+        """Hint at a commit, unless its writer sends all messages itself: for those no worker has to be woken."""
         if sent.more:
             self.hint()
 
     def hint(self) -> None:
-        """Something was committed."""
+        """Wake the listeners of this process, and let the thread notify other processes."""
         if self._listeners:
             self._wake_listeners()
         with suppress(Exception):
@@ -54,7 +54,7 @@ class Notifier:
             self._signal.ring()
 
     def close(self) -> None:
-        """End the thread and its connection; a later hint begins anew."""
+        """End the thread and its connection; a later hint starts a new thread."""
         thread = self._thread
         if thread is not None:
             self._signal.close()
@@ -62,9 +62,9 @@ class Notifier:
             thread.join(timeout=_RECONNECT_SECONDS)
 
     def _reset(self) -> None:
-        """At first, and in a fork: it copies locks in any state, but no threads."""
+        """Begin without a thread, at first and in a forked child: a fork copies locks in any state, but no threads."""
         self._signal = _Signal()
-        # Signal handlers commit, too: they may interrupt whoever has the lock.
+        # Reentrant, because signal handlers commit, too, and may interrupt the thread that has the lock.
         self._lock = threading.RLock()
         self._starting = False
         self._thread = None
@@ -78,7 +78,7 @@ class Notifier:
                 thread = threading.Thread(
                     target=_notify_for_ever, args=(weakref.ref(self), self._signal), name="outbox-hints", daemon=True
                 )
-                # May fail for want of memory, or because the interpreter is about to end: then the next hint tries.
+                # May fail for lack of memory, or because the interpreter is about to end: then the next hint tries.
                 thread.start()
                 self._thread = thread
             finally:
@@ -90,12 +90,12 @@ class Notifier:
                 listener.wake()
 
     def _open_channel(self) -> Channel | None:
-        """A connection of our own, where others can be notified."""
+        """Open a channel, if the database can notify other processes."""
         return self._database.open() if self._database.dialect.notifies else None
 
 
 class _Signal:
-    """Rings for one thread. Whoever rings takes no lock, and may be interrupted by somebody else who does."""
+    """Wakes one thread. `ring` takes no lock, so commit hooks and signal handlers may call it at any point."""
 
     def __init__(self) -> None:
         self._rung: SimpleQueue[None] = SimpleQueue()
@@ -105,15 +105,15 @@ class _Signal:
         self.open = True
 
     def ring(self) -> None:
-        """Once more."""
+        """Wake the thread; each call is counted."""
         self._times += 1
-        # Whoever stops the ringing counts after that.
+        # `heard` clears `_rings` before it reads the count, so this call is counted also when nothing is put here.
         if not self._rings:
             self._rings = True
             self._rung.put(None)
 
     def heard(self, seconds: float) -> int:
-        """Wait until it rings, and say how many times it did."""
+        """Wait until it rings, at most for `seconds`, and return how many times it did."""
         with suppress(Empty):
             self._rung.get(timeout=seconds)
         self._rings = False
@@ -121,19 +121,19 @@ class _Signal:
         return times
 
     def rest(self, seconds: float) -> None:
-        """Listen to nothing, unless it is closed."""
+        """Wait for `seconds` without hearing any ring; return at once when the signal is closed."""
         with suppress(Empty):
             self._closed.get(timeout=seconds)
 
     def close(self) -> None:
-        """It rings no more: whoever waits comes back at once."""
+        """End both kinds of waiting at once, and for good."""
         self.open = False
         self._closed.put(None)
         self._rung.put(None)
 
 
 def _notify_for_ever(reference: weakref.ref[Notifier], signal: _Signal) -> None:
-    """What the thread does, until the notifier is closed or forgotten: it must not keep it and its engine alive."""
+    """Run the thread until the notifier is closed or garbage-collected: it must keep neither it nor its engine."""
     channel: Channel | None = None
     linger = Linger(_BUSY_PAUSE_SECONDS, shortest=0)
     while signal.open and reference() is not None:
@@ -158,7 +158,7 @@ def _notify_for_ever(reference: weakref.ref[Notifier], signal: _Signal) -> None:
 
 
 class _Listener:
-    """Keeps a wake-up registered."""
+    """Keeps a wake-up registered for as long as it lives."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.wake = wake

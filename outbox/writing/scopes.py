@@ -1,4 +1,4 @@
-"""Transactions that the outbox opens itself: the context managers, the decorator, and how they meet one another."""
+"""Transactions that the outbox opens itself: the context managers, the decorator, and how one joins another."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
     from outbox.writing.engines import Bind
 
-#: How a new scope meets the transaction that is running: joins it or opens one, opens one of its own in any case, or
-#: demands that there is one to join.
+#: What a new scope does where a transaction may be running. required: join it, or open one. requires_new: open one of
+#: its own in any case. mandatory: join it, and raise if there is none.
 Propagation = Literal["required", "requires_new", "mandatory"]
 _PROPAGATIONS = ("required", "requires_new", "mandatory")
 
@@ -42,7 +42,7 @@ S_contra = TypeVar("S_contra", contravariant=True)
 
 
 class Transactional(Protocol[S_contra, P, R_co]):
-    """A function in a transaction: called without a session it gets one, a session that is given wins."""
+    """A function in a transaction. Called without a session it gets a new one; a session that is given is used."""
 
     __name__: str
 
@@ -53,7 +53,7 @@ class Transactional(Protocol[S_contra, P, R_co]):
 
 
 class Decorator(Protocol):
-    """`transactional` with its options given."""
+    """The decorator `transactional` with its options given."""
 
     @overload
     def __call__(
@@ -74,7 +74,7 @@ class _Running:
 class Scopes:
     """Opens sessions on a bind, and knows the one whose transaction is running here: in this thread and task.
 
-    A context variable is copied into new tasks and threads, a transaction is not: there a new one is opened.
+    A context variable is copied into new tasks and threads, but a transaction is not: a new one is opened there.
     """
 
     def __init__(self, bind: Bind, *, one_writer: bool) -> None:
@@ -84,7 +84,7 @@ class Scopes:
         self._running: ContextVar[_Running | None] = ContextVar("outbox_running", default=None)
 
     def begin(self, propagation: Propagation = "required") -> AbstractContextManager[Session]:
-        """A session in a transaction that commits at the end, or the one that is running."""
+        """Open a session in a transaction that commits at the end, or join the one that is running."""
         self._require(awaits=False, instead="async with outbox.abegin()")
         return self._begun(propagation)
 
@@ -98,7 +98,7 @@ class Scopes:
             yield session
 
     def abegin(self, propagation: Propagation = "required") -> AbstractAsyncContextManager[AsyncSession]:
-        """The same with an AsyncSession."""
+        """Do the same as `begin`, with an AsyncSession."""
         self._require(awaits=True, instead="with outbox.begin()")
         return self._abegun(propagation)
 
@@ -113,7 +113,7 @@ class Scopes:
                 yield session
 
     def wrap(self, function: Callable[..., Any], propagation: Propagation) -> Callable[..., Any]:
-        """`function`, called with a session as its first argument, in a transaction.
+        """Wrap `function`, so that it is called in a transaction, with a session as its first argument.
 
         Raises:
             TypeError: it is a method or a generator.
@@ -146,7 +146,7 @@ class Scopes:
         return called
 
     def _to_join(self, propagation: Propagation) -> Any | None:
-        """The session to join, or None where a transaction has to be opened."""
+        """Return the session to join, or None where a transaction has to be opened."""
         _require_known(propagation)
         running = self._running.get()
         session = running.session if running is not None and _is_here(running) else None
@@ -171,9 +171,9 @@ class Scopes:
         try:
             yield
         finally:
-            # A copy of the context may live on, and with it what it says is running.
+            # A copy of the context may live on, and must not find this transaction running.
             running.over = True
-            # Frameworks end a dependency in another context than they began it in; that one has nothing to restore.
+            # Some frameworks end a dependency in another context than the one it began in; nothing is restored there.
             with suppress(ValueError):
                 self._running.reset(token)
 
@@ -189,10 +189,11 @@ def _require_known(propagation: str) -> None:
 
 
 def require_plain_function(function: Callable[..., Any], what: str, instead: str) -> None:
-    """Refuse what a session cannot be passed to, or what runs only after its transaction.
+    """Refuse a function that a session cannot be passed to, or that would run only after its transaction.
 
     Raises:
-        TypeError: it is a method or a generator, or has no parameters; `what` it was to be, and what to use `instead`.
+        TypeError: it is a method or a generator, or has no parameters. The text says `what` it was to be, and what to
+            use `instead`.
     """
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(

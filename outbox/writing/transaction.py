@@ -37,13 +37,13 @@ class Transactions:
         self.watch(database.engine)
 
     def connection_of(self, handle: Handle, verb: str, *, flush: bool) -> DriverConnection:
-        """The connection that the handle's transaction is on; `verb` is the method that was called with it.
+        """Return the connection that the handle's transaction is on; `verb` is the method that was called with it.
 
         Raises:
-            TypeError: it is none of the accepted handles.
+            TypeError: `handle` is none of the accepted handles.
             NoTransactionError: the connection is in autocommit.
-            DatabaseError: it is connected to another database, or by a driver that cannot be used; or the session's
-                transaction spans several databases.
+            DatabaseError: the handle is connected to another database, or by a driver that cannot be used; or the
+                session's transaction spans several databases.
         """
         if isinstance(handle, Connection):
             connection = handle
@@ -88,7 +88,10 @@ class Transactions:
         *,
         more: bool = True,
     ) -> None:
-        """Messages are part of this connection's transaction now; `direct`: those that their writer will send."""
+        """Note that messages are part of this connection's transaction now.
+
+        `direct`: those that their writer will send. `more`: there are others besides.
+        """
         if isinstance(connection, Connection):
             sent = commits.sent_by(self, connection)
             sent.direct.extend(direct)
@@ -98,14 +101,15 @@ class Transactions:
     def before_commit(self, connection: Connection, do: Callable[[], None]) -> None:
         """Do something in this connection's transaction, right before its commit; what it raises ends the transaction.
 
-        After the session's flush, and after whatever else is done in the transaction.
+        It is done after the session's flush, and after whatever else is done in the transaction.
         """
         sent = commits.sent_by(self, connection)
         sent.last.append(do)
 
     def running(self, connection: DriverConnection) -> object | None:
-        """Return what stands for the running transaction, and for no other; None: nothing was sent in it, or the
-        connection is a driver's own, of which nobody knows.
+        """Return an object that stands for the running transaction, and for no other.
+
+        None: nothing was sent in it, or the connection is a driver's own, whose transactions are not noticed.
         """
         if not isinstance(connection, Connection):
             return None
@@ -116,7 +120,7 @@ class Transactions:
             return None
 
     def expected_of(self, connection: Connection) -> int:
-        """How many messages of the running transaction their writer will send."""
+        """Return how many messages of the running transaction their writer will send."""
         sent = commits.sent_so_far(self, connection)
         return 0 if sent is None else len(sent.direct)
 
@@ -132,11 +136,11 @@ class Transactions:
                 " rollback; use an engine without isolation_level='AUTOCOMMIT', or begin a transaction (with its own"
                 " autocommit=True the driver commits every statement, too)"
             )
-        # Whatever the handle is, what comes next is what writes.
+        # With every kind of handle the next statement is the one that writes.
         crash_point("outbox.before_insert")
 
     def watch(self, engine: Engine) -> None:
-        """Notice the transactions on this engine, by which the outbox is reached, from their begin on.
+        """Notice the transactions on this engine, by which the outbox itself is reached, from their begin on.
 
         Raises:
             DatabaseError: it is to another kind of database, or by a driver that cannot be used.
@@ -175,7 +179,7 @@ class Transactions:
         commits.prepare(engine, self._dialect.is_aborted)
 
     def committed(self, sent: Sent, since: float) -> None:
-        """Tell the listeners of a commit; what one of them raises is no reason not to tell the others."""
+        """Tell all listeners of a commit, also if one of them raises."""
         for listener in self._listeners:
             try:
                 listener.committed(sent, since)
@@ -187,13 +191,13 @@ class Transactions:
 
 
 def _require_one_database(session: Session) -> None:
-    """Refuse a session whose transaction is several, committed one after the other.
+    """Refuse a session whose transaction consists of several, which are committed one after the other.
 
     Raises:
-        DatabaseError: it is open on other engines, too.
+        DatabaseError: the session's transaction is open on other engines, too.
     """
     transaction = session.get_transaction()
-    # By connection and by engine: two entries for each of them.
+    # Each connection has two entries: one by connection, one by engine.
     if transaction is not None and len(transaction._connections) > 2:
         _require_one_commit(transaction)
 
@@ -202,8 +206,8 @@ def _require_one_database(session: Session) -> None:
 def _begun(_session: Session, transaction: SessionTransaction, _connection: Connection) -> None:
     """Refuse that a session which has sent a message begins on another database.
 
-    Before anything is written there; at the commit the first of them may be committed already. This event costs a call
-    where a transaction begins, and statements nothing.
+    It is refused before anything is written there: at the commit the first of them may be committed already. This event
+    costs one call where a transaction begins, and nothing at a statement.
     """
     connections = transaction._connections
     if len(connections) > 2 and any(commits.has_sent(connection) for connection, *_ in connections.values()):
@@ -211,7 +215,7 @@ def _begun(_session: Session, transaction: SessionTransaction, _connection: Conn
 
 
 def _require_one_commit(transaction: SessionTransaction) -> None:
-    # Engines that differ in their options only have connections of their own as well.
+    # Engines that differ only in their options have connections of their own, too.
     connections = {connection for connection, *_ in transaction._connections.values()}
     if len(connections) > 1 and not transaction.session.twophase:
         raise DatabaseError(

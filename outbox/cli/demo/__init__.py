@@ -1,4 +1,4 @@
-"""`outbox demo`: real transactions become real messages, with crashes in the middle, and the books are compared."""
+"""`outbox demo`: sends messages of real transactions, with crashes in the middle, and compares orders and receipts."""
 
 from __future__ import annotations
 
@@ -99,14 +99,14 @@ The relay sends to {site.destination.url}. What arrives is shown here, until Ctr
                     show.tell(f"{receipt.key}: change {receipt.version} arrived, message {receipt.message_id}")
                 trouble = ""
             except Exception as error:
-                # Whatever somebody plays with, the servers stay up until Ctrl-C.
+                # Whatever the user tries, the servers stay up until Ctrl-C.
                 if trouble != (trouble := f"{type(error).__name__}: {error}"):
                     show.tell(f"what arrives cannot be shown, trying again: {trouble}")
 
 
 @contextmanager
 def _ending_on_sigterm() -> Iterator[None]:
-    """SIGTERM ends the demo as Ctrl-C does: in good order."""
+    """Let SIGTERM end the demo in good order, as Ctrl-C does."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> NoReturn:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""Where the demo's messages go, and the consumer that reads them back from there."""
+"""The destination of the demo's messages, and the consumer that reads them back from there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from outbox.cli.demo.judge import Receipt
 
-#: The shortest that JetStream allows. It would drop what comes a second time within it; the demo wants to see that.
+#: The shortest window that JetStream allows. It drops messages that come again within it, and the demo wants to see
+#: such messages.
 _DUPLICATE_WINDOW_SECONDS = 0.1
 _PAGE = 500
 
@@ -21,10 +22,10 @@ class Destination(Protocol):
     url: str
 
     def receive(self) -> list[Receipt]:
-        """What arrived since the last call, in the order of its arrival."""
+        """Return what arrived since the last call, in the order of its arrival."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close the connections."""
 
 
 class Stream:
@@ -38,7 +39,7 @@ class Stream:
         self._loop.run_until_complete(self._begin())
 
     def receive(self) -> list[Receipt]:
-        """Read on to what is the end of the stream now."""
+        """Return what arrived since the last call, up to the present end of the stream."""
         return self._loop.run_until_complete(self._read_on())
 
     def close(self) -> None:
@@ -54,7 +55,7 @@ class Stream:
         self._jetstream = self._client.jetstream()
         config = StreamConfig(name="ORDERS", subjects=["orders"], duplicate_window=_DUPLICATE_WINDOW_SECONDS)
         await self._jetstream.add_stream(config)
-        # Durable: the server forgets another one when nothing has come for a while.
+        # Durable, because the server forgets any other consumer when nothing has come for a while.
         await self._jetstream.add_consumer("ORDERS", ConsumerConfig(durable_name="demo", ack_policy=AckPolicy.NONE))
         self._subscription = await self._jetstream.pull_subscribe_bind("demo", stream="ORDERS")
 
@@ -81,7 +82,10 @@ class LinesFile:
         self._offset = 0
 
     def receive(self) -> list[Receipt]:
-        """Read on to the last whole line. A line that a killed relay tore is none: its message comes again."""
+        """Return what arrived since the last call, up to the last whole line.
+
+        A line that a killed relay left incomplete is skipped: its message comes again.
+        """
         if not self._path.exists():
             return []
         with self._path.open("rb") as file:
@@ -93,7 +97,7 @@ class LinesFile:
         return [_receipt(fields["key"], fields["body"], fields["message_id"]) for fields in parsed]
 
     def close(self) -> None:
-        """Nothing is held between two calls."""
+        """Do nothing, because the file is not open between two calls."""
 
 
 def _parsed(line: bytes) -> Mapping[str, Any] | None:

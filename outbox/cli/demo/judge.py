@@ -1,4 +1,4 @@
-"""The judge of a demo: the orders table says what had to come, the consumer's receipts say what came."""
+"""The judge of a demo: it compares the orders table with the consumer's receipts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Receipt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What a run proves, each a number of messages.
+    """The result of a run; each field is a number of messages.
 
     `phantom`: of a change that was never committed. `duplicates`: further copies of a message that came already.
     `violations`: first copies that came when another change of their order was due.
@@ -32,12 +32,12 @@ class Judgement:
 
     @property
     def is_sound(self) -> bool:
-        """Whether everything promised was kept; duplicates are not against the promise."""
+        """True if every promise was kept; duplicates are not against the promise."""
         return not (self.lost or self.phantom or self.violations)
 
 
 def judge(committed: Mapping[str, int], receipts: Iterable[Receipt]) -> Judgement:
-    """Compare the committed version of each order with what came. Strict: 1, 3, 2, 3 is out of order."""
+    """Compare the committed version of each order with what came. The order counts strictly: 1, 3, 2, 3 breaks it."""
     ids: dict[tuple[str, int], str] = {}
     highest: dict[str, int] = {}
     received = phantom = duplicates = violations = 0

@@ -1,4 +1,4 @@
-"""The play: shops place orders, a relay and a shop are killed in the middle, and the books are compared at the end."""
+"""The play: shops place orders, a relay and a shop are killed, and at the end orders and receipts are compared."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ CHANGES = 3  # of each order: placed, paid, shipped
 LEASE = "5s"
 
 _TICK_SECONDS = 0.2
-#: After so long without a receipt what has not come is lost. A takeover takes a lease, a busy machine more.
+#: After so long without progress, messages that have not come count as lost. A takeover takes as long as a lease, and
+#: longer on a busy machine.
 _PATIENCE_SECONDS = 30.0
 _PAUSE_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What happens as soon as something is so."""
+    """An action, and the condition that starts it."""
 
     when: Callable[[], bool]
     then: Callable[[], None]
 
 
 class Play:
-    """One performance on a site."""
+    """One run of the demo on a site."""
 
     def __init__(self, site: Site, staff: Staff, show: Show, orders: int) -> None:
         self._site = site
@@ -55,11 +56,11 @@ class Play:
 
     @property
     def rollbacks(self) -> int:
-        """How many transactions the shops say they rolled back."""
+        """The number of transactions that the shops say they rolled back."""
         return sum(shop.said().count(f"{ROLLED_BACK}\n") for shop in self._shops)
 
     def perform(self, *, keep: bool) -> Judgement:
-        """All scenes; what the books and the receipts say at the end. `keep`: the last relay goes on."""
+        """Run all scenes; return what orders and receipts say at the end. `keep`: the last relay goes on."""
         self._scenes = [
             Scene(lambda: bool(self._receipts), self._call_understudy),
             Scene(lambda: self._committed > self._expected // 4 and len(self._relays) > 1, self._kill_relay),
@@ -85,7 +86,7 @@ class Play:
         return self._judgement()
 
     def arrived(self) -> list[Receipt]:
-        """What came since the last look."""
+        """Return what came since the last look."""
         found = self._site.destination.receive()
         if found:
             self._moved_at = self._last_receipt = time.monotonic()

@@ -9,14 +9,14 @@ from typing import Any
 
 
 def path_of(example: str) -> Path:
-    """An example's file: beside the package when installed from a wheel, else at the top of the repository."""
+    """Return the path of an example: in the package when installed from a wheel, else at the top of the repository."""
     package = Path(__file__).resolve().parents[2]
     shipped = package / "_examples"
     return (shipped if shipped.is_dir() else package.parent / "examples") / example
 
 
 def order_service() -> Any:
-    """The module of the order service, on the database that OUTBOX_DATABASE names."""
+    """Load the module of the order service, on the database that OUTBOX_DATABASE names."""
     spec = importlib.util.spec_from_file_location("orders", path_of("orders.py"))
     assert spec is not None
     assert spec.loader is not None

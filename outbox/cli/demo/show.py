@@ -1,4 +1,4 @@
-"""What the audience sees: bars that move on a terminal, lines of text elsewhere."""
+"""The output of the demo: bars that move on a terminal, lines of text elsewhere."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ _SECONDS_BETWEEN_LINES = 1.0
 
 
 class Show(Protocol):
-    """The stage."""
+    """A way to show the course of the demo."""
 
     def tell(self, text: str) -> None:
-        """Something happened."""
+        """Show a text about what happened."""
 
     def progress(self, committed: int, received: int) -> None:
-        """How far it is."""
+        """Show how many messages were committed and received."""
 
     def running(self, expected: int) -> AbstractContextManager[object]:
-        """Progress is to be shown from now on, up to so many messages."""
+        """Show progress from now on, up to so many messages, while the returned context lasts."""
 
 
 def new_show() -> Show:
-    """Bars on a terminal, else lines."""
+    """Return bars on a terminal, else lines."""
     return Bars() if sys.stdout.isatty() else Lines()
 
 
 def result(rows: Sequence[tuple[str, str, str]], conclusion: str, *, is_sound: bool) -> None:
-    """The table at the end, and what it says in one sentence."""
+    """Write the table at the end, and what it says in one sentence."""
     click.echo()
     show_table(("RESULT", "NUMBER", ""), rows, numbers=("NUMBER",))
     click.echo()
@@ -49,18 +49,18 @@ class Lines:
         self._expected = 0
 
     def tell(self, text: str) -> None:
-        """A line with the time since the beginning."""
+        """Write a line with the time since the beginning."""
         click.echo(f"{time.monotonic() - self._began:5.1f} s  {text}")
 
     def progress(self, committed: int, received: int) -> None:
-        """A line now and then."""
+        """Write a line of progress, if a second has passed since the last one."""
         now = time.monotonic()
         if now - self._last >= _SECONDS_BETWEEN_LINES:
             self._last = now
             self.tell(f"  {committed:,} of {self._expected:,} committed, {received:,} received")
 
     def running(self, expected: int) -> AbstractContextManager[object]:
-        """Nothing to draw."""
+        """Keep the expected number for the lines of progress; there is nothing to draw."""
         self._expected = expected
         return nullcontext()
 
@@ -78,7 +78,7 @@ class Bars:
         self._began = time.monotonic()
 
     def tell(self, text: str) -> None:
-        """A line above the bars."""
+        """Write a line above the bars."""
         from rich.text import Text
 
         self._console.print(Text.assemble((f"{time.monotonic() - self._began:5.1f} s  ", "dim"), text))

@@ -34,43 +34,43 @@ class Site:
 
     @property
     def is_postgresql(self) -> bool:
-        """Whether writers run side by side; on SQLite one writes at a time."""
+        """True on PostgreSQL, where writers run side by side; on SQLite one writes at a time."""
         return self.database_url.startswith("postgresql")
 
     @property
     def environment(self) -> dict[str, str]:
-        """What the processes of the demo are started with: nobody's own settings of an outbox."""
+        """The environment of the demo's processes, without the user's own settings of an outbox."""
         mine = {name: value for name, value in os.environ.items() if not name.startswith("OUTBOX_")}
         return mine | {"OUTBOX_DATABASE": self.database_url}
 
 
 class Books:
-    """The truth about the orders, read from the table of the business."""
+    """The orders that were committed, read from the table of the business."""
 
     def __init__(self, url: str, order: Any) -> None:
-        # Not the outbox's engine: on SQLite that one begins with the write lock, and who only reads needs none.
+        # Not the outbox's engine: on SQLite that one begins with the write lock, and a reader needs none.
         self._engine = sqlalchemy.create_engine(url)
         self._order = order
 
     def committed(self) -> dict[str, int]:
-        """How many changes of each order were committed, by key."""
+        """Return how many changes of each order were committed, by key."""
         with self._engine.connect() as connection:
             rows = connection.execute(select(self._order.id, self._order.version))
             return {f"order-{number}": version for number, version in rows}
 
     def changes(self) -> int:
-        """How many changes were committed in all: each is one message."""
+        """Return how many changes were committed in all: each is one message."""
         with self._engine.connect() as connection:
             return int(connection.scalar(select(func.coalesce(func.sum(self._order.version), 0))) or 0)
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._engine.dispose()
 
 
 @contextmanager
 def opened_site(tell: Tell, *, light: bool) -> Iterator[Site]:
-    """Start what there is; `light`: no servers, SQLite and a file."""
+    """Start the servers that are installed; yield the site. `light`: no servers, but SQLite and a file."""
     with ExitStack() as stack:
         folder = scratch_folder("demo", None)
         stack.callback(Guard(folder).release)
@@ -112,7 +112,7 @@ def _destination(stack: ExitStack, folder: Path, tell: Tell, *, light: bool) -> 
 
 
 def _prepared(url: str) -> Any:
-    """The order service, its tables and the outbox's made."""
+    """Return the order service, after its tables and those of the outbox were made."""
     before = os.environ.get("OUTBOX_DATABASE")
     os.environ["OUTBOX_DATABASE"] = url
     try:

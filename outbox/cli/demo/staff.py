@@ -37,11 +37,11 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The id of the process."""
         return self._process.pid
 
     def is_running(self) -> bool:
-        """Whether it is still at work.
+        """Return whether the process still runs.
 
         Raises:
             ProcessFailedError: it ended with an error of its own.
@@ -54,15 +54,15 @@ class Child:
         return code is None
 
     def kill(self) -> None:
-        """SIGKILL: it has no time for a last word."""
+        """End the process by SIGKILL."""
         self._end(signal.SIGKILL)
 
     def stop(self) -> None:
-        """Ask it to finish what is under way; after a while insist."""
+        """Ask it by SIGTERM to finish what is under way; send SIGKILL if it still runs after 15 seconds."""
         self._end(signal.SIGTERM, signal.SIGKILL)
 
     def said(self) -> str:
-        """Its output so far."""
+        """Return its output so far."""
         return self._log.read_text(errors="replace")
 
     def _end(self, *signals: signal.Signals) -> None:
@@ -91,16 +91,16 @@ class Staff:
         self._children: list[Child] = []
 
     def writer(self, shop: str, orders: int, pause: float) -> Child:
-        """A process of the order service."""
+        """Start a process of the order service."""
         return self._start(shop, ["-m", "outbox.cli.demo.writer", shop, str(orders), str(pause)])
 
     def relay(self, name: str, to: str, lease: str) -> Child:
-        """`outbox relay`."""
+        """Start a process of `outbox relay`."""
         command = "import sys; from outbox.cli import main; sys.argv[0] = 'outbox'; main()"
         return self._start(name, ["-c", command, "relay", "--to", to, "--lease", lease])
 
     def close(self) -> None:
-        """Let nobody go on."""
+        """Kill all processes."""
         for child in self._children:
             child.kill()
 

@@ -2,7 +2,7 @@
 
 It places the orders that its shop has not placed yet, and moves on orders of all shops until every one is shipped.
 Some of its transactions are rolled back after their message was written; one stays open for `PAUSE` seconds.
-Killed and started again it goes on from what it had committed. Each rollback is one line of output.
+When it is killed and started again, it goes on from what it had committed. Each rollback is one line of output.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from sqlalchemy import func, select
 
 from outbox.cli.demo.service import order_service
 
-#: What it says of each transaction that it rolled back.
+#: The line that it writes for each transaction that it rolled back.
 ROLLED_BACK = "rolled back"
 
 _ROLLED_BACK_SHARE = 0.1
-#: All writers take some of the oldest open orders, so that they often meet at one.
+#: All writers take some of the oldest open orders, so that several often change the same one.
 _OLDEST = 60
 _AT_HAND = 6
 
 
 class Declined(Exception):  # noqa: N818 - nothing went wrong
-    """The business thinks better of it."""
+    """The business decides for a rollback."""
 
 
 class Writer:
@@ -42,7 +42,7 @@ class Writer:
         self._random = random.Random(shop)
 
     def run(self) -> None:
-        """Place, and move two on, and so forth."""
+        """Place an order and move two on, again and again, until no open order is left."""
         placed = self._placed()
         at_hand: list[int] = []
         while True:
@@ -58,7 +58,7 @@ class Writer:
                 return
 
     def _decide(self, change: Callable[[], object], pause: float = 0.0) -> bool:
-        """Make a change, then commit it, or not; whether it was committed."""
+        """Make a change, then commit it or roll it back; return whether it was committed."""
         try:
             with self._service.outbox.begin():
                 change()

@@ -1,1 +1,1 @@
-"""Reports over the outbox as DataFrames: of the source, of an archive, or of anything with the same columns."""
+"""Reports over DataFrames of the outbox: from the source, from an archive, or from anything with the same columns."""

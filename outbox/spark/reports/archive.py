@@ -1,8 +1,8 @@
 """Archive, then purge: messages leave the database only after they are proven to be in the archive.
 
-The proof reads both sides anew and row by row: the messages from the database, their copies from the Parquet files.
-Before that the bytes of these files are compared with the checksums in the manifests: a file that a disk has damaged is
-found even where what is damaged is not read now.
+The proof reads both sides again, row by row: the messages from the database, their copies from the Parquet files.
+Before that the bytes of these files are compared with the checksums in the manifests. So a file that a disk has damaged
+is found even if the damaged part is not read for the proof.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from outbox.store.operations.purge import Kept, Purge, Purged
 
 ROWS_PER_RANGE = 100_000
 
-#: A sum of hashes is kept below it, and so fits into a signed number of 64 bits.
+#: Sums of hashes are taken modulo this number, so that they fit into a signed number of 64 bits.
 _MODULUS = 2**63
 _MASK = 2**60 - 1
 _EXAMPLES = 5
@@ -39,9 +39,9 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """Messages of one range of ids: how many there are in the database, how many of these in the archive; checksums.
+    """One range of ids: how many messages the database has, how many copies of these the archive has, and checksums.
 
-    Both ids belong to it.
+    `first_id` and `last_id` belong to the range.
     """
 
     first_id: int
@@ -53,15 +53,15 @@ class Range:
 
     @property
     def same(self) -> bool:
-        """Whether the archive holds each message of the database, once and with the same contents."""
+        """True if the archive holds each message of the database, once and with the same contents."""
         return (self.rows, self.checksum) == (self.archived, self.archived_checksum)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Messages that are old enough to go, beside their copies in an archive, range by range of their ids.
+    """The comparison of messages that are old enough to go with their copies in an archive, by ranges of ids.
 
-    `differences`: some of the messages of the first range that differs, in words.
+    `differences`: a text about some messages of the first range that differs.
     """
 
     kept: Kept
@@ -71,7 +71,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Messages that might be purged: those that are old enough, that every subscription is past, and an archive has."""
+    """Messages that might be purged: they are old enough, every subscription is past them, and an archive has them."""
 
     archive: Archive
     last: Manifest
@@ -90,21 +90,22 @@ def compare_with_archive(
 ) -> Comparison:
     """Compare the messages of a database that might be purged with an archive.
 
-    They are older than this, every subscription is past them, and they are not behind the end of the archive.
+    These messages are older than `older_than`, every subscription is past them, and they lie before the end of the
+    archive.
 
     Args:
         spark: a session.
-        database: where the messages are.
+        database: the database with the messages.
         channel: a connection to it.
         path: the folder of the archive.
         older_than: how long messages are kept, by the clock of the database.
         source: the options by which Spark reads the same database: url, urlEnv or service, and schema.
-        width: ids in a range.
+        width: how many ids a range has.
 
     Raises:
         ArchiveError: there is no archive, it cannot be read, or a file of it is damaged or missing.
         PositionError: the archive is of another server.
-        SubscriptionError: there is no subscription, so nobody can tell what is still needed.
+        SubscriptionError: there is no subscription, so it is not known which messages are still needed.
     """
     found = candidates(database, channel, path, older_than)
     return found if isinstance(found, Comparison) else compare_candidates(spark, found, source=source, width=width)
@@ -113,12 +114,12 @@ def compare_with_archive(
 def candidates(
     database: Database, channel: Channel, path: str | PathLike[str], older_than: timedelta
 ) -> Candidates | Comparison:
-    """Find out, without Spark, what might be purged; a comparison of nothing, if nothing might be.
+    """Return, without Spark, the messages that might be purged; if there are none, return an empty comparison.
 
     Raises:
         ArchiveError: there is no archive, or it cannot be read.
         PositionError: the archive is of another server.
-        SubscriptionError: there is no subscription, so nobody can tell what is still needed.
+        SubscriptionError: there is no subscription, so it is not known which messages are still needed.
     """
     archive = Archive(path)
     last = archive.newest()
@@ -126,7 +127,7 @@ def candidates(
     purge = Purge(database)
     kept = purge.passed(channel, Kept(old=purge.old(channel, older_than), position=last.until))
     if not purge.rehearse(channel, older_than, kept=kept).rows:
-        # What becomes old or decided from now on is not compared, so nothing may go.
+        # Messages that become old, or get a verdict, from now on are not compared, so nothing may be purged.
         return Comparison(kept=replace(kept, position=EARLIEST), ranges=())
     return Candidates(archive, last, kept)
 
@@ -134,7 +135,7 @@ def candidates(
 def compare_candidates(
     spark: SparkSession, found: Candidates, *, source: Mapping[str, str], width: int = ROWS_PER_RANGE
 ) -> Comparison:
-    """Compare what might be purged with its copies; see `compare_with_archive`."""
+    """Compare the messages that might be purged with their copies; see `compare_with_archive`."""
     archive, highest = found.archive, found.kept.old.last_id
     is_old = sf.col("id") <= highest
     stored = _stored(spark, found, source).where(is_old)
@@ -152,12 +153,13 @@ def compare_candidates(
 def purge_archived(
     database: Database, channel: Channel, older_than: timedelta, compared: Comparison, *, rehearsal: bool = False
 ) -> Purged:
-    """Delete what every subscription is past, of what was proven to be in the archive, and nothing else.
+    """Delete only messages that every subscription is past and that were proven to be in the archive.
 
-    What is committed after the comparison, with whatever id, is not among it: the archive's position does not see it.
+    Messages that are committed after the comparison are not among them, whatever ids they have: the archive's position
+    does not see them. A rehearsal counts the messages and deletes none.
 
     Raises:
-        ArchiveError: a range differs, the first of which is named; nothing is deleted.
+        ArchiveError: a range differs (the text names the first one); nothing is deleted.
     """
     _require_same(compared)
     purge = Purge(database)
@@ -196,22 +198,22 @@ def _checksum_of(path: str) -> str | None:
 
 
 def _stored(spark: SparkSession, found: Candidates, source: Mapping[str, str]) -> DataFrame:
-    """What the archive should have of what is old; the source refuses if it is of another server."""
+    """Return the old messages that the archive should have. The source refuses if the archive is of another server."""
     end = offset.write(Stamp(position=found.kept.position, server=found.last.server))
     options = {**source, "until": end, "createdTo": found.kept.old.before.isoformat(), "halves": "true"}
     return spark.read.format("outbox").options(**options).load()
 
 
 def compare(stored: DataFrame, archived: DataFrame, *, width: int = ROWS_PER_RANGE) -> list[Range]:
-    """Compare messages of the database with their copies, by ranges of `width` ids; those without messages left out.
+    """Compare messages of the database with their copies, by ranges of `width` ids; leave out ranges without messages.
 
-    A checksum is the sum, modulo 2**63, of a hash of 60 bits over all columns of each row, made by Spark of what it has
-    read. What the archive has besides, because it was purged from the database before, does not count.
+    A checksum is the sum, modulo 2**63, of a hash of 60 bits over all columns of each row. Spark computes it from what
+    it has read. Copies of messages that were purged from the database before do not count.
 
     Args:
-        stored: what would be purged, of the database, with all columns of `messages`.
-        archived: the archive.
-        width: ids in a range.
+        stored: the messages of the database that would be purged, with all columns of `messages`.
+        archived: the messages of the archive.
+        width: how many ids a range has.
     """
     copies = _copies(archived).select("id", "copies", "copies_sum")
     rows = (
@@ -240,7 +242,7 @@ def compare(stored: DataFrame, archived: DataFrame, *, width: int = ROWS_PER_RAN
 
 
 def differences(first: int, last: int, stored: DataFrame, archived: DataFrame) -> DataFrame:
-    """Return the messages between two ids (both belong to it) of which the archive has not one equal copy.
+    """Return the messages from id `first` to id `last` of which the archive does not have exactly one equal copy.
 
     Returns:
         id, topic, problem (missing, different, several times).
@@ -277,7 +279,7 @@ def _examples(found: Range, stored: DataFrame, archived: DataFrame) -> str:
 
 
 def _copies(archived: DataFrame) -> DataFrame:
-    """What the archive has of each id: how many copies, and their hashes."""
+    """Return one row for each id in the archive: how many copies there are, and their hashes."""
     return (
         _hashed(archived)
         .groupBy("id")
@@ -291,13 +293,14 @@ def _copies(archived: DataFrame) -> DataFrame:
 
 
 def _hashed(messages: DataFrame) -> DataFrame:
-    """The id and topic of each message, and a hash of all its columns."""
+    """Return the id and topic of each message, and a hash of all its columns."""
     columns = [sf.col(name) for name in columns_of(MESSAGES)]
-    # Spark's hash passes over what is null, so that a value would count the same in the column beside it.
+    # Spark's hash skips nulls, so a value would give the same hash in the column beside it. Therefore the hash also
+    # covers which columns are null.
     which = reduce(lambda bits, each: bits * 2 + each.isNull().cast("long"), columns, sf.lit(0).cast("long"))
     return messages.select("id", "topic", sf.xxhash64(which, *columns).bitwiseAND(_MASK).alias("hash"))
 
 
 def _sum_of(column: str) -> Column:
-    """A sum that no number of rows overflows."""
+    """Return a sum that does not overflow, however many rows there are."""
     return sf.sum(sf.col(column).cast("decimal(20,0)"))

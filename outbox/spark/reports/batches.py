@@ -1,4 +1,4 @@
-"""Finds out with which batch a message was settled, from the progress rows of a partition. Knows nothing of Spark."""
+"""Finds the batch that settled a message, from the progress rows of a partition. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from outbox.model.position import EARLIEST, Position, Progress
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
-    """A settle of one partition, which ended a batch: its place among the others, how far it came, and when."""
+    """One settled batch of a partition: its place among the others, how far it came, and when it was settled."""
 
     epoch: int
     n: int
@@ -22,7 +22,7 @@ class Batch:
 
 @dataclass(slots=True)
 class _Pages:
-    """The batches inside one window: each came to an id."""
+    """The batches inside one window. `reached` holds the id up to which each of them came."""
 
     target: Position
     reached: list[int]
@@ -38,8 +38,8 @@ class _Pages:
 class Batches:
     """The batches of one partition, in their order.
 
-    Messages that the first one settled are in no batch, because what came before it is not known; unless `complete`:
-    it is the first that there ever was.
+    Messages that the first batch settled are in no batch, because it is not known what came before it. With `complete`
+    they are in it, because it is the first batch that there ever was.
     """
 
     def __init__(self, batches: Sequence[Batch], *, complete: bool = False) -> None:
@@ -64,7 +64,7 @@ class Batches:
         return None if at is None else self.batches[at]
 
     def index(self, number: int, id: int) -> int | None:
-        """Return where in `batches` that is."""
+        """Return the index in `batches` of the batch that `find` returns; None as there."""
         at = self._index(number, id)
         return None if at is None or at < self._first else at
 
@@ -114,7 +114,7 @@ class Batches:
 
 
 def _since_the_last_step_back(batches: Sequence[Batch]) -> Sequence[Batch]:
-    """Leave out what was before a restore, which makes positions begin anew."""
+    """Leave out batches from before a restore, because a restore sets positions back."""
     heads = [batch.progress.base.head for batch in batches]
     steps_back = [at for at in range(1, len(heads)) if heads[at] < heads[at - 1]]
     return batches[steps_back[-1] :] if steps_back else batches

@@ -1,4 +1,4 @@
-"""The delivery report: how many messages were written, what is set aside, and how long it took to settle batches."""
+"""The delivery report: how many messages were written, which are parked, and how long it took to settle batches."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from outbox.model.subscription import Subscription
 from outbox.spark.reports.batches import Batch, Batches
 from outbox.spark.reports.names import AGE_LIMITS, OLDER
 
-#: What each function needs of its DataFrames; the option `columns` of the source reads nothing else.
+#: The columns that each function needs of its DataFrame; the option `columns` makes the source read only these.
 PER_HOUR_COLUMNS = "topic string, created_at timestamp"
 PARKED_COLUMNS = "subscription string, state string, topic string, parked_at timestamp, error string"
 BATCH_COLUMNS = "id long, xact_id long, topic string, slot short, tags string, direct string, created_at timestamp"
 
-#: Errors are told apart by so much of their text.
+#: Errors are told apart by this many characters of their text.
 _ERROR = 120
-#: Progress rows are kept for so long.
+#: Progress rows are kept this long.
 _KEPT = timedelta(days=1)
-#: What is known of a batch without looking at its messages.
+#: The columns of a batch that are known without its messages.
 _PLACE = "subscription string, generation int, partition int, epoch long, n long, settled_at timestamp"
 _PLACE_NAMES = tuple(field.split()[0] for field in _PLACE.split(", "))
 
@@ -46,10 +46,10 @@ def messages_per_hour(messages: DataFrame) -> DataFrame:
 
 
 def parked_by_age(parked: DataFrame, now: datetime) -> DataFrame:
-    """Count messages that were set aside by subscription, state and how long ago that was.
+    """Count parked messages by subscription, state and the time since they were parked.
 
     Returns:
-        subscription, state, age (one of `names.AGES`), messages, oldest (when the first of them was set aside).
+        subscription, state, age (one of `names.AGES`), messages, oldest (when the first of them was parked).
     """
     seconds = sf.unix_micros(sf.lit(now)) / 1e6 - sf.unix_micros(sf.col("parked_at")) / 1e6
     return (
@@ -63,7 +63,7 @@ def dead_letters(parked: DataFrame) -> DataFrame:
     """Count dead letters by subscription, topic and the beginning of their error, the most frequent first.
 
     Returns:
-        subscription, topic, error, letters, oldest, newest (when the first and the last of them were set aside).
+        subscription, topic, error, letters, oldest, newest (when the first and the last of them were parked).
     """
     return (
         parked.where(sf.col("state") == "dead")
@@ -79,7 +79,7 @@ def dead_letters(parked: DataFrame) -> DataFrame:
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """One partition of a subscription: what of the log it handles, and its batches."""
+    """One partition of a subscription, and its batches. `selects` tells which messages of the log it handles."""
 
     subscription: Subscription
     partition: int
@@ -98,23 +98,23 @@ class _Reader:
 
 @dataclass(frozen=True, slots=True)
 class KeptBatches:
-    """The batches of which progress is kept, by subscription and partition."""
+    """The batches whose progress rows are kept, by subscription and partition."""
 
     readers: tuple[_Reader, ...]
 
     @property
     def since(self) -> Position:
-        """A position that none of their messages is before: `since` of the source with it reads no others."""
+        """A position that all messages of the batches come after; as `since` of the source it leaves out older ones."""
         known = [each.batches.since for each in self.readers]
         return Position.of(min((each.head for each in known), default=0), (n for each in known for n in each.open))
 
 
 def kept_batches(progress: DataFrame, subscriptions: Sequence[Subscription]) -> KeptBatches:
-    """Bring the progress rows of the generations that run to the driver: few, and of the last day only.
+    """Collect the progress rows of the present generations on the driver: these are few, and only of the last day.
 
     Args:
         progress: the table `progress`.
-        subscriptions: as the database has them.
+        subscriptions: the subscriptions as the database has them.
     """
     known = {(each.name, each.generation): each for each in subscriptions}
     rows: defaultdict[tuple[str, int, int], list[Batch]] = defaultdict(list)
@@ -131,13 +131,14 @@ def kept_batches(progress: DataFrame, subscriptions: Sequence[Subscription]) -> 
 
 
 def settled_batches(messages: DataFrame, kept: KeptBatches) -> DataFrame:
-    """Measure, for each batch that a subscription has settled, how long its oldest message took from its writing on.
+    """Measure, for each batch that a subscription has settled, the time from writing its oldest message to settling.
 
-    As far back as progress rows are kept, which is a day; what the oldest of them settled is not known. A message that
-    was set aside counts as settled when it was; the time in which its transaction was open counts, too.
+    The report goes back as far as progress rows are kept, which is a day. The messages that the oldest row settled are
+    not known. A message that was parked counts as settled when it was parked. The time in which the transaction of a
+    message was open counts, too.
 
     Args:
-        messages: the log, or what of it was committed after `kept.since`.
+        messages: the log, or the part of it that was committed after `kept.since`.
         kept: see `kept_batches`.
 
     Returns:
@@ -145,7 +146,7 @@ def settled_batches(messages: DataFrame, kept: KeptBatches) -> DataFrame:
         the first of them was written), seconds.
     """
     readers = kept.readers
-    # A plain function of Python's: those over Arrow batches need pandas besides.
+    # A plain Python function, because functions over Arrow batches also need pandas.
     batches_of = sf.udf(_found_by(readers), "array<struct<reader: int, batch: int>>", useArrow=False)
     found = messages.select(
         sf.explode(batches_of("id", "xact_id", "topic", "slot", "tags", "direct")).alias("found"), "created_at"
@@ -161,7 +162,7 @@ def settled_batches(messages: DataFrame, kept: KeptBatches) -> DataFrame:
 
 
 def settling_times(batches: DataFrame) -> DataFrame:
-    """Sum `settled_batches` up: percentiles over batches, one value a batch.
+    """Sum up the rows of `settled_batches` by subscription, with percentiles over batches: one value per batch.
 
     Returns:
         subscription, since (when the first of the batches was settled), batches, messages, p50, p95, p99 (seconds).
@@ -184,10 +185,10 @@ _P = ((0, 50), (1, 95), (2, 99))
 
 
 def _is_complete(subscription: Subscription, batches: Sequence[Batch]) -> bool:
-    """Tell whether the first settle is among these, of a subscription that began with the first message."""
+    """Return whether these include the first settle of a subscription that began with the first message."""
     first = batches[0]
     is_first = (subscription.generation, first.epoch, first.n) == (1, 1, 1)
-    # One that began elsewhere has a progress row of its creation, which is not deleted before a day is over.
+    # A subscription that began elsewhere has a progress row of its creation, which is kept for at least a day.
     return is_first and first.settled_at - subscription.created_at < _KEPT
 
 
@@ -200,7 +201,10 @@ def _batch(row: dict[str, Any]) -> Batch:
 def _found_by(
     readers: Sequence[_Reader],
 ) -> Callable[[int, int, str, int, str | None, str | None], list[tuple[int, int]]]:
-    """Return what finds, of one message, which readers have settled it and with which of their batches."""
+    """Return a function that finds the readers that have settled a message, each with the batch that settled it.
+
+    The function returns pairs of indexes: of the reader in `readers`, and of the batch in its batches.
+    """
 
     def find(
         id: int, number: int, topic: str, slot: int, tags: str | None, direct: str | None
@@ -215,7 +219,7 @@ def _found_by(
 
 
 def _places(messages: DataFrame, readers: Sequence[_Reader]) -> DataFrame:
-    """Return what is known of each batch, to join with what was found of it."""
+    """Return what is known of each batch without its messages, to join with what was found about its messages."""
     rows = [
         (at, index, reader.subscription.name, reader.subscription.generation, reader.partition, batch.epoch, batch.n,
          batch.settled_at.astimezone(UTC))

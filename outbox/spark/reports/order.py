@@ -1,13 +1,13 @@
 """The order audit: keys whose version does not rise from message to message.
 
-In which order the messages are looked at decides what is audited:
+The source of the messages decides which order is audited:
 
-- An archive, with the number of its window: what its readers get. Windows follow one another, and inside one the order
-  is that of the ids. This is the order that the library promises per key.
-- A stream, with the number of its batch in place of the window: the same.
-- A plain batch read is one window: the order is that of the ids alone. For writers of a key that serialise (each holds
-  the lock of the row that its message is about before it sends) that is the order of their commits. Where they do not,
-  a reader may get another order than that of the ids; only the first two show it.
+- An archive, with the number of the window: the order in which readers of the archive get the messages. Windows follow
+  one another, and inside a window the order is that of the ids. This is the order that the library promises per key.
+- A stream, with the number of its batch in place of the window: the same order.
+- A plain batch read is one window: the order is that of the ids alone. Writers of a key may take turns: each locks the
+  row that its message is about before it sends. Then the order of the ids is the order of their commits. If they do
+  not, a reader may get the messages in another order than that of the ids. Only an archive or a stream shows that.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ FELL, REPEATED = "fell", "repeated"
 
 
 def version_in_header(name: str) -> Column:
-    """The version that a header holds, as text; null without it."""
-    # Not a JSON path, which has no way to write every name that a header may have.
+    """Return the version that a header holds, as text; null if there is no such header."""
+    # Not by a JSON path, because that cannot express every name that a header may have.
     return sf.from_json("headers", "map<string, string>")[name]
 
 
 def version_in_body(path: str) -> Column:
-    """The version at a JSON path of the body (`$.version`, `$.order.version`), as text; null without it."""
+    """Return the version at a JSON path of the body (`$.version`, `$.order.version`), as text; null if it has none."""
     return sf.get_json_object(sf.col("body").cast("string"), path)
 
 
 def with_window(archived: DataFrame) -> DataFrame:
-    """Add the number of its window to each message of an archive, which the names of the files begin with."""
+    """Add to each message of an archive the number of its window, which the name of its file begins with."""
     number = sf.regexp_extract(sf.col("_metadata.file_name"), r"^(\d+)-", 1)
     return archived.withColumn("window", number.cast("bigint"))
 
@@ -47,23 +47,23 @@ def order_of(messages: DataFrame) -> tuple[str, ...]:
 
 
 def versions(messages: DataFrame, version: Column, *, order: Sequence[str] | None = None) -> DataFrame:
-    """Set each message of a key beside the one before it.
+    """Compare the version of each message with that of the message before it of the same key.
 
     Args:
-        messages: without half messages, which are left out. Messages without a key have no order, and are left out too.
+        messages: half messages are left out. Messages without a key have no order, and are left out, too.
         version: one of `version_in_header`, `version_in_body`, or any column that is a whole number or its text.
-        order: by which columns; None: see `order_of`.
+        order: the columns that the messages are ordered by; None: see `order_of`.
 
     Returns:
-        the columns of the order, topic, key, created_at, text (the version as it stands there), version (a whole
-        number; null: there is none, or something else), previous (the version before it of this key), problem (null,
-        "fell" or "repeated").
+        the columns of the order, topic, key, created_at, text (the version as it stands in the message), version (a
+        whole number; null: there is none, or it is no whole number), previous (the version before it of this key),
+        problem (null, "fell" or "repeated").
     """
     by = tuple(order or order_of(messages))
     text = version.cast("string")
     keyed = messages.where((sf.col("topic") != HALF_TOPIC) & sf.col("key").isNotNull())
     rows = keyed.select(*by, "topic", "key", "created_at", text.alias("text"), text.try_cast("bigint").alias("version"))
-    # Those without a version stay in a partition of their own, where they are between no two others.
+    # Messages without a version get a partition of their own, so that none stands between two others.
     window = Window.partitionBy("key", sf.col("version").isNull()).orderBy(*by)
     previous = sf.lag("version").over(window)
     fell, repeated = sf.col("version") < sf.col("previous"), sf.col("version") == sf.col("previous")
@@ -76,7 +76,7 @@ def breaks(audited: DataFrame) -> DataFrame:
 
 
 def summary(audited: DataFrame) -> DataFrame:
-    """Sum `versions` up by topic.
+    """Sum up the rows of `versions` by topic.
 
     Returns:
         topic, keys, messages (that have a key), without_version, unreadable (a version that is no whole number), fell,

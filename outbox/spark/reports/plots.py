@@ -16,14 +16,14 @@ from outbox.runtime.text import counted
 from outbox.spark.reports.names import AGES, STATES
 
 Row = Mapping[str, Any]
-#: Of matplotlib, whose type hints know neither times nor styles.
+#: Types of matplotlib, whose own type hints cover neither times nor styles.
 Axes: TypeAlias = Any
 Figure: TypeAlias = Any
 
-#: Okabe and Ito's colours, which also people who do not see red and green tell apart.
+#: The colours of Okabe and Ito. People who cannot tell red from green can tell these apart, too.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9")
 _OTHERS, _BAD, _INK, _EMPTY = "#9A9A9A", "#D55E00", "#333333", "#F6F6F6"
-#: The older, the darker.
+#: Older messages have darker colours.
 _AGE_COLOURS = ("#FDE0C5", "#F8B58B", "#EE8A5B", "#D1603A", "#8F3B1B")
 _STATE_COLOURS = {"committed": "#009E73", "rolled back": "#9A9A9A", "open": "#56B4E9", "parked": "#D55E00"}
 
@@ -49,16 +49,17 @@ _STYLE = {
 _DPI = 120
 #: Points between a panel and its title, where a legend is between them.
 _ABOVE_LEGEND = 26
-#: More than so many are too many to tell apart: the rest is summed up, or left out and said so.
+#: The most topics, subscriptions and bars that one can tell apart. The rest is summed up, or left out; a title may say
+#: how many are left out.
 _MOST_TOPICS, _MOST_SUBSCRIPTIONS, _MOST_BARS = 5, 3, 14
 _HOUR, _LEAST_HOURS = timedelta(hours=1), 7
-#: A time axis is at least so long: a single moment has no length, and would be drawn among years.
+#: The shortest time axis. A single moment has no length, and would be drawn on an axis of years.
 _LEAST_TIME = timedelta(minutes=10)
-#: So few points are drawn large.
+#: Up to this many points are drawn large.
 _FEW_POINTS = 100
-#: Where along its line the value of a percentile stands, so that they do not cover one another.
+#: The place of a percentile's value along its line; the places differ, so that values do not cover one another.
 _PLACES = {"p50": (0.02, "left"), "p95": (0.5, "center"), "p99": (0.98, "right")}
-#: What is shorter is drawn here.
+#: Shorter times are drawn at this value.
 _LEAST_SECONDS = 0.001
 
 
@@ -188,7 +189,7 @@ def _per_hour(axes: Axes, rows: Sequence[Row]) -> None:
         for hour in hours:
             bottom[hour] += heights[name][hour]
     _legend_beside(axes, [(_short(name), colours.get(name, _OTHERS)) for name in names])
-    # A few hours stand in the middle, with bars that are no wider than in a picture of several.
+    # A few hours are drawn in the middle, with bars that are no wider than in a picture of many hours.
     axes.set_xlim(*_widened(min(bottom), max(bottom) + _HOUR, _LEAST_HOURS * _HOUR))
     axes.set(ylabel="messages per hour", xlabel="written at (UTC)")
     _thousands(axes.yaxis)
@@ -197,7 +198,7 @@ def _per_hour(axes: Axes, rows: Sequence[Row]) -> None:
 
 
 def _settling(figure: Figure, shown: Sequence[Row], batches: Sequence[Row]) -> None:
-    """A panel for each subscription: its batches, and the percentiles over them."""
+    """Draw a panel for each subscription, with its batches and the percentiles over them."""
     if not shown:
         axes = figure.subplots()
         _title(axes, "From writing to settled")
@@ -226,13 +227,13 @@ def _settling(figure: Figure, shown: Sequence[Row], batches: Sequence[Row]) -> N
             _percentiles(axes, row)
         axes.set_xlabel("settled at (UTC)")
         _times(axes, [each["settled_at"] for each in own])
-    # Whole decades: what differs little looks so.
+    # The axis shows whole decades, so that small differences look small.
     low, high = math.floor(math.log10(min(least, most))), math.floor(math.log10(most)) + 1
     panels[0].set_ylim(10.0**low, 10.0**high)
 
 
 def _one_batch(axes: Axes, batch: Row) -> None:
-    """Of a single batch no percentiles, but what it took, beside its point."""
+    """Write the time of a single batch beside its point, in place of percentiles."""
     axes.annotate(
         f"one batch: {_seconds(batch['seconds'])}", (batch["settled_at"], max(batch["seconds"], _LEAST_SECONDS)),
         (0, 9), textcoords="offset points", ha="center", fontsize=8.5,
@@ -240,7 +241,7 @@ def _one_batch(axes: Axes, batch: Row) -> None:
 
 
 def _percentiles(axes: Axes, row: Row) -> None:
-    """A line for each, with its value on it; one line for those that are the same."""
+    """Draw a line for each percentile, with its value on it; equal percentiles share one line."""
     behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85}
     same: defaultdict[str, list[str]] = defaultdict(list)
     for name in _PLACES:
@@ -335,13 +336,13 @@ def _worst_keys(axes: Axes, breaks: Sequence[Row], keys: int) -> None:
 
 @contextmanager
 def _drawn(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """A figure, which is written to a file at the end."""
+    """Yield a figure, and write it to a file at the end."""
     try:
         matplotlib, figures = import_module("matplotlib"), import_module("matplotlib.figure")
     except ImportError as error:
         raise MissingExtraError("pictures need an extra: pip install 'outbox-log[plot]'") from error
     with matplotlib.rc_context(_STYLE):
-        # Not by pyplot, which would ask for a display.
+        # Not by pyplot, which would look for a display.
         figure = figures.Figure(figsize=size)
         yield figure
         figure.savefig(path, dpi=_DPI)
@@ -352,7 +353,7 @@ def _title(axes: Axes, text: str, *, left_out: int = 0, pad: int = 10) -> None:
 
 
 def _nothing(axes: Axes, text: str) -> None:
-    """A pale panel that says why it is empty."""
+    """Draw a pale panel that says why it is empty."""
     axes.set(xticks=[], yticks=[], facecolor=_EMPTY)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -367,7 +368,7 @@ def _stacked(
     *,
     labels: bool = True,
 ) -> None:
-    """Horizontal bars, each of parts; `labels`: with the number on each part that is wide enough."""
+    """Draw horizontal bars of several parts; with `labels`, write the number on each part that is wide enough."""
     longest = max(sum(each.values()) for each in counts)
     left = [0] * len(counts)
     for part, colour in colours.items():
@@ -393,7 +394,7 @@ def _named_bars(axes: Axes, names: Sequence[str]) -> None:
 
 
 def _legend_beside(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
-    """Names in their colours, the last on top, as parts are stacked."""
+    """Write the names in their colours beside the panel, the last one on top, in the order of the stacked parts."""
     for at, (name, colour) in enumerate(entries):
         y = 0.06 + at * 0.12
         axes.annotate(
@@ -402,7 +403,7 @@ def _legend_beside(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
 
 
 def _legend_below(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
-    """Small squares with their names, in one line."""
+    """Draw small squares with their names in one line, below the title."""
     from matplotlib.patches import Patch
 
     axes.legend(
@@ -413,13 +414,13 @@ def _legend_below(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
 
 
 def _widened(first: datetime, last: datetime, least: timedelta) -> tuple[datetime, datetime]:
-    """A span of time that is at least so long, around what is shorter."""
+    """Return the span from `first` to `last`; if it is shorter than `least`, widen it on both sides."""
     missing = max(least - (last - first), timedelta(0))
     return first - missing / 2, last + missing / 2
 
 
 def _times(axes: Axes, moments: Sequence[datetime] = ()) -> None:
-    """Show times on the horizontal axis; a few moments that lie close together are given some time around them."""
+    """Show times on the horizontal axis, and widen it around moments that lie close together."""
     if moments and max(moments) - min(moments) < _LEAST_TIME:
         axes.set_xlim(*_widened(min(moments), max(moments), _LEAST_TIME))
     dates = import_module("matplotlib.dates")

@@ -1,7 +1,7 @@
-"""Half messages, the verdicts on them and the messages that were restored: what became of each, and what cannot be.
+"""Half messages, the verdicts on them and the messages that were restored: the state of each, and contradictions.
 
 Purge deletes half messages that have a verdict, verdicts after their half messages, and restored messages like any
-others. So what is *there* proves something, and what is absent proves something only where nothing was purged.
+others. So a row that exists always proves something. An absent row proves something only if nothing was purged.
 """
 
 from __future__ import annotations
@@ -43,29 +43,29 @@ def reconcile(
     decided_before: datetime | None = None,
     topics: Collection[str] | None = None,
 ) -> DataFrame:
-    """Say of each half message what became of it, and what contradicts that.
+    """Return the state of each half message, and what contradicts it.
 
     A commit appends the messages of its transaction together with its verdict; a rollback, or no verdict, appends none.
 
-    The three may be read at different moments, while transactions are being decided. A verdict that is younger than
-    `messages` then looks like one that restored nothing: `unless_healed` drops what a later look does not find again,
-    and for an archive, which ends somewhere, `decided_before` is a moment before its end.
+    The three tables may be read at different moments, while transactions get their verdicts. A verdict that is younger
+    than `messages` then looks like one that restored nothing. For the log, `unless_healed` drops contradictions that a
+    later look does not find again. For an archive, `decided_before` is a moment before its end.
 
     Args:
         messages: the log or an archive of it, *with* its half messages (`topics` or `halves` of the source).
         ops: the table `op`.
         parked: the table `parked`.
-        purged_id: highest id that was ever purged. A message that is absent may have been purged where its half message
-            is not above it; that is `unproven` and no contradiction.
-        decided_before: verdicts from this moment on say nothing about what is absent.
-        topics: the only ones of which `messages` has what was restored; half messages of others are left out.
+        purged_id: the highest id that was ever purged. If the id of a half message is not above it, the absent message
+            may have been purged; that is `unproven` and no contradiction.
+        decided_before: for verdicts from this moment on, an absent message is `unproven`, too.
+        topics: the only topics whose restored messages are in `messages`; half messages of others are left out.
 
     Returns:
         id, message_id, transaction_id, producer_group, topic (the real one), verdict (who gives it: join, commit,
         record, listener), created_at, state (one of `STATES`; parked: given up, it waits for a person), decided_by,
-        decided_at, copies (how often its message is in the log), unproven, problem (null: none). One row for each half
-        message; and one for each restored message whose half message is gone and that contradicts a verdict all the
-        same, without id and state.
+        decided_at, copies (how often its message is in the log), unproven, problem (null: none). Each half message has
+        one row. A restored message whose half message is gone has a row, without id and state, only if it is a
+        contradiction.
     """
     halves, restored = _halves(messages), _restored(messages)
     if topics is not None:
@@ -100,11 +100,11 @@ def reconcile(
 
 
 def states(reconciled: DataFrame) -> DataFrame:
-    """Count half messages by producer group, topic and what became of them.
+    """Count half messages by producer group, topic and state.
 
     Returns:
         producer_group, topic, committed, rolled_back, open, parked, oldest_open (when the first of the open ones was
-        stored), contradictions (null problems not counted), unproven.
+        stored), contradictions (rows with a problem), unproven.
     """
     is_open = sf.col("state") == OPEN
     return (
@@ -120,26 +120,29 @@ def states(reconciled: DataFrame) -> DataFrame:
 
 
 def contradictions(reconciled: DataFrame) -> DataFrame:
-    """Return what cannot be, in the order of the log; the columns are those of `reconcile`."""
+    """Return the rows with a problem, in the order of the log; the columns are those of `reconcile`."""
     return reconciled.where(sf.col("problem").isNotNull()).orderBy("id", "transaction_id", "message_id")
 
 
 def unless_healed(first: DataFrame, second: DataFrame) -> DataFrame:
     """Return the contradictions that a second look finds about messages of which the first look found one, too.
 
-    A verdict that falls between the reads of one look only *looks* like a contradiction; the next look, which begins
-    after that one has ended, sees all of it. What cannot be does not heal, though it may become another contradiction.
+    A verdict that is given between the reads of one look only *looks* like a contradiction. The next look begins after
+    that one has ended, and sees all of the verdict. A real contradiction stays, though its problem may be another one.
     """
     return contradictions(second.join(first, ["transaction_id", "message_id"], "left_semi"))
 
 
 def header(name: str) -> Column:
-    """A header of a message, as text; null without it."""
+    """Return a header of a message, as text; null if the message does not have it."""
     return sf.get_json_object("headers", f"$['{name}']")
 
 
 def _halves(messages: DataFrame) -> DataFrame:
-    """One row a half message. A message that was sent twice in its transaction has two rows, and is one message."""
+    """Return one row per half message.
+
+    A message that was sent twice in its transaction has two rows in the log. It is one message: the first row counts.
+    """
     halves = messages.where(sf.col("topic") == HALF_TOPIC).select(
         "id",
         "message_id",
@@ -156,7 +159,7 @@ def _halves(messages: DataFrame) -> DataFrame:
 
 
 def _restored(messages: DataFrame) -> DataFrame:
-    """What is in the log of transactions: a row for each message that was restored, with how often."""
+    """Return one row for each message that was restored, with how often it is in the log."""
     # The text is looked for first, because most messages are of no transaction, and to read JSON is slow.
     of_transactions = (sf.col("topic") != HALF_TOPIC) & sf.col("headers").contains(TRANSACTION_ID)
     rows = messages.where(of_transactions).select(
@@ -170,7 +173,7 @@ def _restored(messages: DataFrame) -> DataFrame:
 
 
 def _given_up(parked: DataFrame) -> DataFrame:
-    """The transactions that somebody has to decide on: one of their half messages is dead for its check-back."""
+    """Return the transactions that wait for a person: one of their half messages is a dead letter of its check-back."""
     prefix = check_of("")
     is_given_up = sf.col("subscription").startswith(prefix) & (sf.col("state") == "dead")
     return (

@@ -1,1 +1,1 @@
-"""What each database has to say; nothing else compares their names."""
+"""The differences between databases. Code elsewhere does not compare their names."""

@@ -1,4 +1,4 @@
-"""What differs between databases, as one value per dialect; and a connection of our own, as a small port."""
+"""The differences between databases, as one value per dialect, and the port for a connection of our own."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 #: The columns of a message, in the order in which `Dialect.messages` takes them. `{body}` may leave the body out;
-#: copies that were set aside have no `{direct}`.
+#: copies that are parked have no `{direct}`.
 COLUMNS = (
     "id, message_id, topic, key, tags, headers, {body}, content_type, created_at, deliver_at, expires_at, {direct}"
 )
 
-#: What an append gives of a message, in this order.
+#: The columns that an append writes of a message, in this order.
 APPENDED = (
     "message_id", "topic", "key", "slot", "tags", "headers", "body", "content_type", "deliver_at", "delay",
     "expires_at", "direct",
@@ -37,46 +37,46 @@ class Hint(NamedTuple):
 
 
 class Channel(Protocol):
-    """A connection of our own, outside of the application's pool and in nobody's transaction.
+    """A connection of our own, outside of the application's pool and of its transactions.
 
-    Every statement is a transaction unless `transaction()` holds it together with others. When it is lost, its user
-    drops whatever it remembers of the database.
+    Every statement is a transaction unless `transaction()` holds it together with others. When the connection is lost,
+    its user drops all that it remembers of the database.
     """
 
     def rows(self, statement: str, parameters: Parameters = ...) -> list[Row]:
-        """What a statement returns."""
+        """Run a statement and return its rows."""
 
     def run(self, statement: str, parameters: Parameters = ...) -> int:
-        """How many rows a statement touched."""
+        """Run a statement and return how many rows it touched."""
 
     def transaction(self, *, patience: float | None = None) -> AbstractContextManager[None]:
-        """Statements inside commit together, or not at all. `patience`: how long to wait for a lock, in seconds."""
+        """Commit the statements inside together, or not at all. `patience`: how long to wait for a lock, in seconds."""
 
     fileno: int | None
-    """A descriptor that becomes readable when a wake-up arrives; None where nothing crosses processes."""
+    """A descriptor that becomes readable when a wake-up arrives; None where wake-ups do not reach other processes."""
 
     def listen(self) -> None:
         """Ask for wake-ups."""
 
     def hinted(self) -> Hint | None:
-        """What the wake-ups say that have arrived since the last call; None: there were none."""
+        """Return the hint of the wake-ups that have arrived since the last call; None: there were none."""
 
     def notify(self, pause: float = 0.0) -> None:
         """Wake the listeners of every process. `pause`: for how many seconds this process will not do so again."""
 
     def close(self) -> None:
-        """Give the connection up, whatever state it is in. Never raises."""
+        """Close the connection, whatever state it is in. Never raises."""
 
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a database is: its name, and the servers of which one has it, by host and port."""
+    """The place of a database: its name, and the servers, by host and port, of which one has it."""
 
     name: str
     servers: frozenset[tuple[str, str]] = frozenset()
 
     def differs(self, other: Location) -> bool:
-        """Whether the other one is surely another database: of another name in the same place."""
+        """Return whether the other one is certainly another database: it has another name on the same server."""
         return self.name != other.name and (self.servers == other.servers or bool(self.servers & other.servers))
 
 
@@ -86,65 +86,65 @@ class Append(Protocol):
     def __call__(
         self, names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
     ) -> Script[list[tuple[int, bool]]]:
-        """The statements that do it; `names`: what `Database.sql` fills in.
+        """Yield the statements that append the rows. `names`: what `Database.sql` fills in.
 
-        `compensation`: the subscription without which no message may be marked as one that its writer sends; given
-        it, the ids are returned, each with whether that message is marked.
+        `compensation`: a subscription; unless it exists, no message is marked as one that its writer sends. With it,
+        return the ids, each with whether that message is marked; without it, return an empty list.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteAheadLog:
-    """Statements about the log from which a server recovers: a crash loses what of it is not on disk."""
+    """Statements about the log from which a server recovers; a crash loses the part of it that is not on disk."""
 
-    #: Timeline, and the end of what has been written into the log so far.
+    #: Reads the timeline, and the end of what has been written into the log so far.
     end: str
-    #: Whether the log is on disk up to `:lsn`.
+    #: Reads whether the log is on disk up to `:lsn`.
     flushed: str
-    #: A commit that is on disk when it returns, with all that came before it. Changes nothing.
+    #: Commits without changing anything; when it returns, the log up to it is on disk.
     flush: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """One database's way of saying things.
+    """The SQL, the functions and the facts in which one database differs from the others.
 
     Statements are written once, with `:name` parameters, `{table}` names, and the parts below.
     """
 
     name: str
-    #: The database's clock as SQL: one answer within one statement. Tests replace it.
+    #: The database's clock as SQL: one value during one statement. Tests replace it.
     now: str
     #: That clock, moved by `{seconds}`.
     later: str
-    #: Seconds between the moments `{since}` and `{until}`.
+    #: The seconds between the moments `{since}` and `{until}`.
     seconds: str
-    #: Whether `{value}` is in the list of whole numbers, or of texts, bound as `{list}`.
+    #: Conditions: `{value}` is in the list of whole numbers, or of texts, that is bound as `{list}`.
     among_numbers: str
     among_texts: str
-    #: How a list is bound for those two, and a moment anywhere.
+    #: Make a parameter of a list, for the two conditions above, and of a moment, for any use.
     bind_list: Callable[[Sequence[Any]], Any]
     bind_moment: Callable[[datetime], Any]
-    #: A moment as the driver returned it.
+    #: Makes a moment of the value that the driver returned.
     moment: Callable[[Any], datetime | None]
-    #: Messages of rows that begin with `COLUMNS`; one more column is the attempt.
+    #: Makes messages of rows that begin with `COLUMNS`; if there is one more column, it is the attempt.
     messages: Callable[[Sequence[Row]], list[Message]]
     #: Whether hints reach other processes.
     notifies: bool
-    #: A channel, given an engine and the name that wake-ups go by.
+    #: Opens a channel, given an engine and the name of the wake-ups.
     connect: Callable[[Engine, str], Channel]
     #: Whether an error of the driver means that the channel is gone, or busy, and a later try may work.
     transient: Callable[[Exception], bool]
     #: Whether an error of the driver means that our tables are not there.
     missing_table: Callable[[Exception], bool]
-    #: Whether an error of the driver means that a table, a column or an index is to be made that is there.
+    #: Whether an error of the driver means that a table, a column or an index cannot be made because it is there.
     already_there: Callable[[Exception], bool]
-    #: Tells this incarnation of the server from the one before a crash.
+    #: An SQL expression that differs between this incarnation of the server and the one before a crash.
     incarnation: str
-    #: The position of now: snapshot, incarnation, whether the answer is forbidden and why, clock.
+    #: The position of now: snapshot, incarnation, the reason why it must not be used (or null), clock.
     capture: str
-    #: `capture`, and everything committed since a position, in one statement. `fresh`: one at which nothing was open.
-    #: `chosen`: without what the selection leaves out; else rows that it skips come along, without their bodies.
+    #: `capture`, and everything committed since a position, in one statement. `fresh`: for a position at which nothing
+    #: was open. `chosen`: without the rows that the selection leaves out; the other two read them without their bodies.
     read_on: str
     read_on_fresh: str
     read_on_chosen: str
@@ -154,54 +154,56 @@ class Dialect:
     #: First and last id of a window's fresh part, then of its late part.
     extent: str
     append: Append
-    #: The header of a stored message by `{name}`, as text, out of its `{headers}`; null without it.
+    #: The header `{name}` out of the `{headers}` of a stored message, as text; null without it.
     header: str
-    #: A moment out of the text `{value}`: milliseconds since 1970.
+    #: A moment out of the text `{value}`, which holds milliseconds since 1970.
     from_milliseconds: str
-    #: A UUID as a parameter.
+    #: Makes a parameter of a UUID.
     bind_uuid: Callable[[UUID], Any]
     #: Whether a statement that writes may be part of another one.
     chains_writes: bool
-    #: In RETURNING: whether a row was inserted outside of every savepoint; true where nobody can tell.
+    #: In RETURNING: whether a row was inserted outside of every savepoint; true where the database cannot tell.
     outermost: str
-    #: Two columns `name` and `id` out of what `bind_pairs` binds.
+    #: A table with the columns `name` and `id`, made of the parameters of `bind_pairs`.
     pairs: str
     bind_pairs: Callable[[Sequence[tuple[str, UUID]]], Parameters]
-    #: Makes other writers of the keys bound as `keys` wait until the transaction ends; None where only one can write.
+    #: Makes other writers of the keys in `:keys` wait until the transaction ends; None where only one can write.
     lock_keys: str | None
     #: Whether one transaction at a time can write, so that a second one of the same thread would wait for ever.
     one_writer: bool
     #: Whether this thread or task has a transaction open on the engine, for which a connection of our own would wait.
     waits_for_itself: Callable[[Engine], bool]
-    #: Whether a driver's connection commits every statement by itself, or would answer COMMIT with a rollback.
+    #: Whether a driver's connection commits every statement by itself, and whether it would answer COMMIT with a
+    #: rollback.
     commits_every_statement: Callable[[Any], bool]
     is_aborted: Callable[[Any], bool]
-    #: Drivers of SQLAlchemy that can tell that.
+    #: The drivers of SQLAlchemy for which those two can be told.
     drivers: frozenset[str]
-    #: Where an engine, or a driver's own connection, leads to; None where that cannot be told. Connects to nothing.
+    #: The place to which an engine, or a driver's own connection, leads; None where that cannot be told. Opens no
+    #: connection.
     location: Callable[[Any], Location | None]
-    #: Mends what an engine gets wrong about transactions.
+    #: Corrects how an engine begins and ends transactions; None where nothing is wrong.
     prepare_engine: Callable[[Engine], None] | None
-    #: Has constraints that wait for the commit checked now; None where they cannot wait.
+    #: Checks constraints at once that would otherwise be checked at the commit; None where no constraint can wait.
     check_now: str | None
-    #: Keeps a row as it is until the transaction ends, without writing a new version of it.
+    #: A clause that keeps a row as it is until the transaction ends, without writing a new version of it.
     share_lock: str
-    #: Locks the rows of a sub-select that nobody else has locked, and leaves the others out.
+    #: A clause that locks the rows of a sub-select, and leaves out those that another transaction has locked.
     skip_locked: str
-    #: System identifier and database oid; nulls where there are none.
+    #: Reads the system identifier and the oid of the database; nulls where there are none.
     identity: str
     #: An SQL expression that returns a random text, as the id of an outbox.
     installation: str
-    #: None where numbers that were drawn are never drawn again, whatever crashes.
+    #: None where no crash can make the database draw a number again that it drew before.
     wal: WriteAheadLog | None
 
 
 def driver_of(connection: Connection) -> Any:
-    """The driver's own connection, also of one that was detached from its pool."""
+    """Return the driver's own connection, also of a connection that was detached from its pool."""
     dbapi_connection = connection.connection.dbapi_connection
     return None if dbapi_connection is None else connection.dialect.get_driver_connection(dbapi_connection)
 
 
 def connects_by_url(engine: Engine) -> bool:
-    """Whether an engine connects by what its URL says, and not by a `creator` of the application's."""
+    """Return whether an engine connects by its URL, and not by a `creator` function of the application."""
     return getattr(engine.pool._creator, "__module__", None) == "sqlalchemy.engine.create"

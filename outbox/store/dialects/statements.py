@@ -1,7 +1,7 @@
-"""Statements apart from the connection that runs them: written once, run on whatever the application has.
+"""Statements apart from the connection that runs them: written once, run on any connection of the application.
 
-What is to be done is a generator that asks for one statement after the other and is sent what each returns. Whoever
-drives it knows the connection: one of SQLAlchemy's or psycopg's own, blocking or not.
+A script is a generator that yields one statement after the other, and is sent the rows of each. `run` and `arun` drive
+it on a connection of SQLAlchemy or of psycopg, blocking or awaited.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ _PARAMETER = re.compile(r"(?<!:):([a-z][a-z0-9_]*)")
 
 
 class Statement(NamedTuple):
-    """SQL with `:name` parameters. A list of parameters runs it once for each; `returns`: rows are wanted."""
+    """SQL with `:name` parameters. With a list of parameters it runs once for each; `returns`: rows are wanted."""
 
     sql: str
     parameters: Parameters | list[Parameters] = NONE
     returns: bool = False
 
 
-#: Asks for statements, is sent their rows, and returns something in the end.
+#: Yields statements, is sent their rows, and returns a result in the end.
 Script = Generator[Statement, Sequence[Row], R]
 Execute = Callable[[Statement], Sequence[Row]]
 
 
 def run(execute: Execute, steps: Script[R]) -> R:
-    """Take the steps on a connection that blocks."""
+    """Run a script on a connection that blocks, and return its result."""
     try:
         statement = next(steps)
         while True:
@@ -49,7 +49,7 @@ def run(execute: Execute, steps: Script[R]) -> R:
 
 
 async def arun(execute: Callable[[Statement], Awaitable[Sequence[Row]]], steps: Script[R]) -> R:
-    """Take the steps on a connection that is awaited."""
+    """Run a script on a connection that is awaited, and return its result."""
     try:
         statement = next(steps)
         while True:
@@ -60,15 +60,18 @@ async def arun(execute: Callable[[Statement], Awaitable[Sequence[Row]]], steps: 
 
 
 def executor(connection: Connection | psycopg.Connection[Any]) -> Execute:
-    """How statements are executed on this connection."""
+    """Return the function that executes statements on this connection."""
     return _on_core(connection) if isinstance(connection, Connection) else _on_psycopg(connection)
 
 
 def async_executor(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statement], Awaitable[Sequence[Row]]]:
-    """How statements are executed on this connection; SQLAlchemy's are run on their blocking inner ones."""
+    """Return the function that executes statements on this connection of psycopg.
+
+    For an async connection of SQLAlchemy use `executor` with its blocking inner connection.
+    """
 
     async def execute(statement: Statement) -> Sequence[Row]:
-        # Not the connection's own kind of cursor, which may want other parameters and give other rows.
+        # The connection's own cursor class may want other parameters and give other rows.
         cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
         await cursor.execute(pyformat(statement.sql).encode(), _one(statement))
         return await cursor.fetchall() if statement.returns else ()
@@ -83,11 +86,11 @@ def _on_core(connection: Connection) -> Execute:
         if not past_the_compiler:
             result = connection.execute(_text(statement.sql), statement.parameters)
             return result.all() if statement.returns else ()
-        # The compiler would cost as much as everything else that `send` does.
+        # SQLAlchemy's compiler would cost as much as everything else that `send` does.
         result = connection.exec_driver_sql(pyformat(statement.sql), _one(statement))
         if not statement.returns:
             return ()
-        # As the driver gives them: to make them SQLAlchemy's costs a tenth of the whole statement.
+        # Rows as the driver gives them, because making SQLAlchemy's rows costs a tenth of the whole statement.
         assert result.cursor is not None
         rows: Sequence[Row] = result.cursor.fetchall()
         result.close()
@@ -117,5 +120,5 @@ def _text(sql: str) -> TextClause:
 
 @lru_cache(maxsize=512)
 def pyformat(statement: str) -> str:
-    """`:name` parameters in the style of psycopg."""
+    """Return a statement with its `:name` parameters in the style of psycopg, `%(name)s`."""
     return _PARAMETER.sub(r"%(\1)s", statement.replace("%", "%%"))

@@ -1,1 +1,1 @@
-"""What is written once: the first insert wins."""
+"""Rows that are written once, of which the first insert wins: dedup keys and the inbox."""

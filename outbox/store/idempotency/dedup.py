@@ -1,4 +1,4 @@
-"""Dedup keys: for a while after a message with one was written, another with the same is not."""
+"""Dedup keys: after a message with a dedup key was written, no other one with the same key is written for a while."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from outbox.store.dialects.statements import Script, Statement
 
 PRUNED_AT_ONCE = 1_000
 
-#: Waits for a transaction that has claimed the same key and is not over; what it does decides. In the order of the
-#: keys, so that two writers cannot wait for each other.
+#: Waits for a transaction that has claimed the same key and is still open; the key is free only if that one rolls back.
+#: The keys are inserted in their order, so that two writers cannot wait for each other.
 _CLAIM = """
     INSERT INTO {dedup} AS known (dedup_key, message_id, expires_at)
     SELECT name, id, {expires} FROM {pairs} WHERE true ORDER BY name
@@ -23,9 +23,10 @@ _CLAIM = """
     RETURNING dedup_key
 """
 _KNOWN = "SELECT dedup_key, message_id FROM {dedup} WHERE {chosen}"
-#: What another worker is deleting is left to it: in an order of their own the two could wait for each other. A key that
-#: was claimed anew since the statement began is read again when it is locked, and stays. The outer condition does not
-#: change which keys go; without it the planner reads all of a table of some 100 000 keys for each portion.
+#: Rows that another worker is deleting are skipped, because two workers that lock in different orders could wait for
+#: each other. A key that was claimed anew since the statement began is read again when it is locked, and stays. The
+#: outer condition does not change which keys are deleted; without it the planner reads all of a table of some 100 000
+#: keys for each portion.
 _PRUNE = """
     DELETE FROM {dedup} WHERE expires_at <= {now} AND dedup_key IN (
         SELECT dedup_key FROM {dedup} WHERE expires_at <= {now} ORDER BY expires_at LIMIT :limit {unlocked})
@@ -33,7 +34,7 @@ _PRUNE = """
 
 
 class Dedup:
-    """The dedup keys of one outbox, each good for `window` from its write on."""
+    """The dedup keys of one outbox; each is valid for `window` after its write."""
 
     def __init__(self, database: Database, window: timedelta) -> None:
         self._database = database
@@ -43,7 +44,7 @@ class Dedup:
         self._known = database.sql(_KNOWN, chosen=database.among("dedup_key", texts="keys"))
 
     def claim(self, messages: Sequence[Message]) -> Script[dict[int, UUID]]:
-        """Claim the keys of these messages. Returns the places of repetitions in the list, each with its first's id."""
+        """Claim the keys of these messages; return the places of repetitions, each with the id of the first message."""
         wanted: dict[str, int] = {}
         for place, message in enumerate(messages):
             if message.dedup_key is not None:
@@ -51,11 +52,11 @@ class Dedup:
         first: dict[str, UUID] = {}
         new: set[int] = set()
         while missing := {key: messages[place].message_id for key, place in wanted.items() if key not in first}:
-            # Once more only where a key expired and was pruned between the two statements.
+            # The loop runs again only if a key expired and was pruned between the two statements.
             claimed, known = yield from self._claim_or_find(missing)
             new.update(wanted[key] for key in claimed)
             first |= known
-        # Not told by their ids: a message that is sent again has its own.
+        # Compared by place, because a message that is sent again has the same id as its first write.
         return {
             place: first[message.dedup_key]
             for place, message in enumerate(messages)
@@ -63,7 +64,7 @@ class Dedup:
         }
 
     def _claim_or_find(self, wanted: dict[str, UUID]) -> Script[tuple[set[str], dict[str, UUID]]]:
-        """Which keys are claimed now; and of all that can be told, the id of the first message."""
+        """Return the keys that are claimed now, and, for every key that is found, the id of its first message."""
         bound = {**self._database.dialect.bind_pairs(list(wanted.items())), "seconds": self._window}
         claimed = {key for (key,) in (yield Statement(self._claim, bound, returns=True))}
         first = {key: wanted[key] for key in claimed}
@@ -76,6 +77,6 @@ class Dedup:
 
 
 def prune(database: Database, channel: Channel) -> int:
-    """Delete keys that have expired, a portion at a time; returns how many."""
+    """Delete one portion of the keys that have expired; return how many."""
     statement = database.sql(_PRUNE, unlocked=database.dialect.skip_locked)
     return channel.run(statement, {"limit": PRUNED_AT_ONCE})

@@ -1,4 +1,4 @@
-"""What consumers have handled: one row a message and consumer, written in the consumer's own transaction."""
+"""The inbox: one row for each message that a consumer has handled, written in the consumer's own transaction."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Script, Statement
 
-#: How many rows go at once: a few milliseconds of work, so that a worker which does it beside something else goes on.
+#: How many rows are deleted at once: a few milliseconds of work, so that a worker can do it beside its other work.
 PRUNED_AT_ONCE = 1_000
 
-#: By primary key. While another transaction has inserted the same row, this waits for its end: committed, it returns
-#: nothing; rolled back, the row is inserted here.
+#: By primary key. If another open transaction has inserted the same row, this waits for its end. If that one commits,
+#: this returns nothing; if it rolls back, the row is inserted here.
 _HANDLED = """
     INSERT INTO {inbox} (consumer, message_id, handled_at, expires_at)
     VALUES (:consumer, :message_id, {now}, {end})
     ON CONFLICT (consumer, message_id) DO NOTHING
     RETURNING consumer
 """
-#: Found by the index on expires_at, deleted by primary key. What another worker is deleting is left to it: in an order
-#: of their own the two could wait for each other.
+#: Found by the index on expires_at, deleted by primary key. Rows that another worker is deleting are skipped, because
+#: two workers that lock in different orders could wait for each other.
 _PRUNE = """
     DELETE FROM {inbox} WHERE (consumer, message_id) IN (
         SELECT consumer, message_id FROM {inbox} WHERE expires_at <= {now} ORDER BY expires_at LIMIT :limit {unlocked})
@@ -38,7 +38,10 @@ class InboxRows:
         self._bound = kind.dialect_impl(database.engine.dialect).bind_processor(database.engine.dialect)
 
     def handle(self, consumer: str, message_id: UUID) -> Script[bool]:
-        """Whether this is the first time; from now on, if the transaction commits, it is not."""
+        """Note that a consumer handles a message; return whether this is the first time.
+
+        The note counts once the transaction commits.
+        """
         id = message_id if self._bound is None else self._bound(message_id)
         parameters = {"consumer": consumer, "message_id": id, "retention": self._retention}
         rows = yield Statement(self._handled, parameters, returns=True)
@@ -46,6 +49,6 @@ class InboxRows:
 
 
 def prune(database: Database, channel: Channel) -> int:
-    """Delete rows whose retention is over, a portion at a time; returns how many."""
+    """Delete one portion of the rows whose retention is over; return how many."""
     statement = database.sql(_PRUNE, unlocked=database.dialect.skip_locked)
     return channel.run(statement, {"limit": PRUNED_AT_ONCE})

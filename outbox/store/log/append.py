@@ -1,4 +1,4 @@
-"""Writing: what `send` does inside the caller's transaction."""
+"""Writing to the log, inside the transaction of whoever calls `send`."""
 
 from __future__ import annotations
 
@@ -19,29 +19,34 @@ from outbox.store.idempotency.dedup import Dedup
 #: A message's place in the log, and its id.
 LogRef = tuple[int, UUID]
 
-#: How much goes into one statement.
+#: The most rows and bytes of bodies that one statement carries. (One larger body still goes alone.)
 _MOST_ROWS = 5_000
 _MOST_BYTES = 16 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """What the writer sends by itself, for a subscription that selects these topics; None: all."""
+    """The messages that the writer sends by itself, for a subscription that selects `topics`; None: all topics."""
 
     subscription: str
     topics: frozenset[str] | None = None
 
     def takes(self, message: Message) -> bool:
-        """Whether it is one that needs no order, no waiting and no dead letter."""
+        """Return whether the writer sends this message itself.
+
+        It does if it sends its topic, and the message has no key, no `deliver_at`, no delay and no expiry.
+        """
         plain = message.key is None and message.deliver_at is None and message.delay is None
         return plain and message.expires_at is None and (self.topics is None or message.topic in self.topics)
 
 
 @dataclass(slots=True)
 class Sent:
-    """What was sent in a transaction: the places of what its writer is to send, and whether there is more.
+    """The messages that one transaction has sent.
 
-    `last`: what is still to be done in it, right before its commit; what one of them raises ends the transaction.
+    `direct`: places and ids of those that their writer is to send itself. `more`: there are others, which need a hint.
+    `last`: functions to call in the transaction, right before its commit. An error that one raises ends the
+    transaction.
     """
 
     direct: list[LogRef] = field(default_factory=list)
@@ -50,8 +55,10 @@ class Sent:
 
 
 class Written(NamedTuple):
-    """What a write brought: an id for each message, in their order; of these the ones that were no repetitions; and the
-    places of those that their writer is to send.
+    """The result of a write.
+
+    `message_ids`: one for each message, in their order. `messages`: those that were inserted, which leaves out
+    repetitions. `direct`: places and ids of those that their writer is to send itself.
     """
 
     message_ids: list[UUID]
@@ -69,8 +76,9 @@ class Writing:
     def append(
         self, messages: Sequence[Message], *, lock_keys: bool = False, direct: Direct | None = None
     ) -> Script[Written]:
-        """Insert messages; ids follow their order. A repetition of a dedup key is left out, and has the first's id.
+        """Insert messages; ids in the log follow their order.
 
+        A message that repeats a dedup key is not inserted; the id of the first one is returned for it.
         `lock_keys`: make other writers of the same keys wait. `direct`: what the writer will send by itself.
         """
         if lock_keys and self._database.dialect.lock_keys is not None:
@@ -107,7 +115,7 @@ class Writing:
 
 
 def _parts(messages: Sequence[Message]) -> Iterator[Sequence[Message]]:
-    """As many messages in one statement as is good for the server."""
+    """Cut the messages into parts for one statement each, by `_MOST_ROWS` and `_MOST_BYTES`."""
     first = size = 0
     for at, message in enumerate(messages):
         if at > first and (at - first == _MOST_ROWS or size + len(message.body) > _MOST_BYTES):

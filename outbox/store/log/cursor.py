@@ -1,4 +1,4 @@
-"""A cursor: reads the log on from a partition's progress, ahead of what is settled by the batches in flight."""
+"""A cursor reads the log from a partition's progress on. It is ahead of what is settled by the batches in flight."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WIDEST_SPAN = 64_000
 class Batch:
     """Messages in the order of the log, and the progress of a partition that has settled them all.
 
-    `seen` counts the rows that were read, also those that fell to the selection; 0: the log held nothing new.
+    `seen` counts the rows that were read, also those that the selection left out; 0: the log held nothing new.
     """
 
     page: Page
@@ -33,43 +33,43 @@ class Batch:
 
     @property
     def messages(self) -> list[Message]:
-        """What the subscription selects; made when first asked for."""
+        """The messages that the subscription selects; made from their rows at the first access."""
         return self.page.messages
 
     @property
     def now(self) -> datetime:
-        """The database's clock, as far as it has gone on since the read: batches may wait for a long time."""
+        """The database's clock at the read, plus the time since then, because batches may wait for a long time."""
         return self.page.now + timedelta(seconds=time.monotonic() - self.page.read_at)
 
     @property
     def incarnation(self) -> str | None:
-        """Of the server, when the read captured a position."""
+        """The incarnation of the server, when the read captured a position; None otherwise."""
         return None if self.page.capture is None else self.page.capture.incarnation
 
     def upto(self, id: int) -> Progress:
-        """The progress of a partition that has settled only the messages up to `id`."""
+        """Return the progress of a partition that has settled only the messages up to `id`."""
         if not self.messages or self.messages[-1].id == id:
             return self.end
         return Progress(self.window.base, self.window.target, id)
 
 
 class Cursor:
-    """Reads on, whole windows when they are small, page by page when they are not.
+    """Reads the log batch by batch: a small window in one read, a larger one page by page.
 
-    With a grace a window ends at a position that was captured before, and is paged.
+    With a grace a window ends at a position that was captured before, and is always read page by page.
     """
 
     def __init__(self, log: Log, progress: Progress, grace: Grace | None = None) -> None:
         self._log = log
         self._progress = progress
         self._grace = grace
-        #: Ripe, and there is nothing between the base and it.
+        #: The newest ripe position without any row between the base and it.
         self._nothing_before: Position | None = None
         self._extent: Extent | None = None
         self._span = _SMALLEST_SPAN
 
     def read(self, channel: Channel) -> Batch:
-        """The next batch. The cursor moves behind it if it held anything; the base of an idle one stays as stored."""
+        """Return the next batch. The cursor moves behind it; it stays where it was if the log held nothing new."""
         if self._grace is not None:
             batch = self._ripe(channel, self._grace)
         else:
@@ -80,11 +80,14 @@ class Cursor:
 
     @property
     def due_in(self) -> float:
-        """Seconds until a read may bring something; for ever when only time does not change that."""
+        """Seconds until a read may bring something because time has passed; infinite without a grace."""
         return math.inf if self._grace is None else self._grace.due_in
 
     def young(self, channel: Channel) -> Iterator[Batch]:
-        """With a grace: what was committed before the first read and is not ripe yet; the cursor stays where it is."""
+        """Read what was committed before the first capture and is not ripe yet; nothing without a grace.
+
+        The cursor stays where it is.
+        """
         target = None if self._grace is None else self._grace.young
         if target is None:
             return
@@ -93,13 +96,13 @@ class Cursor:
             yield ahead.read(channel)
 
     def move_to(self, progress: Progress) -> None:
-        """Go on from what has just been stored."""
+        """Go on from this progress, which has been stored."""
         self._progress = progress
         self._extent = None
         self._nothing_before = None
 
     def _whole(self, channel: Channel) -> Batch | None:
-        """Everything since the base, or None when that is too much for one batch and a window was opened instead."""
+        """Read everything since the base; None if that is too much for one batch, and a window was opened instead."""
         base = self._progress.base
         page = self._log.read_on(channel, base)
         capture = page.capture
@@ -115,7 +118,7 @@ class Cursor:
         return Batch(page=page, window=Window(base, capture.position), end=end, seen=page.seen)
 
     def _ripe(self, channel: Channel, grace: Grace) -> Batch:
-        """The next page of what has been committed for as long as the grace says."""
+        """Read the next page of what has been committed for at least the length of the grace."""
         capture = grace.look(lambda: self._log.now(channel))
         if capture is not None:
             self._require_ahead(capture)
@@ -125,7 +128,7 @@ class Cursor:
         return batch if capture is None else replace(batch, page=replace(batch.page, capture=capture))
 
     def _opens(self, channel: Channel, target: Position | None) -> bool:
-        """Open the window that ends at `target`, if it holds any row."""
+        """Open the window that ends at `target`, if it holds any row; return whether it was opened."""
         base = self._progress.base
         if target is None or target in (base, self._nothing_before):
             return False
@@ -151,7 +154,7 @@ class Cursor:
             )
 
     def _page(self, channel: Channel) -> Batch:
-        """The next page of the open window; empty where a span of ids held nothing for us."""
+        """Read the next page of the open window; it is empty where a span of ids held no selected message."""
         base, target, after = self._progress.base, self._progress.target, self._progress.after
         assert target is not None and after is not None
         window = Window(base, target)
@@ -162,10 +165,10 @@ class Cursor:
         upto = min(after + self._span, self._extent.last)
         page = self._log.page(channel, window, self._extent, after, upto)
         if page.complete:
-            # A thin span: look further next time. What bounds a page of rare messages is the span.
+            # The span held few messages, so the next one is wider: rare messages are bounded by the span alone.
             self._span = min(2 * self._span, _WIDEST_SPAN)
         elif page.reached is not None:
-            # A dense one: with stale statistics a page sorts its whole span, so it has to be narrow again.
+            # The span held many messages, so the next one is narrower: with stale statistics a page sorts all of it.
             self._span = min(self._span, max(_SMALLEST_SPAN, 2 * (page.reached - after)))
         reached = upto if page.complete or page.reached is None else page.reached
         end = Progress(target) if reached >= self._extent.last else Progress(base, target, reached)
@@ -173,7 +176,7 @@ class Cursor:
 
     @staticmethod
     def _skip_to_rows(extent: Extent, after: int) -> int:
-        """Past the ids before the window's first row, and between its late and its fresh part."""
+        """Return `after`, moved past the ids before the window's first row, or between its late and its fresh part."""
         if extent.late is None or after >= extent.late[1]:
             return max(after, extent.fresh[0] - 1) if extent.fresh else max(after, extent.last)
         return max(after, extent.first - 1)

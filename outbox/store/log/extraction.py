@@ -1,7 +1,7 @@
 """The text of the statements by which whole tables, and parts of windows, are read outside of SQLAlchemy.
 
-Values stand in the text, because parameters keep PostgreSQL's drivers from using COPY: whole numbers, and literals that
-are quoted here. Nothing is connected to.
+Values stand in the text, because parameters keep PostgreSQL's drivers from using COPY. They are whole numbers, and
+literals that are quoted here. This module opens no connection.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ Kind = Literal["long", "integer", "short", "boolean", "timestamp", "binary", "uu
 MESSAGES = "messages"
 _LONGEST_TOLD = 200
 
-#: The columns of `messages`, in the order in which they are shown. `xact_id` is the id itself where the log has none.
+#: The columns of `messages`, in the order in which they are shown. Where the log has no `xact_id`, it is the id.
 _OF_MESSAGES = (
     "id", "xact_id", "message_id", "topic", "key", "slot", "tags", "headers", "content_type", "body", "created_at",
     "deliver_at", "expires_at", "direct",
 )  # fmt: skip
-#: The first that fits, because some of these types are subclasses of others.
+#: The first match counts, because some of these types are subclasses of others.
 _KINDS: tuple[tuple[type[TypeEngine[Any]], Kind], ...] = (
     (SmallInteger, "short"),
     (BigInteger, "long"),
@@ -46,14 +46,14 @@ _KINDS: tuple[tuple[type[TypeEngine[Any]], Kind], ...] = (
 
 
 def table_names() -> tuple[str, ...]:
-    """The tables that can be read: the log as `messages`, the others by their names without the prefix."""
+    """Return the tables that can be read: the log as `messages`, the others by their names without the prefix."""
     others = (name.removeprefix(PREFIX) for name in tables().metadata.tables)
     return (MESSAGES, *sorted(name for name in others if name != "message"))
 
 
 @lru_cache
 def columns_of(table: str) -> Mapping[str, Kind]:
-    """The columns of a table, and of which kind each is."""
+    """Return the columns of a table, each with its kind."""
     found = {column.name: _kind_of(column) for column in tables().metadata.tables[_stored(table)].columns}
     order = _OF_MESSAGES if table == MESSAGES else found
     return MappingProxyType({name: found[name] for name in order})
@@ -61,7 +61,7 @@ def columns_of(table: str) -> Mapping[str, Kind]:
 
 @lru_cache
 def key_of(table: str) -> tuple[str, ...]:
-    """The columns that tell a table's rows apart, by which they are read in order."""
+    """Return the columns of a table's primary key; rows are read in their order."""
     return tuple(column.name for column in tables().metadata.tables[_stored(table)].primary_key)
 
 
@@ -75,11 +75,11 @@ def _kind_of(column: Column[object]) -> Kind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Narrowing:
-    """Which rows are wanted.
+    """A choice of rows.
 
-    `topics` and `keys`: these; empty: all. `created_from` (included) and `created_to` (excluded) bound `created_at`.
-    `where`: columns and the value that each must have, as text. `halves`: half messages too, of whatever topics; they
-    also come when their topic is named.
+    `topics` and `keys`: only these; empty: all. `created_from` (included) and `created_to` (excluded) bound
+    `created_at`. `where`: columns, each with the value that it must have, as text. `halves`: half messages as well,
+    whatever `topics` says; without it they are read only if `topics` names their topic.
     """
 
     topics: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Narrowing:
     halves: bool = False
 
     def describe(self) -> dict[str, str]:
-        """Return what narrows the rows, by the names of Spark's options; the same for the same rows, and short."""
+        """Return the conditions by the names of Spark's options: short texts, equal for equal choices."""
         found = {
             "topics": ",".join(sorted(set(self.topics))),
             "keys": ",".join(sorted(set(self.keys))),
@@ -108,19 +108,19 @@ def _told(moment: datetime | None) -> str:
 
 
 def _shortened(text: str) -> str:
-    """A long list as its beginning and a digest of all of it: each offset of a stream holds it."""
+    """Shorten a long text to its beginning and a digest of all of it, because each offset of a stream holds it."""
     if len(text) <= _LONGEST_TOLD:
         return text
     return f"{text[:_LONGEST_TOLD]}… (digest {blake2b(text.encode(), digest_size=8).hexdigest()})"
 
 
-#: Every message that is not a half one.
+#: Every message except half messages.
 EVERYTHING = Narrowing()
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Rows of a window with ids from `first` to `last`: of its late transactions, or of its fresh ones."""
+    """Rows of a window with ids from `first` to `last`: of its late transactions if `late`, else of its fresh ones."""
 
     window: Window
     first: int
@@ -130,7 +130,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
-    """Rows of one table, in the order of its key; of `messages` those of one span, or all.
+    """A reading of one table in the order of its primary key; of `messages` all rows, or those of one span.
 
     `dialect` is "postgresql" or "sqlite".
     """
@@ -144,17 +144,17 @@ class Extraction:
 
     @property
     def selected(self) -> tuple[str, ...]:
-        """The columns that a statement returns: those that are wanted, then what of the key is not among them."""
+        """The columns that a statement returns: those that are wanted, then the columns of the key not among them."""
         return (*self.columns, *(name for name in key_of(self.table) if name not in self.columns))
 
     def statement(self, after: Sequence[object] | None = None) -> str:
-        """Read the rows; with `after`, the key of a row, only those that come after that one."""
+        """Return the statement that reads the rows; with `after`, the key of a row, only those that come after it."""
         speech = _SPEECHES[self.dialect]
         shown = ", ".join(f'{speech.shown(self.table, name)} AS "{name}"' for name in self.selected)
         return self._rows(shown, after=after)
 
     def first_ids(self, limit: int) -> str:
-        """Read the lowest ids, at most so many."""
+        """Return the statement that reads the lowest ids, at most `limit`."""
         return f"{self._rows('r.id')} LIMIT {int(limit)}"
 
     def _rows(self, shown: str, *, after: Sequence[object] | None = None) -> str:
@@ -180,7 +180,10 @@ class Extraction:
 
 
 def page(parts: Sequence[Extraction], limit: int) -> str:
-    """Read how many rows the parts of a window hold, at most `limit` + 1, and the id of the `limit`-th or the last."""
+    """Return the statement that counts the rows in the parts of a window, up to `limit` + 1.
+
+    It also reads the id of the `limit`-th row, or of the last one if there are fewer.
+    """
     most = int(limit) + 1
     rows = " UNION ALL ".join(f"SELECT * FROM ({part.first_ids(most)}) AS p{i}" for i, part in enumerate(parts))
     numbered = f"SELECT id, row_number() OVER (ORDER BY id) AS nth FROM ({rows}) AS u ORDER BY id LIMIT {most}"
@@ -188,18 +191,21 @@ def page(parts: Sequence[Extraction], limit: int) -> str:
 
 
 def ends(schema: str | None) -> str:
-    """Read the first and the last id of the log, each by one probe of the primary key."""
+    """Return the statement that reads the first and the last id of the log, each by one probe of the primary key."""
     table = _qualified(schema, _stored(MESSAGES))
     return f"SELECT (SELECT min(id) FROM {table}), (SELECT max(id) FROM {table})"
 
 
 def purged(schema: str | None) -> str:
-    """Read the position of what purge has ever deleted."""
+    """Return the statement that reads the position of what purge has ever deleted."""
     return f"SELECT purged FROM {_meta(schema)}"
 
 
 def patience(dialect: str) -> str | None:
-    """Let one statement take longer than it may on a worker's connection: it looks at a whole window."""
+    """Return the statement that allows longer statements than a worker's connection does; None: there is no limit.
+
+    They need longer because one statement looks at a whole window.
+    """
     return _SPEECHES[dialect].patience
 
 
@@ -213,18 +219,24 @@ def settings(dialect: str) -> tuple[str, ...]:
 
 
 def server(dialect: str, schema: str | None) -> str:
-    """Read whose rows these are: system identifier, timeline unless it is a standby, and installation."""
+    """Return the statement that reads the server's system identifier and timeline, and the outbox's installation.
+
+    The timeline is NULL on a standby.
+    """
     return f"SELECT s.*, m.installation FROM ({_SPEECHES[dialect].server}) AS s, {_meta(schema)} AS m"
 
 
 def replayed(lsn: str) -> str:
-    """Read whether a PostgreSQL server shows all that its primary had done when its log was so far."""
+    """Return the statement that reads whether a PostgreSQL server has replayed its primary's log up to `lsn`.
+
+    It reads true on a server that is no standby.
+    """
     position = f"CAST({_quoted_by_postgresql(lsn)} AS pg_lsn)"
     return f"SELECT NOT pg_is_in_recovery() OR coalesce(pg_last_wal_replay_lsn() >= {position}, false) AS replayed"
 
 
 def predicates(window: Window, n: int, *, halves: bool) -> list[str]:
-    """Conditions on PostgreSQL's log, of which each row of a window fulfils exactly one."""
+    """Return `n` conditions on PostgreSQL's log; each row of the window fulfils exactly one of them."""
     first, end = window.fresh
     parts = [f"xact_id >= {first} AND xact_id < {end}"]
     if window.fresh_open:
@@ -246,16 +258,16 @@ def _qualified(schema: str | None, table: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Speech:
-    """One database's way of saying it."""
+    """The SQL in which one database differs from the others."""
 
-    #: How a column is shown, by kind; others as they are.
+    #: The expression that shows a column, by kind; a column of any other kind is shown as it is.
     show: Mapping[str, str]
-    #: What stands for columns that are not there.
+    #: Expressions for columns that this database does not have, by name.
     replaced: Mapping[str, str]
     text: Callable[[str], str]
     uuid: Callable[[UUID], str]
     moment: Callable[[datetime], str]
-    #: The number that tells whether a row is settled, so said that the primary key is walked all the same.
+    #: The number that tells whether a row is settled, written so that the planner still walks the primary key.
     number: str
     #: The rows of several late transactions: `{values}`, with ids from `{first}` to `{last}`.
     late: str
@@ -264,13 +276,13 @@ class _Speech:
     patience: str | None
 
     def shown(self, table: str, name: str) -> str:
-        """A column as a driver returns it without types of the database's own."""
+        """Return the expression for a column, of a type that a driver returns without types of the database's own."""
         if name in self.replaced:
             return self.replaced[name]
         return self.show.get(columns_of(table)[name], "{c}").format(c=f'r."{name}"')
 
     def literal(self, kind: Kind, value: object) -> str:
-        """A value to compare a column of that kind with."""
+        """Return a value as a literal that a column of this kind can be compared with."""
         if kind in ("long", "integer", "short"):
             return str(int(str(value)))
         if kind == "boolean":
@@ -304,7 +316,7 @@ def _in_span(speech: _Speech, span: Span) -> list[str]:
     ids = [f"r.id >= {int(span.first)}", f"r.id <= {int(span.last)}"]
     late = span.window.late
     if span.late:
-        # Of several the source itself looks up each one.
+        # With several late transactions `_source` itself looks up each one.
         return [f"r.xact_id = {int(late[0])}", *ids] if len(late) == 1 else []
     head, end = span.window.fresh
     open = ", ".join(str(int(n)) for n in span.window.fresh_open)
@@ -322,9 +334,9 @@ def _after(speech: _Speech, table: str, after: Sequence[object]) -> str:
 
 
 def _quoted_by_postgresql(text: str) -> str:
-    """A literal that means the same whatever the server's settings are, and holds no colon.
+    """Return a text as a literal that means the same with any settings of the server, and holds no colon.
 
-    What stands after a colon would be taken for a parameter, where statements of ours have those.
+    Where a statement of ours takes parameters, the word after a colon would be read as one.
     """
     quoted = text.replace("'", "''")
     if "\\" not in text and ":" not in text:
@@ -337,7 +349,10 @@ def _quoted_by_sqlite(text: str) -> str:
 
 
 def _moment_of_sqlite(moment: datetime) -> str:
-    """Moments are text that sorts by time, written to the millisecond or to the microsecond: shorter sorts lower."""
+    """Return a moment as a literal that sorts by time among the stored texts.
+
+    They are written to the millisecond or to the microsecond; of two with the same beginning the shorter sorts lower.
+    """
     written = moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
     return f"'{written.removesuffix('000')}'"
 
@@ -368,7 +383,7 @@ _SQLITE = _Speech(
         {
             "uuid": "substr({c}, 1, 8) || '-' || substr({c}, 9, 4) || '-' || substr({c}, 13, 4) || '-'"
             " || substr({c}, 17, 4) || '-' || substr({c}, 21)",
-            # Microseconds since 1970; what is kept to the millisecond is filled up.
+            # Microseconds since 1970; zeros are added to a moment that is stored to the millisecond.
             "timestamp": "CAST(strftime('%s', {c}) AS integer) * 1000000"
             " + CAST(substr(substr({c}, 21) || '000000', 1, 6) AS integer)",
         }
@@ -387,7 +402,7 @@ _SPEECHES: Mapping[str, _Speech] = MappingProxyType({"postgresql": _POSTGRESQL, 
 
 
 def split(span: Span, parts: int) -> list[Span]:
-    """Divide a span into so many of nearly the same width, fewer when there are not so many ids."""
+    """Divide a span into `parts` spans of nearly the same width; into fewer when it has fewer ids."""
     width = span.last - span.first + 1
     number = max(1, min(parts, width))
     bounds = [span.first + width * i // number for i in range(number + 1)]

@@ -1,4 +1,4 @@
-"""Grace: a position ends a window only when everything that it sees has been committed for long enough."""
+"""Grace: a position may end a window only when everything that it sees has been committed for long enough."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from outbox.model.position import Capture, Position
 
-#: Captures per grace: so much later than the grace, in parts of it, a message may be read at worst.
+#: Captures per grace. A message is read at most one such part of the grace later than the grace itself.
 _CAPTURES = 20
 
 Poll = tuple[timedelta, timedelta]
@@ -19,12 +19,15 @@ POLL: Poll = (timedelta(milliseconds=50), timedelta(seconds=1))
 class Grace:
     """Captures positions as time goes by, and tells which of them are ripe.
 
-    It is all in memory, and goes with the lease, the connection or the server's incarnation: whoever comes next waits
-    for the grace again.
+    It is held in memory only. When the lease or the connection is lost or the server restarts, it is dropped, and the
+    next holder waits for the grace again.
     """
 
     def __init__(self, length: timedelta, poll: Poll = POLL, clock: Callable[[], float] = time.monotonic) -> None:
-        """`poll`: the shortest and the longest pause between two captures; `clock`: seconds that never go back."""
+        """Begin with the first capture due now.
+
+        `poll`: the shortest and the longest pause between two captures. `clock`: returns seconds that never go back.
+        """
         shortest, longest = poll
         self._length = length.total_seconds()
         self._shortest = min(max(shortest, length / _CAPTURES), longest).total_seconds()
@@ -32,30 +35,31 @@ class Grace:
         self._clock = clock
         self._pause = self._shortest
         self._look_at = clock()
-        #: Positions, each with the moment at which it is ripe.
+        #: Captured positions that are not ripe yet, each with the moment at which it will be.
         self._waiting: deque[tuple[Position, float]] = deque()
         self._first: Position | None = None
         self._some_ripe = False
-        #: The newest that is ripe.
+        #: The newest ripe position.
         self.ripe: Position | None = None
 
     @property
     def young(self) -> Position | None:
-        """The first position that was captured, until it is ripe."""
+        """The first position that was captured; None before that, and once any is ripe."""
         return None if self._some_ripe else self._first
 
     @property
     def due_in(self) -> float:
-        """Seconds until there is something to capture, or another position is ripe."""
+        """Seconds until the next capture is due, or another position is ripe."""
         moment = min(self._look_at, self._waiting[0][1]) if self._waiting else self._look_at
         return max(0.0, moment - self._clock())
 
     def look(self, now: Callable[[], Capture]) -> Capture | None:
-        """Capture a position by `now`, if it is time to."""
+        """Capture a position by `now` and return it, if the next capture is due; None if it is not."""
         if self._clock() < self._look_at:
             return None
         capture = now()
-        # Counted from the answer on: what the position sees was committed before that, whatever the network did.
+        # Counted from the answer on, because however slow the network was, all that the position sees was committed
+        # before that.
         at = self._clock()
         newest = self._waiting[-1][0] if self._waiting else self.ripe
         if capture.position != newest:
@@ -69,7 +73,7 @@ class Grace:
         return capture
 
     def ripen(self) -> Position | None:
-        """The newest position that is ripe; None before there is one."""
+        """Return the newest ripe position; None while there is none."""
         now = self._clock()
         while self._waiting and self._waiting[0][1] <= now:
             self.ripe = self._waiting.popleft()[0]

@@ -1,4 +1,4 @@
-"""The log: append-only, read by position. Nothing above this file knows which database it is."""
+"""The log: append-only, read by position. Callers of this module do not depend on the kind of database."""
 
 from __future__ import annotations
 
@@ -29,23 +29,24 @@ _FORBIDDEN = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How much one read may bring: rows, and bytes of bodies (twice that for a moment, while bodies are fetched)."""
+    """The most that one read returns: rows, and bytes of bodies (twice that for a moment, while bodies are fetched)."""
 
     rows: int = 1000
     bytes: int = 8 * 1024 * 1024
 
     @property
     def inline(self) -> int:
-        """Bodies up to this size come with their rows: so many of them cannot exceed `bytes`."""
+        """The size up to which a body comes with its row: `rows` + 1 such bodies cannot exceed `bytes`."""
         return self.bytes // (self.rows + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Page:
-    """What a read brought, in the order of the log: rows, of which `messages` are made by whoever handles them.
+    """The result of a read: rows in the order of the log. `messages` are made from them at the first access.
 
-    `complete`: there was nothing else to read; if not, everything up to the id `reached` is here. (A whole reading of
-    too many rows reaches nothing: the window has to be paged.) `seen` counts also what the selection left out.
+    `complete`: there was nothing else to read; if not, everything up to the id `reached` is here. (If too many rows
+    were there for one read, `reached` is None, and the window has to be read page by page.) `seen` counts also the rows
+    that the selection left out.
     """
 
     rows: list[Row]
@@ -55,7 +56,7 @@ class Page:
     complete: bool
     seen: int
     capture: Capture | None = None
-    #: When that was, by the clock of this machine that never goes back.
+    #: The moment of the read, by the monotonic clock of this machine.
     read_at: float = field(default_factory=time.monotonic)
 
     @cached_property
@@ -66,19 +67,19 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Where in the log a window's rows lie: first and last id, of its fresh and of its late part."""
+    """The first and the last id of a window's rows, of its fresh part and of its late part; None: no rows."""
 
     fresh: tuple[int, int] | None
     late: tuple[int, int] | None
 
     @property
     def last(self) -> int:
-        """The window holds nothing beyond this id."""
+        """The last id of the window; 0 when it holds no rows."""
         return max(part[1] for part in (self.fresh, self.late, (0, 0)) if part)
 
     @property
     def first(self) -> int:
-        """The window holds nothing before this id."""
+        """The first id of the window; 0 when it holds no rows."""
         return min((part[0] for part in (self.fresh, self.late) if part), default=0)
 
 
@@ -95,7 +96,7 @@ _NOTHING = _Part([], None, whole=True)
 
 
 class Log:
-    """Reads the log, on a channel that is nobody else's."""
+    """Reads the log, on channels that the caller passes and nobody else uses."""
 
     def __init__(self, database: Database, limits: Limits = Limits(), selection: Selection = EVERYTHING) -> None:
         self._database = database
@@ -112,7 +113,8 @@ class Log:
         self._extent = database.sql(dialect.extent)
         self._bodies = database.sql(_BODIES, chosen=database.among("id", numbers="ids"))
         self._at = database.sql(_AT, chosen=database.among("id", numbers="ids"))
-        # No subscription has an empty name, and no message an empty topic. Nobody but a checker handles half messages.
+        # An empty text skips and hides nothing: no subscription has an empty name, and no message an empty topic. Half
+        # messages are hidden unless topics are named, because only a checker handles them.
         self._skips = selection.skips or ""
         self._hidden = HALF_TOPIC if topics is None else ""
         self._common: dict[str, Any] = {
@@ -125,15 +127,15 @@ class Log:
         }
 
     def now(self, channel: Channel) -> Capture:
-        """The position of now, with all that was committed before this call."""
+        """Capture the position of now, which sees all that was committed before this call."""
         snapshot, incarnation, forbidden, now = channel.rows(self._capture)[0]
         return self._captured(snapshot, incarnation, forbidden, now)
 
     def read_on(self, channel: Channel, base: Position) -> Page:
         """Capture, and read everything that was committed since `base`, in one statement.
 
-        A statement's own snapshot is the position that it captures, so the rows it sees are exactly those that the
-        position sees.
+        The position is the statement's own snapshot, so the rows that it reads are exactly those that the position
+        sees.
         """
         limit = self._limits.rows + 1
         parameters = {**self._common, "head": base.head, "open": list(base.open), "limit": limit}
@@ -147,24 +149,24 @@ class Log:
         return self._reading(part, capture.now, complete=part.whole, seen=seen, capture=capture)
 
     def nothing(self, capture: Capture | None) -> Page:
-        """A reading without rows, of a moment at which none were asked for."""
+        """Return a page without rows, for a moment at which no rows were read."""
         now = datetime.now(UTC) if capture is None else capture.now
         return self._reading(_NOTHING, now, complete=True, seen=0, capture=capture)
 
     def at(self, channel: Channel, ids: Sequence[int]) -> Page:
-        """What stands at these places, as much as the limits allow, one message at least."""
+        """Read the messages with these ids, as many as the limits allow, but at least one."""
         rows = channel.rows(self._at, {**self._common, "ids": self._database.bind(ids)})
         part = self._fitting(channel, rows)
         return self._reading(part, datetime.now(UTC), complete=part.whole, seen=len(rows))
 
     def extent(self, channel: Channel, window: Window) -> Extent:
-        """Where the rows of a window lie; costs one pass over its index entries."""
+        """Find out where the rows of a window lie; costs one pass over its index entries."""
         first, last, late_first, late_last = channel.rows(self._extent, _bounds(window))[0]
         fresh = None if first is None else (first, last)
         return Extent(fresh, None if late_first is None else (late_first, late_last))
 
     def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Page:
-        """What of a window has an id above `after` and up to `upto`, as much as the limits allow."""
+        """Read the rows of a window with ids above `after` and up to `upto`, as many as the limits allow."""
         late = extent.late is not None and after < extent.late[1]
         limit = self._limits.rows
         first = extent.fresh[0] if extent.fresh else upto + 1
@@ -184,7 +186,7 @@ class Log:
         )
 
     def _fitting(self, channel: Channel, rows: list[Row]) -> _Part:
-        """In the order of the log; with the bodies that were too large to come along, as many as fit, one at least."""
+        """Sort the rows, and fetch the bodies that were too large to come along: as many as fit, but at least one."""
         rows.sort(key=_ID)
         bare = [row for row in rows if row[_BODY] is None]
         if not bare:
@@ -224,13 +226,13 @@ class Log:
 
 
 def _split(rows: list[Row]) -> tuple[Row, list[Row]]:
-    """Part the row that carries the capture or the clock (it has no message_id) from the messages."""
+    """Separate the row that carries the capture or the clock (it has no message_id) from the messages."""
     at = 0 if rows[0][1] is None else next(i for i, row in enumerate(rows) if row[1] is None)
     return rows[at], rows[:at] + rows[at + 1 :]
 
 
 def _bounds(window: Window) -> dict[str, Any]:
-    """A window as parameters of the statements that page it."""
+    """Return a window as parameters for the statements that read its pages."""
     head, target = window.fresh
     return {"head": head, "target": target, "open": list(window.fresh_open), "late": list(window.late)}
 
@@ -239,8 +241,8 @@ _AT = f"""
     SELECT {COLUMNS.format(body="CASE WHEN length(body) <= :inline THEN body END", direct="direct")}
     FROM {{message}} WHERE {{chosen}} AND direct = :only ORDER BY id
 """
-#: Large bodies, as many as the limit of bytes allows; by primary key. Bodies stay out of the window function, because
-#: SQLite copies whatever goes through one.
+#: Large bodies, as many as the limit of bytes allows, but at least one; by primary key. Bodies stay out of the window
+#: function, because SQLite copies everything that goes through one.
 _BODIES = """
     SELECT id, body FROM {message} WHERE {chosen} AND id IN (
         SELECT id FROM (

@@ -1,4 +1,4 @@
-"""Where in the log a moment lies: ids rise with time, nearly, so halving finds it."""
+"""Search for a moment in the log. Ids rise nearly with time, so a binary search finds it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _FROM = "SELECT id, created_at FROM {message} WHERE id >= :id ORDER BY id LIMIT 
 
 
 def ids_before(database: Database, channel: Channel, moment: datetime) -> tuple[int, int]:
-    """The first id of the log, and the last one before the first row that was created at `moment` or later.
+    """Return the first id of the log, and the last id before the first row that was created at `moment` or later.
 
-    (1, 0) of an empty log; the last id is smaller than the first where no row is that old.
+    Of an empty log this is (1, 0). The second is smaller than the first where no row is older than `moment`.
     """
     lowest, highest = channel.rows(database.sql(_ENDS))[0]
     if lowest is None:
@@ -23,7 +23,7 @@ def ids_before(database: Database, channel: Channel, moment: datetime) -> tuple[
     statement = database.sql(_FROM)
     while low < high:
         middle = (low + high) // 2
-        # Nothing there any more: purged while we search.
+        # No row from here on means that they were purged during the search.
         found = channel.rows(statement, {"id": middle})
         created_at = database.dialect.moment(found[0][1]) if found else None
         if created_at is not None and created_at < moment:

@@ -11,13 +11,13 @@ from outbox.errors import DatabaseError
 from outbox.model.position import Position
 
 if TYPE_CHECKING:
-    # What captures a position needs psycopg; who only carries one, as Spark's tasks do, may have none.
+    # Capturing a position needs psycopg. Spark's tasks only carry one, and may run where psycopg is not installed.
     from outbox.store.database import Database
     from outbox.store.dialects.dialect import Channel, WriteAheadLog
 
-#: How long the disk is waited for, in seconds; and after how long it is asked to write.
+#: Seconds to wait until the server's log is on disk, and seconds after which the server is asked to write it.
 _PATIENCE, _BY_ITSELF = 30.0, 0.25
-#: How often a position is captured again, when the server was restarted meanwhile.
+#: How many times a position is captured, if the server is restarted each time.
 _TRIES = 5
 _PURGED = "SELECT purged FROM {meta}"
 _SERVER = "SELECT i.system_identifier, i.database_oid, m.installation FROM ({identity}) AS i, {meta} AS m"
@@ -25,7 +25,7 @@ _SERVER = "SELECT i.system_identifier, i.database_oid, m.installation FROM ({ide
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Server:
-    """The server, database and log that a position is of; another one has the same numbers for other rows.
+    """The server, database and log that a position belongs to; on another one the same numbers mean other rows.
 
     `system` and `timeline` are PostgreSQL's system identifier and timeline, `database` is the oid of the database.
     SQLite has none of them. `installation` was drawn when the tables of the outbox were made.
@@ -60,8 +60,8 @@ class Stamp:
 def stamp(database: Database, channel: Channel, *, pause: Callable[[float], object] = time.sleep) -> Stamp:
     """Capture the position of now on the primary, and return it once a crash cannot undo it.
 
-    Ids that were drawn and not written to disk are drawn again after a crash; a position that had seen them would take
-    the new rows for old ones.
+    Ids that were drawn and not written to disk are drawn again after a crash. A position that had seen them would treat
+    the new rows as old ones.
 
     Raises:
         StandbyError: the server is a standby.
@@ -83,7 +83,7 @@ def stamp(database: Database, channel: Channel, *, pause: Callable[[float], obje
 
 
 def server_of(database: Database, channel: Channel) -> Server:
-    """Return which server this is; a primary."""
+    """Return which server this is; the channel must lead to a primary."""
     wal = database.dialect.wal
     return _server(database, channel, channel.rows(wal.end)[0][0] if wal else None)
 
@@ -93,7 +93,7 @@ def written(
 ) -> tuple[str | None, str | None]:
     """Wait until all that has happened so far is on disk; return the timeline and how far the server's log was then.
 
-    On a database without such a log nothing is waited for, and both are None.
+    On a database without such a log this returns at once, and both are None.
     """
     wal = database.dialect.wal
     if wal is None:
@@ -121,7 +121,7 @@ def _wait(channel: Channel, wal: WriteAheadLog, lsn: str, pause: Callable[[float
         if waited > _PATIENCE:
             raise DatabaseError(f"the server did not write its log up to {lsn} to disk within {_PATIENCE:.0f} s")
         if waited > _BY_ITSELF and not asked:
-            # What an open transaction has written stays in memory until somebody commits, for hours if need be.
+            # The log of an open transaction may stay in memory for hours, until some transaction commits.
             channel.rows(wal.flush)
             asked = True
         pause(nap)

@@ -1,1 +1,1 @@
-"""What an operator asks of the tables: status, purge, check, restore."""
+"""Operations on the tables for an operator: status, purge, check, restore."""

@@ -1,4 +1,4 @@
-"""Inspecting a database: what of its outbox is not as this version needs it."""
+"""The check of a database: it finds everything about the outbox that is not as this version needs it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from outbox.store.identity import Identity
 from outbox.store.log.log import Log
 
 _MISSING = "is missing"
-#: What to do where a later version has made the tables.
+#: The fix where a later version has made the tables.
 NEWER = "install a newer outbox-log"
 _MOST_SLOTS = 32_767
 _SAMPLED = 1_000
@@ -39,7 +39,7 @@ _OLDEST_POSTGRESQL = (13,)
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is not as it should be: where, what, and what to do."""
+    """Something that is not as it should be: the place, the problem, and the fix."""
 
     where: str
     problem: str
@@ -70,10 +70,10 @@ _NOT_LOGGED = """
 """
 #: Columns with ids of the log, none of which may be drawn again.
 _IDS = (("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("meta", "purged_id"))
-#: Columns with positions, which are ids where the log has no other number; a head is the one after the last.
+#: Columns with positions, whose numbers are ids where the log has no `xact_id`. A head is one more than the last id.
 _POSITIONS = (("progress", "base"), ("progress", "target"), ("meta", "purged"))
 _BELOW_HEAD = "CAST(substr({column}, instr({column}, ':') + 1) AS integer) - 1"
-#: NULLs where there is no sequence. The name is quoted as a statement needs it.
+#: NULLs where there is no sequence. The name is quoted for use in a statement.
 _SEQUENCE = """
     SELECT s.name, has_sequence_privilege(s.name, 'SELECT'), quote_ident(current_user)
     FROM (SELECT pg_get_serial_sequence('{message}', 'id') AS name) AS s
@@ -82,12 +82,14 @@ _DRAWN = "SELECT last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM {sequen
 _DRAWN_SQLITE = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'outbox_message'"
 _HAS_SEQUENCES = "SELECT count(*) FROM sqlite_master WHERE name = 'sqlite_sequence'"
 
-#: How a new connection of the application's commits, by whose word, for whom and where.
+#: A row if new connections of the application commit asynchronously: the source of that setting, the role and the
+#: database.
 _ASYNCHRONOUS = """
     SELECT source, quote_ident(session_user), quote_ident(current_database()) FROM pg_settings
     WHERE name = 'synchronous_commit' AND setting = 'off'
 """
-#: What mends it, by source. On the command line it stands for servers that are thrown away, as those of tests.
+#: The fix, by source. A setting on the server's command line is accepted, because servers of tests, which are thrown
+#: away, have it there.
 _SYNCHRONOUS = {
     "user": "ALTER ROLE {role} SET synchronous_commit = on",
     "database user": "ALTER ROLE {role} IN DATABASE {database} SET synchronous_commit = on",
@@ -100,17 +102,17 @@ _SYNCHRONOUS = {
 
 
 def stored_identity(database: Database, channel: Channel) -> Identity | None:
-    """What the database says of its outbox; None when its one row is missing."""
+    """Return the stored identity of the outbox; None when its row is missing."""
     with database.explained():
         rows = channel.rows(database.sql(_META))
     return Identity(*rows[0]) if rows else None
 
 
 def findings(database: Database, channel: Channel, slots: int | None = None, *, behind: bool = False) -> list[Finding]:
-    """Everything that is not as this version needs it; an empty list is what one wants to see.
+    """Return everything that is not as this version needs it; an empty list if all is well.
 
-    `slots`: how many the application works with, if that is to be compared, too. `behind`: whether an upgrade makes
-    what is missing, because it has not run yet.
+    `slots`: how many the application works with, if that is to be compared, too. `behind`: True if the upgrade that
+    makes what is missing has not run yet; then it is the fix.
     """
     with database.engine.connect() as connection:
         present = tables_there(connection, database.tables)
@@ -121,7 +123,7 @@ def findings(database: Database, channel: Channel, slots: int | None = None, *, 
             ]
         found = of_tables(connection, database)
         if behind:
-            # By hand it would stand in the way of the revision that makes it.
+            # If it were made by hand, it would be in the way of the revision that makes it.
             upgrade = f"run: {database.upgrade_command}"
             found = [replace(each, fix=upgrade) if each.problem == _MISSING else each for each in found]
         found += _of_ids(connection, inspect(connection), database, present) if "outbox_message" in present else []
@@ -146,13 +148,13 @@ def record_findings(database: Database, channel: Channel) -> list[Finding]:
 
 
 def tables_there(connection: Connection, tables: Tables) -> set[str]:
-    """The names of those of the tables that are there."""
+    """Return the names of the tables that are there."""
     needed = {table.name for table in tables.metadata.tables.values()}
     return needed.intersection(inspect(connection).get_table_names(schema=tables.metadata.schema))
 
 
 def of_tables(connection: Connection, database: Database) -> list[Finding]:
-    """What of the tables themselves, their columns and indexes is not as this version needs it."""
+    """Return what is not as this version needs it in the tables themselves, their columns and indexes."""
     inspector = inspect(connection)
     present, dialect = tables_there(connection, database.tables), database.dialect.name
     needed = {table.name: table for table in database.tables.metadata.tables.values()}
@@ -267,8 +269,8 @@ def _of_sqlite(connection: Connection) -> Iterator[Finding]:
 
 
 def _of_ids(connection: Connection, inspector: Inspector, database: Database, present: set[str]) -> Iterator[Finding]:
-    """Ids that would be drawn a second time: what is known by such an id would be taken for another message."""
-    # Before the sequence is looked at, because both rise meanwhile.
+    """Find ids that would be drawn a second time: a row stored under such an id would count for the new message."""
+    # Read before the sequence, because both rise meanwhile.
     known = _highest_ids(connection, inspector, database, present)
     if "outbox_message.id" not in known:
         return
@@ -304,7 +306,7 @@ def _given_again(drawn: int, where: str, highest: int, mend: str) -> Iterator[Fi
 
 
 def _highest_ids(connection: Connection, inspector: Inspector, database: Database, present: set[str]) -> dict[str, int]:
-    """By column: the highest id of the log that it has."""
+    """Return the highest id of the log that each column holds, by column."""
     places = [(name, column, column) for name, column in _IDS]
     if "xact_id" not in database.tables.message.columns:
         places += [(name, column, _BELOW_HEAD.format(column=column)) for name, column in _POSITIONS]
@@ -328,7 +330,7 @@ def _of_server(database: Database, channel: Channel) -> Iterator[Finding]:
         problem, _, fix = str(error).partition("; ")
         yield Finding("server", problem, fix)
     except Exception as error:
-        # Without the log there is no position on SQLite; that the table is missing has been said already.
+        # On SQLite there is no position without the log; the missing table is a finding already.
         if not database.dialect.missing_table(error):
             raise
 
@@ -363,7 +365,7 @@ def _dialect(name: str) -> Any:
 
 
 def _family(type: str) -> str:
-    """A type without collation and with the name that its own database shows."""
+    """Return a type without its collation, under one name for the names that databases give it."""
     plain = re.sub(r" COLLATE .*", "", type).upper()
     return {"TIMESTAMP": "DATETIME", "UUID": "CHAR(32)", "INT": "INTEGER"}.get(plain, plain)
 
@@ -378,19 +380,19 @@ def _predicate(options: dict[str, Any], dialect: str) -> str:
 
 
 def _made_by(element: ClauseElement, dialect: str) -> str:
-    """The statement that makes an index or a table, or the part of one that makes a column."""
+    """Return the statement that makes an index or a table, or the part of a statement that makes a column."""
     return re.sub(r"\s+", " ", str(element.compile(dialect=_dialect(dialect))).strip())
 
 
 def _table_made(table: Table, dialect: str) -> str:
-    """The statements that make a table with its indexes."""
+    """Return the statements that make a table with its indexes."""
     indexes = sorted(table.indexes, key=lambda each: str(each.name))
     statements: list[ClauseElement] = [CreateTable(table), *map(CreateIndex, indexes)]
     return "; ".join(_made_by(each, dialect) for each in statements)
 
 
 def _plain(expression: str) -> str:
-    """An SQL expression without what a database adds when it stores one: casts, parentheses, its word for IN."""
+    """Return an SQL expression without what a database adds when it stores it: casts, parentheses, its form of IN."""
     plain = re.sub(r"::[a-z]+( [a-z]+)*(\[\])?", "", expression)
     plain = re.sub(r"= ANY \(ARRAY\[(.*?)\]\)", r"IN \1", plain)
     plain = re.sub(r"[()]", " ", plain)

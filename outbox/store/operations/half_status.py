@@ -1,7 +1,7 @@
-"""How the transactions of each producer group stand, by real topic: what waits, what was decided, and how quickly.
+"""The status of each producer group's transactions, by real topic: what is pending, what was decided, and how quickly.
 
-Counts are of messages, as RocketMQ's are. What waits is counted from where the check-back of its group stands, and what
-was decided from the half messages that the log still holds. Costs the same at any size of the log.
+Messages are counted, as RocketMQ does. Pending ones are counted from the position of their group's check-back on, and
+decided ones among the half messages that the log still holds. It costs the same at any size of the log.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from outbox.store.operations.parked_status import MOST_COUNTED, STATES, Count
 from outbox.store.operations.status import UNDECIDED, SubscriptionStatus
 from outbox.store.transactions.half import REAL_TOPIC
 
-#: An estimate looks at so many places of the log, so many rows each.
+#: An estimate reads at so many places of the log, so many rows at each.
 _PLACES = 32
 _ROWS_A_PLACE = 512
 
-#: What a check-back has set aside, by (subscription, state, id): without a verdict, and given up or not. What is
-#: blocked shares the parking of the row before it in its transaction.
+#: Messages without a verdict that a check-back has parked, by (subscription, state, id): given up, or not. A blocked
+#: message counts as given up if the first row of its transaction that is not blocked is dead.
 _PARKED = f"""
     SELECT {{real_topic}}, {{given_up}}, count(*), min(created_at)
     FROM (SELECT key, headers, created_at FROM {{parked}} WHERE subscription = :subscription AND state = :state
           ORDER BY subscription, state, id LIMIT :limit) AS r
     WHERE {UNDECIDED} GROUP BY {{real_topic}}, {{given_up}}
 """
-#: By the partial index of those that hold others back, in its order, so that also a table that was never analysed is
-#: asked by it.
+#: By the partial index of rows that hold others back, in its order, so that the planner uses it also for a table that
+#: was never analysed.
 _BEHIND_DEAD = """
     CASE WHEN :state = 'dead' OR :state = 'blocked' AND (
         SELECT d.state FROM {parked} AS d
@@ -42,8 +42,8 @@ _BEHIND_DEAD = """
         ORDER BY d.place LIMIT 1
     ) = 'dead' THEN 1 ELSE 0 END
 """
-#: The newest half messages, by their partial index (of a log that was never analysed all of them), and their verdicts.
-#: By the outer limit each is looked up once.
+#: The newest half messages, by their partial index, and their verdicts. (In a log that was never analysed, all half
+#: messages are read.) The outer limit makes the planner look up each verdict once.
 _NEWEST = f"""
     SELECT tags, {{real_topic}}, op, count(*), min(created_at), max(decided_at), sum({{latency}}), max({{latency}})
     FROM (SELECT tags, headers, created_at,
@@ -55,7 +55,7 @@ _NEWEST = f"""
     GROUP BY tags, {{real_topic}}, op
 """
 _ENDS = "SELECT min(id), max(id) FROM {message}"
-#: One place of the log, by primary key; what is no half message tells how dense the ids are.
+#: One place of the log, by primary key. Rows that are no half messages are counted too, for the density of the ids.
 _SAMPLE = f"""
     SELECT CASE WHEN topic = '{HALF_TOPIC}' THEN tags END,
            CASE WHEN topic = '{HALF_TOPIC}' THEN {{real_topic}} END,
@@ -69,7 +69,7 @@ _SAMPLE = f"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latency:
-    """How long commits took from the storing of a half message on, in seconds; of the newest messages only."""
+    """The seconds from the storing of a half message to its commit; of the newest messages only."""
 
     count: int
     sum: float
@@ -81,10 +81,11 @@ NONE = Count(0)
 
 @dataclass(slots=True, kw_only=True)
 class HalfStatus:
-    """How the half messages of a group with one real topic stand.
+    """The status of a group's half messages with one real topic.
 
-    `pending`: without a verdict and not given up, `oldest` of them in seconds; `given_up`: they wait for a person.
-    `committed` and `rolled_back`: as far as the log reaches back; `decided`: seconds since the newest verdict on them.
+    `pending`: those without a verdict that are not given up. `oldest`: the age of the oldest of these, in seconds.
+    `given_up`: those that wait for a person. `committed` and `rolled_back`: those with a verdict, as far as the log
+    reaches back. `decided`: seconds since the newest verdict on them.
     """
 
     group: str
@@ -101,7 +102,7 @@ class HalfStatus:
 def half_standings(
     database: Database, channel: Channel, now: datetime, standings: Sequence[SubscriptionStatus]
 ) -> list[HalfStatus]:
-    """Return how half messages stand, by group and real topic; nothing where there have never been any."""
+    """Return the status of half messages, by group and real topic; an empty list if there are none."""
     tally = _Tally(database, channel, now)
     checks = [each for each in standings if each.subscription.kind == "check"]
     for each in checks:
@@ -113,7 +114,7 @@ def half_standings(
 
 @dataclass(slots=True)
 class _Tally:
-    """Adds up what several looks have found."""
+    """Adds up the results of several looks."""
 
     database: Database
     channel: Channel
@@ -121,14 +122,14 @@ class _Tally:
     found: dict[tuple[str, str], HalfStatus] = field(default_factory=dict)
 
     def add_unread(self, check: SubscriptionStatus) -> None:
-        """Add what a check-back has not come to, as far as it was looked at."""
+        """Add the messages that a check-back has not reached yet, as far as they were looked at."""
         for topic, (number, oldest) in check.unread.items():
             place = self._at(_group_of(check), topic)
             place.pending = _sum(place.pending, Count(number, check.backlog.about))
             self._note_oldest(place, oldest)
 
     def add_parked(self, check: SubscriptionStatus) -> None:
-        """Add what a check-back has set aside."""
+        """Add the messages that a check-back has parked."""
         given_up = self.database.sql(_BEHIND_DEAD)
         statement = self.database.sql(_PARKED, real_topic=self._real_topic, given_up=given_up)
         common = {"subscription": check.subscription.name, "limit": MOST_COUNTED}
@@ -143,7 +144,7 @@ class _Tally:
                     self._note_oldest(place, self._moment(oldest))
 
     def add_decided(self, checks: Mapping[str, SubscriptionStatus]) -> None:
-        """Add verdicts; and what waits where its check-back cannot tell, because it is far behind, or was dropped."""
+        """Add messages with a verdict, and pending ones of a group whose check-back is far behind or was dropped."""
         latency = self.database.dialect.seconds.format(since="created_at", until="decided_at")
         statement = self.database.sql(_NEWEST, real_topic=self._real_topic, latency=latency)
         rows = self.channel.rows(statement, {"limit": MOST_COUNTED + 1})
@@ -165,7 +166,7 @@ class _Tally:
             place.decided = since if place.decided is None else min(place.decided, since)
 
     def _add_waiting(self, place: HalfStatus, count: Count, oldest: datetime) -> None:
-        """Count what has no verdict: all of it but for what was given up, and at least what was found before."""
+        """Count messages without a verdict: `count` minus those that were given up, but no fewer than found before."""
         rest = count.number - place.given_up.number
         place.pending = Count(max(rest, place.pending.number), count.about)
         self._note_oldest(place, oldest)
@@ -207,7 +208,7 @@ class _Tally:
 
 
 def _group_of(check: SubscriptionStatus) -> str:
-    """The producer group that a subscription checks back on."""
+    """Return the producer group whose transactions a subscription checks."""
     return check.subscription.name.removeprefix(check_of(""))
 
 

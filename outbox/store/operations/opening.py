@@ -1,4 +1,4 @@
-"""Opening an outbox: what comes first on a connection that reads or writes it for long."""
+"""Opening an outbox: the checks that come first on a connection that will read or write it for long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from outbox.store.log.log import Log
 
 
 def open_outbox(database: Database, channel: Channel) -> None:
-    """Make sure that the tables are there, of this version, and of this server.
+    """Make sure that the tables are there, have this version, and were written on this server.
 
     Raises:
         StandbyError: the server is a standby.

@@ -1,4 +1,4 @@
-"""How the parked messages of a subscription stand: how many, since when, and why. Costs the same at any number."""
+"""The status of a subscription's parked messages: how many, since when, and why. It costs the same at any number."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Any
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 
-#: Counted up to here; what is more is estimated.
+#: Rows are counted up to this number; more are estimated.
 MOST_COUNTED = 10_000
 STATES = ("delayed", "waiting", "retry", "blocked", "dead")
 
-#: States whose messages go out by themselves, as soon as something else allows it.
+#: States whose messages will be sent without a person, as soon as nothing holds them back.
 _UNSENT = ("waiting", "retry", "blocked")
-#: Errors of one state that are told apart; and characters of each.
+#: The most errors of one state that are listed, and the most characters of each.
 _MOST_TROUBLES = 5
 _MOST_ERROR = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many there are: counted, or `about` so many."""
+    """A number of rows: counted, or, if `about`, estimated."""
 
     number: int
     about: bool = False
@@ -32,7 +32,7 @@ class Count:
 
     @classmethod
     def upto(cls, number: int) -> Count:
-        """Return the count of rows that were looked at, one more than `MOST_COUNTED` at most."""
+        """Return the count of rows, of which at most `MOST_COUNTED` + 1 were read."""
         return cls(min(number, MOST_COUNTED), about=number > MOST_COUNTED)
 
 
@@ -48,11 +48,11 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParkedStatus:
-    """How the parked messages of a subscription stand.
+    """The status of a subscription's parked messages.
 
-    `counts`: by state. `unsent_since`: from when on the oldest could have been sent that is not: its creation, or the
-    moment at which it fell due; dead letters do not count, nor what is not due yet. `troubles`: what waits for the
-    destination, by error; what failed and is tried again; dead letters.
+    `counts`: their numbers by state. `unsent_since`: the moment from which on the oldest unsent message could have been
+    sent: its creation, or when it fell due. Dead letters do not count, nor messages that are not due yet. `troubles`:
+    messages that wait for the destination, by error; those that failed and are tried again; dead letters.
     """
 
     counts: dict[str, Count]
@@ -66,7 +66,7 @@ _LOOK = """
     FROM (SELECT CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END AS due, parked_at, id
           FROM {parked} WHERE subscription = :subscription AND state = :state ORDER BY id LIMIT :limit) AS n
 """
-#: Delayed messages that the worker has not taken up, by the partial index on due_at.
+#: Delayed messages that are due and that the worker has not taken up yet, by the partial index on due_at.
 _OVERDUE = """
     SELECT min(CASE WHEN state = 'delayed' THEN due_at END)
     FROM (SELECT state, due_at FROM {parked}
@@ -84,19 +84,19 @@ _ERROR = "SELECT substr(error, 1, :characters) FROM {parked} WHERE subscription 
 
 
 def status_of_parked(database: Database, channel: Channel, subscription: str) -> ParkedStatus:
-    """Look at what a subscription has set aside."""
+    """Return the status of what a subscription has parked."""
     return _Looks(database, channel, subscription).status()
 
 
 def parked_counts(database: Database, channel: Channel, subscription: str) -> dict[str, Count]:
-    """Count what a subscription has set aside, by state."""
+    """Count what a subscription has parked, by state."""
     looks = _Looks(database, channel, subscription)
     return {state: Count.upto(looks.look(state).number) for state in STATES}
 
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What one bounded look at the rows of a state found."""
+    """The result of one bounded look at the rows of a state."""
 
     number: int
     due: datetime | None
@@ -113,7 +113,7 @@ class _Looks:
         self._common = {"subscription": subscription, "limit": MOST_COUNTED + 1}
 
     def status(self) -> ParkedStatus:
-        """All of it."""
+        """Return the status, from looks at all states."""
         looks = {state: self.look(state) for state in STATES}
         unsent = [looks[state].due for state in _UNSENT]
         if looks["delayed"].number:
@@ -127,7 +127,7 @@ class _Looks:
         )
 
     def look(self, state: str) -> _Look:
-        """How many are in a state, and their extremes."""
+        """Count the messages in a state, and find the earliest moments and the lowest id."""
         number, due, parked, first = self._rows(_LOOK, state=state)[0]
         return _Look(int(number), self._moment(due), self._moment(parked), first)
 
@@ -140,7 +140,7 @@ class _Looks:
         )
 
     def _of_first(self, state: str, look: _Look) -> Trouble | None:
-        """All of a state under the error of the first: of failures each may have its own."""
+        """Return all messages of a state as one trouble with the error of the first, because each may have its own."""
         if look.first_id is None or look.parked is None:
             return None
         rows = self._rows(_ERROR, id=look.first_id, characters=_MOST_ERROR)

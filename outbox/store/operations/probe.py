@@ -1,4 +1,4 @@
-"""What the test kit asks of a log, apart from workers."""
+"""Queries on a log for the test kit, which need no worker."""
 
 from __future__ import annotations
 
@@ -21,35 +21,35 @@ _DIRECT = "UPDATE {message} SET direct = :subscription WHERE topic = :topic"
 
 
 def committed(database: Database, ids: Collection[UUID]) -> set[UUID]:
-    """Those of the messages that everybody sees."""
+    """Return the ids of those messages that are committed, which every connection sees."""
     column = database.tables.message.c.message_id
     with database.engine.connect() as connection:
         return set(connection.scalars(select(column).where(column.in_(ids))))
 
 
 def seen_inside(database: Database, driver: psycopg.Connection[Any], ids: Collection[UUID]) -> set[UUID]:
-    """Those that a psycopg connection sees inside its running transaction."""
+    """Return the ids of those messages that a psycopg connection sees inside its running transaction."""
     statement = database.sql(_SEEN_INSIDE).encode()
     with driver.cursor(row_factory=tuple_row) as cursor:
         return {row[0] for row in cursor.execute(statement, {"ids": list(ids)})}
 
 
 def numbers(database: Database, channel: Channel) -> dict[int, int]:
-    """Every id of the log, with the number that tells whether it is settled."""
+    """Return every id of the log, with the number that tells whether the row is settled."""
     number = "xact_id" if "xact_id" in database.tables.message.c else "id"
     return {row[0]: row[1] for row in channel.rows(database.sql(_NUMBERS, number=number))}
 
 
 def count(database: Database, channel: Channel, table: str) -> int:
-    """How many rows a table has; by its name without the prefix."""
+    """Return how many rows a table has; `table` is its name without the prefix."""
     return int(channel.rows(_COUNTS.format(table=database.names[table]))[0][0])
 
 
 def empty(database: Database, channel: Channel) -> None:
-    """Delete the whole log, as a purge may at last."""
+    """Delete all rows of the log, as a purge may do in the end."""
     channel.run(database.sql(_EMPTY))
 
 
 def direct(database: Database, channel: Channel, *, topic: str, subscription: str) -> None:
-    """Make the messages of a topic such that their writer sends them, for this subscription."""
+    """Mark the messages of a topic as those that their writer sends itself, for this subscription."""
     channel.run(database.sql(_DIRECT), {"topic": topic, "subscription": subscription})

@@ -1,6 +1,6 @@
-"""Purging: rows that every subscription is past, and that are older than the retention, leave the log.
+"""The purge: it deletes rows of the log that every subscription has passed, and that are older than the retention.
 
-A reader outside of the database counts as long as its hold lasts.
+A reader outside of the database counts as a subscription as long as its hold lasts.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ BATCH = 2_000
 #: Where a batch ends: at its n-th row by primary key.
 _SPAN = "SELECT id FROM {message} WHERE id > :after ORDER BY id LIMIT 1 OFFSET :rows"
 _NEWEST = "SELECT {number} FROM {message} WHERE id <= :last ORDER BY id DESC LIMIT 1"
-#: Every base sees the row, and it is old enough; of half messages those whose transaction has a verdict.
+#: Rows that every base sees and that are old enough; of half messages only those whose transaction has a verdict.
 _GONE = """
     id > :after AND id <= :upto AND {number} + 0 < :head AND NOT {open}
     AND created_at < :before
     AND (topic <> :half OR EXISTS (SELECT 1 FROM {op} WHERE transaction_id = key))
 """
-#: A verdict goes after the half messages that it is on, so that nobody can ask about them.
+#: A verdict is deleted only after its half messages, so that nobody can ask about half messages whose verdict is gone.
 _OPS_SPAN = "SELECT transaction_id FROM {op} WHERE transaction_id > :after ORDER BY transaction_id LIMIT 1 OFFSET :rows"
 _DELETE_OPS = f"""
     DELETE FROM {{op}} WHERE transaction_id > :after AND (:upto = '' OR transaction_id <= :upto)
@@ -42,7 +42,7 @@ _DELETE_OPS = f"""
 """
 _DELETE = "DELETE FROM {message} WHERE {gone} RETURNING {number}"
 _COUNT = "SELECT count(*) FROM {message} WHERE {gone}"
-#: Takes the row's lock for the transaction: what was purged is written by one at a time.
+#: Locks the row until the end of the transaction, so that only one purge at a time writes what was purged.
 _LOCK = "UPDATE {meta} SET purged_id = purged_id RETURNING purged, purged_id"
 _RECORD = "UPDATE {meta} SET purged = :purged, purged_id = :id"
 _CUTOFF = "SELECT {before}"
@@ -51,7 +51,10 @@ _PURGED_ID = "SELECT purged_id FROM {meta}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Purged:
-    """What a purge did: how many rows from before a moment went, and which subscriptions hold others of them back."""
+    """The result of a purge: how many rows from before a moment it deleted, and who holds others back.
+
+    `held_by` names these subscriptions.
+    """
 
     rows: int
     before: datetime
@@ -60,7 +63,7 @@ class Purged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Old:
-    """What is old enough to go: messages that were written before a moment; none of them has an id above `last_id`."""
+    """The messages that are old enough to be deleted: written `before` a moment, with ids up to `last_id`."""
 
     before: datetime
     last_id: int
@@ -68,14 +71,14 @@ class Old:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """What is known to be kept elsewhere, in an archive say: of what is old enough, all that a position sees."""
+    """The messages that are known to be kept elsewhere, as in an archive: of the old ones, all that `position` sees."""
 
     old: Old
     position: Position
 
 
 def purged_id(database: Database, channel: Channel) -> int:
-    """Return the highest id that a purge has ever come to; 0: there was none."""
+    """Return the highest id that a purge has ever reached; 0: there was no purge."""
     return int(channel.rows(database.sql(_PURGED_ID))[0][0])
 
 
@@ -92,7 +95,7 @@ class Purge:
         self._newest = database.sql(_NEWEST, number=number)
 
     def run(self, channel: Channel, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
-        """Delete what may go; with `kept`, nothing else than that.
+        """Delete the rows that may be deleted; with `kept`, only those that are kept elsewhere.
 
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell what is still needed.
@@ -100,11 +103,11 @@ class Purge:
         return self._go(channel, older_than, kept, rehearsal=False)
 
     def rehearse(self, channel: Channel, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
-        """Count what would go, and delete nothing."""
+        """Count the rows that `run` would delete, and delete nothing."""
         return self._go(channel, older_than, kept, rehearsal=True)
 
     def old(self, channel: Channel, older_than: timedelta) -> Old:
-        """Find out what is old enough to go.
+        """Find out which messages are old enough to be deleted.
 
         Raises:
             SubscriptionError: there is no subscription.
@@ -115,7 +118,7 @@ class Purge:
         return Old(before=before, last_id=ids_before(self._database, channel, before)[1])
 
     def passed(self, channel: Channel, kept: Kept) -> Kept:
-        """Narrow what is kept elsewhere to what every subscription is past, and so may go now.
+        """Narrow what is kept elsewhere to what every subscription has passed, which may be deleted now.
 
         Raises:
             SubscriptionError: there is no subscription.
@@ -142,7 +145,7 @@ class Purge:
         return int(channel.rows(self._count, {**bounds, **self._of(passed)})[0][0])
 
     def _deleted(self, channel: Channel, bounds: dict[str, Any], kept: Kept | None) -> int:
-        """One batch. Positions are read with it: a subscription that came meanwhile counts."""
+        """Delete one batch. Positions are read in its transaction, so that a subscription created meanwhile counts."""
         with channel.transaction():
             stored, purged_id = channel.rows(self._database.sql(_LOCK))[0]
             passed = self._passed_by_all(channel, kept)
@@ -168,7 +171,7 @@ class Purge:
         return {"head": passed.head, "open": self._database.bind(passed.open), "half": HALF_TOPIC}
 
     def _passed_by_all(self, channel: Channel, kept: Kept | None = None) -> Position:
-        """What every subscription's stored base sees; a window that is half done is not passed."""
+        """Return what the stored bases of all subscriptions see; a window that is settled in part is not passed."""
         bases = [base for _, base in self._bases(channel)]
         if not bases:
             raise SubscriptionError(
@@ -189,7 +192,7 @@ class Purge:
         return found
 
     def _spans(self, channel: Channel, first: int, last: int) -> Iterator[tuple[int, int]]:
-        """Spans of ids that hold a batch each."""
+        """Yield spans of ids, (after, upto], that hold one batch each."""
         after = first - 1
         statement = self._database.sql(_SPAN)
         while after < last:
@@ -199,7 +202,7 @@ class Purge:
             after = upto
 
     def _holding(self, channel: Channel, last: int) -> tuple[str, ...]:
-        """The subscriptions that have not passed the newest of the rows that are old enough, if it is there still."""
+        """Return the subscriptions that have not passed the newest of the old rows, if that row is still there."""
         numbers = channel.rows(self._newest, {"last": last})
         return tuple(sorted({name for name, base in self._bases(channel) for (n,) in numbers if not base.sees(n)}))
 
@@ -211,14 +214,14 @@ class Purge:
 
 
 def _seen_by_all(bases: Sequence[Position]) -> Position:
-    """The position that sees what each of these sees."""
+    """Return the position that sees what all of these see."""
     return Position.of(min(base.head for base in bases), (n for base in bases for n in base.open))
 
 
 def _deleted_of(passed: Position, highest: int) -> Position:
-    """Return the position that sees what was deleted: of what all had passed nothing above the highest deleted number.
+    """Return the position that sees what was deleted: what all had passed, up to the highest deleted number.
 
-    A reader without a subscription compares it with its window. One that sees all that was passed would tell a reader
-    of the newest rows that rows were lost which are all there.
+    A reader without a subscription compares it with its window. If the position saw all that was passed, a reader of
+    the newest rows would report rows as lost although they are all there.
     """
     return Position.of(highest + 1, passed.open)

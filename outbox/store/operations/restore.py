@@ -1,4 +1,4 @@
-"""A log that was copied to another server: brought in line with the ids that this one draws."""
+"""The restore of a log that was copied to another server, so that its rows fit the ids that this server draws."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from outbox.store.dialects.dialect import Channel
 
 _LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now}"
 _LOCK = "LOCK TABLE {message}, {progress}, {lease} IN SHARE ROW EXCLUSIVE MODE"
-#: What some subscription had not seen is committed anew, by this transaction; all else lies before everything.
-#: A row from after the copy has an id of this server, which says nothing to positions of the other one: its time does.
+#: A row that some subscription had not seen gets the id of this transaction, as if it were committed now; all others
+#: get 0, which lies before every position. A row that was written after the copy has an id of this server, which cannot
+#: be compared with positions of the other server; its time is compared instead.
 _RESTAMP = """
     UPDATE {message} AS m SET xact_id = CASE WHEN EXISTS (
         SELECT 1 FROM (
@@ -33,10 +34,10 @@ _ADOPT = """
 
 
 def restore(database: Database, channel: Channel) -> int:
-    """Give the rows of a copied log ids of this server; returns how many will be read again by somebody.
+    """Give the rows of a copied log transaction ids of this server; return how many rows will be read again.
 
-    Subscriptions that stood far apart may see messages a second time, none misses one. The one permitted update of
-    the log; all workers must be stopped.
+    Subscriptions whose positions were far apart may read messages a second time; none misses a message. This is the
+    only permitted update of the log. All workers must be stopped.
 
     Raises:
         SubscriptionError: a worker is alive.
@@ -53,7 +54,7 @@ def restore(database: Database, channel: Channel) -> int:
 
 
 def accept(database: Database, channel: Channel) -> None:
-    """Take the positions as they are, on a server that goes on with the same ids (`pg_upgrade` keeps them).
+    """Accept the positions as they are, on a server that goes on with the same ids (`pg_upgrade` keeps them).
 
     Raises:
         SubscriptionError: a worker is alive.

@@ -1,4 +1,4 @@
-"""How every subscription stands: what waits, since when, who works on it. Costs the same at any size of the log."""
+"""The status of every subscription: what waits, since when, who works on it. Costs the same at any size of the log."""
 
 from __future__ import annotations
 
@@ -21,22 +21,23 @@ from outbox.store.subscriptions.readers import Hold, Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.store.transactions.half import REAL_TOPIC
 
-#: An estimate looks at so many places of the log, so many rows each.
+#: An estimate reads at so many places of the log, so many rows at each.
 _PLACES = 32
 _ROWS_A_PLACE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionStatus:
-    """How one subscription stands.
+    """The status of one subscription.
 
-    `backlog`: messages of the log that are not settled yet; of a subscription that checks back those without a verdict.
-    `lag`: for how many seconds the oldest message could have been sent that is not, of the backlog and of what is set
-    aside; 0 without any, and at most that if `lag_about`. What is delayed counts from when it is due, and dead letters
-    do not count; of a subscription that checks back only the backlog does. `parked`: messages set aside, by state.
-    `troubles`: those that did not succeed, with since when and why. `idle`: seconds since its last settle. `unread`: of
-    one that checks back, the messages of the backlog that were looked at, by real topic: how many, and when the oldest
-    was written. `hold`: of a reader outside of the database, since when and until when retention waits for it.
+    `backlog`: messages of the log that are not settled yet; for a subscription that checks back, those without a
+    verdict. `lag`: the seconds for which the oldest unsent message of the backlog and of the parked ones could have
+    been sent; 0 without any. If `lag_about`, the lag is at most that. A delayed message counts from when it is due, and
+    dead letters do not count; for a subscription that checks back only the backlog counts. `parked`: numbers of parked
+    messages, by state. `troubles`: those that did not succeed, since when and why. `idle`: seconds since the last
+    settle. `unread`: for one that checks back, the messages of the backlog that were looked at, by real topic: how
+    many, and when the oldest was written. `hold`: for a reader outside of the database, since when and until when
+    retention waits for it.
     """
 
     subscription: Subscription
@@ -52,13 +53,13 @@ class SubscriptionStatus:
 
     @property
     def is_run(self) -> bool:
-        """Whether a worker holds its lease."""
+        """True while a worker holds its lease."""
         return self.holder is not None and self.holder.live
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What one bounded look at unsettled rows found: rows in all, those that are selected, their extremes."""
+    """The result of one bounded look at unsettled rows: all rows, the selected ones, and their extremes."""
 
     rows: int
     selected: int
@@ -70,17 +71,17 @@ class _Part:
 #: `{number}` is the column by which a position tells what is settled. The ORDER BY keeps never-analysed tables on the
 #: index (number, id); the limit comes before the selection, so that a rare topic costs no more than a common one.
 _FRESH = "SELECT {columns} FROM {message} WHERE {number} >= :head ORDER BY {number}, id LIMIT :limit"
-#: What committed late: a probe of the same index per number that is open at the position.
+#: Rows that were committed late: a probe of the same index per number that is open at the position.
 _LATE = """
     SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
         SELECT {columns} FROM {message} WHERE {number} >= o.x AND {number} <= o.x
         ORDER BY {number}, id LIMIT :limit) AS l
     LIMIT :limit
 """
-#: What is left of a window that is half done, by primary key from the id that it came to.
+#: The rest of a window that is settled in part, by primary key from the last settled id on.
 _REST = "SELECT {columns}, {number} AS number FROM {message} WHERE id > :after ORDER BY id LIMIT :limit"
-#: What a bounded look at rows finds: how many, which of them are meant, and their extremes. `{since}` is from when on
-#: a row could have been sent.
+#: A bounded look at rows: how many there are, how many of them are meant, and their extremes. `{since}` is the moment
+#: from which on a row could have been sent.
 _LOOK = """
     SELECT count(*), count(CASE WHEN {meant} THEN 1 END), min(CASE WHEN {meant} THEN {since} END),
            max(created_at), min(id)
@@ -92,7 +93,7 @@ UNDECIDED = "(SELECT o.op FROM {op} AS o WHERE o.transaction_id = r.key) IS NULL
 #: A delayed message can be sent from when it is due.
 _DUE = "CASE WHEN deliver_at > created_at THEN deliver_at ELSE created_at END"
 _LEFT = "(number < :target AND NOT {in_target} AND (number >= :head OR {in_base}))"
-#: The ends of the log, each one probe of the primary key.
+#: The end of the log, by one probe of the primary key.
 _LAST_ID = "SELECT max(id) FROM {message}"
 _SAMPLE = """
     SELECT count(*), count(CASE WHEN {selected} AND {unsettled} THEN 1 END), max(id)
@@ -104,7 +105,7 @@ _NOW = "SELECT {now}"
 
 
 def standings(database: Database, channel: Channel) -> tuple[datetime, list[SubscriptionStatus]]:
-    """How all subscriptions stand, by name, and the database's clock."""
+    """Return the database's clock, and the status of all subscriptions, sorted by name."""
     now = database.dialect.moment(channel.rows(database.sql(_NOW))[0][0])
     assert now is not None
     return now, [_standing(database, channel, each, now) for each in Subscriptions(database).all(channel)]
@@ -116,7 +117,7 @@ def _standing(database: Database, channel: Channel, subscription: Subscription, 
     unsettled = _Unsettled(database, channel, subscription, Progress(EARLIEST) if settled is None else settled.progress)
     aside = status_of_parked(database, channel, subscription.name)
     oldest, about = unsettled.oldest()
-    # A transaction that is parked may be decided by now: how the pending ones stand is told by group.
+    # A parked transaction may have a verdict by now. The pending ones are counted by group, in `half_status`.
     parked_since = None if subscription.kind == "check" else aside.unsent_since
     if parked_since is not None and (oldest is None or parked_since <= oldest):
         oldest, about = parked_since, False
@@ -141,7 +142,7 @@ class _Unsettled:
         self._database = database
         self._channel = channel
         self._progress = progress
-        # PostgreSQL has a column for it; elsewhere a row's own id tells what is settled.
+        # PostgreSQL has a column with the number that tells whether a row is settled; on SQLite this is the row's id.
         self._number = "xact_id" if "xact_id" in database.tables.message.columns else "id"
         topics, only = subscription.selection.topics, subscription.selection.only
         of_topics = "topic <> :topics" if topics is None else database.among("topic", texts="topics")
@@ -149,7 +150,7 @@ class _Unsettled:
         tags = subscription.selection.tags
         of_tags = "TRUE" if tags is None else database.among("tags", texts="tags")
         is_check = subscription.kind == "check"
-        #: What it needs of a row: no more, because rows are copied for a look.
+        # A look reads only the columns that it needs, because rows are copied for it.
         more = ", tags, key, headers" if tags is not None or is_check else ""
         self._columns = f"id, topic, direct, created_at, deliver_at{more}"
         self._since = "created_at" if is_check else _DUE
@@ -164,14 +165,18 @@ class _Unsettled:
         self._parts = [self._part(*look) for look in self._looks()]
 
     def count(self) -> Count:
-        """How many are selected."""
+        """Return how many rows are selected: counted, or estimated if there are many."""
         counted = sum(part.selected for part in self._parts)
         if self._all_seen and counted <= MOST_COUNTED:
             return Count(counted)
         return Count(max(counted, self._estimate()), about=True)
 
     def oldest(self) -> tuple[datetime | None, bool]:
-        """From when on the oldest could have been sent; if none was looked at, a moment before which there is none."""
+        """Return the moment from which on the oldest could have been sent, and False; None: there is none.
+
+        If there are more rows than were looked at, and none of these is selected, return a moment before which there
+        is none, and True.
+        """
         known = [part.oldest for part in self._parts if part.oldest is not None]
         if known or self._all_seen:
             return min(known, default=None), False
@@ -196,7 +201,7 @@ class _Unsettled:
         return found
 
     def _looks(self) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Bounded looks: beyond the newer end of the progress, and at what is left of its window."""
+        """Yield the bounded looks: at rows after the newer end of the progress, and at the rest of its window."""
         end = self._progress.target or self._progress.base
         yield _FRESH, "{selected}", {"head": end.head}
         if end.open:
@@ -206,7 +211,7 @@ class _Unsettled:
 
     @property
     def _bounds(self) -> dict[str, Any]:
-        """The progress as parameters; without a window, one that holds nothing."""
+        """The progress as parameters; if it has no window, they describe an empty one."""
         base, target, after = self._progress.base, self._progress.target or EARLIEST, self._progress.after
         bind = self._database.bind
         return {
@@ -223,7 +228,7 @@ class _Unsettled:
         return _Part(number, selected, moment(oldest), moment(youngest), first)
 
     def _estimate(self) -> int:
-        """From samples: how dense the ids are at many places, and how many of them are ours and not settled."""
+        """Estimate the number of selected, unsettled rows, from samples of rows and ids at many places of the log."""
         after = self._progress.after
         known = [part.first_id for part in self._parts if part.first_id is not None]
         first = min(known if after is None else [*known, after + 1])
@@ -239,7 +244,7 @@ class _Unsettled:
     def _rows(
         self, statement: str, parameters: dict[str, Any], *, rows: str = "", meant: str = "", **parts: str
     ) -> Sequence[Row]:
-        """Run a statement; `rows` and `meant` are parts of it that have parts of their own."""
+        """Run a statement; `rows` and `meant` are parts of it that contain parts themselves."""
         among = self._database.among
         seen = {"in_base": among("number", numbers="opened"), "in_target": among("number", numbers="still")}
         inner = {

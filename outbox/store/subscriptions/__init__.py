@@ -1,1 +1,1 @@
-"""What is kept of each subscription: leases, progress, parked messages, acks, readers."""
+"""The rows that belong to subscriptions: leases, progress, parked messages, acks, readers."""

@@ -1,4 +1,4 @@
-"""Acks: which messages their writer has sent by itself right after its commit; one row a batch, insert-only."""
+"""Acks: rows that name the messages which a writer sent itself right after its commit; one per batch, insert-only."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outbox.model.position import Position
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 
-#: First and last id of a row are no further apart, so that looking up a page reads few rows that are not about it.
+#: The ids of one ack span fewer than so many, so that the look-up for a page reads few acks that are not about it.
 SPAN = 10_000
 _PRUNED = 1_000
 
@@ -19,7 +19,7 @@ _INSERT = """
     INSERT INTO {ack} (subscription, writer, first_id, last_id, ids, acked_at)
     VALUES (:subscription, :writer, :first, :last, :ids, {now})
 """
-#: Carried by (subscription, last_id), at both ends.
+#: By the index on (subscription, last_id), which bounds the range at both ends.
 _AMONG = f"""
     SELECT ids, {{acked}} FROM {{ack}}
     WHERE subscription = :subscription AND last_id >= :first AND last_id < :last + {SPAN} AND first_id <= :last
@@ -47,14 +47,14 @@ class Acks:
         self._subscription = subscription
         numbered = "xact_id" in database.tables.ack.columns
         self._number = "xact_id" if numbered else "last_id"
-        # What tells whether a message was there before an ack: a later transaction has a higher number; where there are
-        # no numbers, the clock.
+        # These columns tell whether a message was written before an ack: a later transaction has a higher number. On a
+        # database without such numbers the clock tells it.
         acked, written = ("xact_id", "xact_id") if numbered else ("acked_at", "created_at")
         self._among = database.sql(_AMONG, acked=acked)
         self._written = database.sql(_WRITTEN, written=written, chosen=database.among("id", numbers="ids"))
 
     def insert(self, channel: Channel, writer: str, ids: Sequence[int]) -> None:
-        """Say that `writer` has sent these messages: one row, unless they lie far apart in the log."""
+        """Note that `writer` has sent these messages: in one row, unless they lie far apart in the log."""
         for part in _parts(sorted(ids)):
             values = {
                 "subscription": self._subscription,
@@ -70,10 +70,10 @@ class Acks:
         return self.among(channel, [message.id or 0 for message in messages])
 
     def among(self, channel: Channel, ids: Sequence[int]) -> set[int]:
-        """Which of these messages their writers have sent.
+        """Return which of these messages their writers have sent.
 
-        An ack from before its ids were given out again, because somebody truncated the log or restored its sequence,
-        says nothing: the first of the messages that it would be about was written after it.
+        Ids are given out again if somebody truncated the log or restored its sequence. An ack from before that does not
+        count: it is older than the first message that now has one of its ids.
         """
         page = set(ids)
         bounds = {"subscription": self._subscription, "first": min(ids), "last": max(ids)}
@@ -86,9 +86,9 @@ class Acks:
         return set().union(*(sent for first, sent, acked in about if written.get(first, acked) <= acked))
 
     def prune(self, channel: Channel, lease: Lease, stored_base: Position) -> bool:
-        """Delete acks that the stored base of the compensation has seen; True when there may be more of them.
+        """Delete acks that the stored base of the compensation has seen; return True when there may be more of them.
 
-        `stored_base`: as it is in the database. A base in memory may have to be read on from an older one again.
+        `stored_base`: the base in the database. One in memory may be lost, and reading then begins at an older one.
         """
         passed = f"{self._number} < :head AND NOT {self._database.among(self._number, numbers='open')}"
         bounds = {
@@ -104,16 +104,16 @@ class Acks:
         return len(found) == _PRUNED
 
     def dead(self, channel: Channel, subscription: str, limit: int) -> list[tuple[int, str | None]]:
-        """Return none: what became a dead letter of the compensation is not its writer's any more."""
+        """Return an empty list, because the writer does not send what became a dead letter of the compensation."""
         return []
 
     def forget(self, channel: Channel) -> None:
-        """Delete them all."""
+        """Delete all acks of the subscription."""
         channel.run(self._database.sql(_FORGET), {"subscription": self._subscription})
 
 
 def _parts(ids: list[int]) -> Iterator[list[int]]:
-    """Cut rising ids where they lie too far apart."""
+    """Cut rising ids into parts that each span fewer than `SPAN`."""
     part: list[int] = []
     for id in ids:
         if part and id - part[0] >= SPAN:

@@ -1,4 +1,4 @@
-"""Dead letters as people see them, and the requests that people write on them; the lease holder carries these out."""
+"""Dead letters, as people see them, and the requests of people on them, which the lease holder carries out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Verb = Literal["replay", "discard"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLetterFilter:
-    """Which dead letters are meant: these ids, or all; of this topic and key, where given."""
+    """A choice of dead letters: of these ids, topic and key; None: any."""
 
     ids: tuple[int, ...] | None = None
     topic: str | None = None
@@ -75,27 +75,27 @@ class DeadLetters:
         self._common = {"subscription": subscription}
 
     def list(self, channel: Channel, chosen: DeadLetterFilter, limit: int, after: int = -1) -> list[DeadLetter]:
-        """Dead letters with ids above `after`, in the order of the log."""
+        """Return at most `limit` dead letters with ids above `after`, in the order of the log."""
         condition, parameters = self._condition(chosen)
         statement = self._database.sql(_LIST, chosen=condition)
         rows = channel.rows(statement, {**self._common, **parameters, "after": after, "limit": limit})
         return [self._of(row) for row in rows]
 
     def count(self, channel: Channel, chosen: DeadLetterFilter) -> int:
-        """How many there are."""
+        """Return how many of the chosen dead letters there are."""
         condition, parameters = self._condition(chosen)
         statement = self._database.sql(_COUNT, chosen=condition)
         return int(channel.rows(statement, {**self._common, **parameters})[0][0])
 
     def find(self, channel: Channel, id: int) -> tuple[DeadLetter, Message] | None:
-        """A parked message in whatever state, with all that it carries."""
+        """Return a parked message in any state, with its body and headers; None: no message is parked under this id."""
         parameters = {**self._common, "id": id}
         rows = channel.rows(self._database.sql(_ONE), parameters)
         messages = self._database.dialect.messages(channel.rows(self._database.sql(_MESSAGE), parameters))
         return (self._of(rows[0]), messages[0]) if rows and messages else None
 
     def request(self, channel: Channel, chosen: DeadLetterFilter, verb: Verb, by: str, reason: str | None) -> int:
-        """Write a request on dead letters; returns on how many."""
+        """Write a request on dead letters; return on how many it was written."""
         condition, parameters = self._condition(chosen)
         statement = self._database.sql(_WISH, chosen=condition)
         return channel.run(statement, {**self._common, **parameters, "request": verb, "by": by, "reason": reason})

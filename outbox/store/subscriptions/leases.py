@@ -29,12 +29,12 @@ _LOOK = """
            noticed_at
     FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
 """
-#: What is said again keeps its first moment.
+#: A notice that is repeated keeps its first moment.
 _NOTICE = """
     UPDATE {lease} SET noticed_at = CASE WHEN notice = :notice THEN noticed_at ELSE {since} END, notice = :notice
     WHERE subscription = :subscription
 """
-#: Holds the row against a new epoch until the transaction ends, without a new version of it.
+#: Prevents a new epoch until the transaction ends, without writing a new version of the row.
 _HOLD = """
     SELECT 1 FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
       AND epoch = :epoch AND {incarnation} = :incarnation {lock}
@@ -56,10 +56,10 @@ class Leases:
     def acquire(
         self, channel: Channel, partition: Partition, owner: str, length: timedelta, claim: Claim | None = EXPIRED
     ) -> Lease | None:
-        """Take a lease that was given back, is the owner's own, or may be claimed, under the next epoch.
+        """Take a lease that was given back, is the owner's own, or may be claimed; None if it is none of these.
 
-        An owner that lost its connection takes its own lease back at once: the epoch fences what it was at before.
-        `claim`: which others may be taken; None: no other.
+        The lease gets the next epoch. An owner that lost its connection takes its own lease back at once; the new epoch
+        fences off the writes that it had begun before. `claim`: which other leases may be taken; None: no other.
         """
         parameters: dict[str, object] = {
             **partition.parameters,
@@ -78,7 +78,7 @@ class Leases:
         return Lease(partition, rows[0][0], owner) if rows else None
 
     def renew(self, channel: Channel, lease: Lease, length: timedelta) -> bool:
-        """Extend the lease; False when it has gone to another epoch."""
+        """Extend the lease; return False when it was taken under another epoch."""
         return channel.run(self._renew, {**lease.parameters, "seconds": length.total_seconds()}) == 1
 
     def release(self, channel: Channel, lease: Lease) -> None:
@@ -86,7 +86,7 @@ class Leases:
         channel.run(self._release, lease.parameters)
 
     def look(self, channel: Channel, partition: Partition) -> Holder | None:
-        """Who holds the partition; None when there is no such partition."""
+        """Return who holds the partition; None when there is no such partition."""
         rows = channel.rows(self._look, partition.parameters)
         if not rows:
             return None
@@ -104,12 +104,12 @@ class Leases:
         )
 
     def note(self, channel: Channel, subscription: str, notice: str | None, *, since: float = 0.0) -> None:
-        """Say on the leases of a subscription why a worker does not work, or None: one does. Nothing else changes.
+        """Write on the leases of a subscription why a worker does not work; None: one does work. Nothing else changes.
 
-        `since`: for how many seconds that has been so.
+        `since`: for how many seconds the reason has lasted.
         """
         channel.run(self._notice, {"subscription": subscription, "notice": notice, "seconds": -since})
 
     def hold(self, channel: Channel, lease: Lease, incarnation: str) -> bool:
-        """Inside a transaction: keep the lease until its end; False when it is lost, or the server is another."""
+        """Keep the lease until the end of the transaction; return False when it is lost, or the server is another."""
         return bool(channel.rows(self._hold, {**lease.parameters, "incarnation": incarnation}))

@@ -1,4 +1,4 @@
-"""Parked messages: copies set aside, so that the position moves on. Only the lease holder changes them."""
+"""Parked messages: copies of messages, made so that the position can move on. Only the lease holder changes them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from outbox.store.dialects.statements import Row
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a person asked of a dead letter."""
+    """The request of a person on a dead letter."""
 
     id: int
     key: str | None
@@ -27,13 +27,13 @@ class Request:
 
 _ENVELOPE = "message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at, expires_at"
 
-#: Places between two neighbours of the log, for messages that fall due there.
+#: The number of places between two neighbours of the log, for messages that fall due between them.
 _BETWEEN = 1 << 20
 
-#: When more than so many are due, those that have been due for longest are looked at alone.
+#: When more than so many are due, only those that have been due for longest are looked at.
 CROWD = 2_000
 
-#: Copied inside the database: bodies never travel.
+#: Messages are copied inside the database, so bodies do not travel to the worker and back.
 _PARK = f"""
     INSERT INTO {{parked}} (subscription, id, {_ENVELOPE}, state, blocks, place, attempts, due_at, error, parked_at)
     SELECT CAST(:subscription AS text), id, {_ENVELOPE}, CAST(:state AS text), {{blocks}} AND key IS NOT NULL,
@@ -41,7 +41,7 @@ _PARK = f"""
     FROM {{message}} WHERE {{chosen}}
     ON CONFLICT (subscription, id) DO NOTHING
 """
-#: Of what could not be inserted: the first that is not the message which is parked under its id. By both primary keys.
+#: The first message that could not be inserted because another one is parked under its id. By both primary keys.
 _OTHER = """
     SELECT p.id FROM {parked} AS p JOIN {message} AS m ON m.id = p.id
     WHERE p.subscription = :subscription AND {chosen} AND p.message_id <> m.message_id ORDER BY p.id LIMIT 1
@@ -52,12 +52,12 @@ _CHANGE = """
     WHERE subscription = :subscription AND {chosen}
 """
 _REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen}"
-#: Asked again inside the transaction: the last request counts. Only dead letters have one.
+#: The request is compared again inside the transaction, because the last request counts. Only dead letters have one.
 _DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND request = 'discard'"
-#: What stands behind them is released with that; by the partial index of those that block others.
+#: Dead letters stop blocking, which releases the messages behind them; by the partial index of rows that block others.
 _UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state = 'dead'"
-#: Keys with something that is not blocked itself, perhaps more than once: bounded by the limit, whatever the planner
-#: makes of it, where a DISTINCT reads all of them before it returns the first.
+#: Keys with a message that blocks others and is not blocked itself; a key may come more than once. The limit bounds
+#: this with any plan; a DISTINCT would read all of them before it returns the first.
 _KEYS = """
     SELECT key FROM {parked} WHERE subscription = :subscription AND blocks AND state <> 'blocked' LIMIT :limit
 """
@@ -68,19 +68,20 @@ _EARLIER = """
     SELECT 1 FROM {parked} AS e
     WHERE e.subscription = p.subscription AND e.key = p.key AND e.blocks AND (e.place, e.id) < (p.place, p.id)
 """
-#: An earlier message of the key still waits for something. Carried by the partial index of those that block others and
-#: are not blocked themselves: of a key with many thousands there are few.
+#: True if an earlier message of the key still waits for something. By the partial index of rows that block others and
+#: are not blocked themselves; even a key with many thousands of messages has few of these.
 _UNREADY = f"""
     (EXISTS ({_EARLIER} AND e.state <> 'blocked' AND (e.state = 'dead' OR e.due_at > {{moment}} OR {{sick_e}}))
      OR CASE WHEN :some_sick THEN EXISTS ({_EARLIER} AND {{sick_e}}) ELSE false END)
 """
-#: Blocked keys that nothing holds back: asked once, when a lease is taken; later the holder knows by itself.
+#: Keys with blocked messages that nothing holds back. This is read once, when a lease is taken; after that the lease
+#: holder keeps the list in memory.
 _RELEASED = f"""
     SELECT DISTINCT p.key FROM {{parked}} AS p
     WHERE p.subscription = :subscription AND p.state = 'blocked' AND p.key IS NOT NULL AND NOT {_UNREADY}
 """
-#: Due heads of keys, and what stood behind heads that are gone. Carried by the partial indexes on due_at and place;
-#: bodies are fetched after the cut, so that they do not travel through sorting and counting.
+#: The heads of keys that are due, and messages that stood behind heads which are gone. By the partial indexes on due_at
+#: and place. Bodies are fetched after the cut, so that they do not pass through sorting and counting.
 _READY = f"""
     SELECT {COLUMNS.format(body="CASE WHEN c.cut <= :bytes OR c.nth = 1 THEN body END", direct="NULL AS direct")},
            attempts + 1, state, CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END
@@ -96,21 +97,21 @@ _READY = f"""
     JOIN {{parked}} AS m ON m.subscription = :subscription AND m.id = c.ready_id
     ORDER BY c.nth
 """
-#: Whether so many are due that it would take long to sort them. By the partial index on due_at, as the next one.
+#: A row if so many are due that sorting them would take long. By the partial index on due_at, as the next statement.
 _CROWDED = """
     SELECT 1 FROM {parked}
     WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at <= {now}
     ORDER BY due_at LIMIT 1 OFFSET :crowd
 """
-#: When the last of those was due that are looked at first: so many of them have their turn.
+#: The moment up to which due messages are looked at first: `:limit` ready ones have been due for longer than that.
 _HORIZON = f"""
     SELECT p.due_at FROM {{parked}} AS p
     WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state <> 'delayed'
       AND p.due_at <= {{now}} AND NOT {{sick_p}} AND NOT {_UNREADY}
     ORDER BY p.due_at LIMIT 1 OFFSET :limit
 """
-#: Delayed messages take their places in their keys' order now that they are due, in the order in which they fell due:
-#: behind all of the key that is held back now, before what comes later.
+#: Delayed messages that are due take a place in their key's order, in the order in which they fell due. They come
+#: after all messages of the key that are held back now, and before those that come later.
 _FALL_DUE = """
     WITH due AS (
         SELECT id, key, due_at, place FROM {parked}
@@ -129,7 +130,7 @@ _FALL_DUE = """
 _SOME_FELL_DUE = """
     SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} LIMIT 1
 """
-#: The next one only: those that are due already have just been looked at.
+#: Only the next one that is not due yet, because those that are due were looked at before this.
 _NEXT_DUE = """
     SELECT {seconds} FROM {parked}
     WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at > {now}
@@ -139,7 +140,7 @@ _WAITING = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' LIMIT :limit) AS w
 """
-#: What waits for the destination, and what stands behind it in its keys; by (subscription, state, id), and by the key.
+#: Messages that wait for the destination, by (subscription, state, id), and those behind them, by the key.
 _WAITED = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} AS w WHERE w.subscription = :subscription AND w.state = 'waiting' AND {of_topic}
@@ -156,7 +157,7 @@ _WISHES = """
     SELECT id, key, request, requested_by, request_reason FROM {parked}
     WHERE subscription = :subscription AND request IS NOT NULL ORDER BY id + 0 LIMIT :limit
 """
-#: A person wants it delivered, so it does not expire again.
+#: A replayed message does not expire any more, because a person wants it delivered.
 _REPLAY = """
     UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = key IS NOT NULL, expires_at = NULL,
            request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
@@ -182,7 +183,7 @@ class Parked:
         self._common = {"subscription": subscription}
 
     def park(self, channel: Channel, parkings: dict[Parking, list[int]]) -> None:
-        """Copy messages out of the log; inside the transaction of a settle. What is parked already stays as it is.
+        """Copy messages out of the log, inside the transaction of a settle. A message parked already stays as it is.
 
         Raises:
             DatabaseError: another message is parked under the id of one of these.
@@ -192,27 +193,30 @@ class Parked:
                 self._require_same(channel, ids)
 
     def change(self, channel: Channel, parkings: dict[Parking, list[int]]) -> None:
-        """Give messages that are parked already another state."""
+        """Give parked messages another state."""
         for aside, ids in parkings.items():
             self._place(channel, _CHANGE, aside, ids)
 
     def remove(self, channel: Channel, ids: Collection[int]) -> None:
-        """Forget messages that are done."""
+        """Delete parked messages that are done."""
         if ids:
             self._run(channel, _REMOVE, ids=ids)
 
     def keys(self, channel: Channel, limit: int) -> set[str] | None:
-        """Keys that are held back by more than their turn, see `released_keys`; None: perhaps more than `limit`."""
+        """Return the keys that a parked message blocks without being blocked itself; None: perhaps more than `limit`.
+
+        Keys that hold only blocked messages are not among them; see `released_keys`.
+        """
         rows = channel.rows(self._database.sql(_KEYS), {**self._common, "limit": limit + 1})
         return {row[0] for row in rows} if len(rows) <= limit else None
 
     def held_among(self, channel: Channel, keys: Collection[str]) -> set[str]:
-        """Which of these keys are held back."""
+        """Return which of these keys are held back."""
         statement = self._database.sql(_BLOCKED_AMONG, chosen=self._database.among("key", texts="keys"))
         return {row[0] for row in channel.rows(statement, {**self._common, "keys": self._database.bind(keys)})}
 
     def released_keys(self, channel: Channel, sick: Collection[str] = ()) -> set[str]:
-        """Keys with blocked messages that nothing holds back."""
+        """Return the keys with blocked messages that nothing holds back."""
         statement = self._database.sql(_RELEASED, sick_e=self._is_sick("e"), moment=self._database.dialect.now)
         return {row[0] for row in channel.rows(statement, {**self._common, **self._sick(sick)})}
 
@@ -226,10 +230,10 @@ class Parked:
         *,
         held: Held = NOTHING_HELD,
     ) -> list[Ready]:
-        """Messages whose turn has come, in the order of their keys, as many as fit.
+        """Return messages whose turn has come, in the order of their keys, at most `rows`, and `bytes` of bodies.
 
-        `released`: keys whose blocked messages may go. `sick`: topics whose waiting messages are not to be tried.
-        `held`: messages that are not to be tried either.
+        `released`: keys whose blocked messages may be tried. `sick`: topics whose messages are not to be tried. `held`:
+        messages that are not to be tried either.
         """
         bound = {
             **self._common,
@@ -241,14 +245,17 @@ class Parked:
         found: list[Row] = []
         if channel.rows(self._database.sql(_CROWDED), {**self._common, "crowd": CROWD}):
             found = self._ready_at_horizon(channel, bound)
-        # Also if nothing is ready at the horizon: of each key the first may have been due for a shorter time.
+        # Nothing may be ready at the horizon, because the first message of each key may have fallen due after it.
         found = found or self._ready(channel, bound, self._database.dialect.now)
         fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
         messages = self._database.dialect.messages([row[:13] for row in fitting])
         return [Ready(message, row[13], bool(row[14])) for message, row in zip(messages, fitting, strict=True)]
 
     def _ready_at_horizon(self, channel: Channel, bound: dict[str, Any]) -> list[Row]:
-        """What was ready when few were due; of each key these come first of all that are ready now."""
+        """Return the messages that were ready at the horizon, when fewer were due.
+
+        Of each key these come before the others that are ready now.
+        """
         parts = {"sick_e": self._is_sick("e"), "sick_p": self._is_sick("p"), "moment": self._database.dialect.now}
         horizon = channel.rows(self._database.sql(_HORIZON, **parts), bound)
         if not horizon:
@@ -284,50 +291,56 @@ class Parked:
         }
 
     def some_fell_due(self, channel: Channel) -> bool:
-        """Whether there is anything for `fall_due` to write."""
+        """Return whether `fall_due` has any message to write."""
         return bool(channel.rows(self._database.sql(_SOME_FELL_DUE), self._common))
 
     def fall_due(self, channel: Channel, limit: int) -> list[str | None]:
-        """Let delayed messages that are due take their place in their keys' order; returns those keys."""
+        """Let at most `limit` delayed messages that are due take a place in their keys' order; return those keys."""
         statement = self._database.sql(_FALL_DUE)
         return [row[0] for row in channel.rows(statement, {**self._common, "limit": limit})]
 
     def next_due(self, channel: Channel) -> float | None:
-        """Seconds until the next parked message falls due; None without any."""
+        """Return the seconds until the next parked message falls due; None without any."""
         seconds = self._database.dialect.seconds.format(since=self._database.dialect.now, until="due_at")
         rows = channel.rows(self._database.sql(_NEXT_DUE, seconds=seconds), self._common)
         return rows[0][0] if rows else None
 
     def waiting(self, channel: Channel, limit: int) -> int:
-        """How many messages wait for their destination, counted up to `limit`."""
+        """Return how many messages wait for their destination, counted up to `limit`."""
         return int(channel.rows(self._database.sql(_WAITING), {**self._common, "limit": limit})[0][0])
 
     def waited(self, channel: Channel, topic: str | None, limit: int) -> int:
-        """How many messages wait for the destination to accept a topic (None: any), counted up to `limit`."""
+        """Return how many messages wait for the destination to accept `topic` (None: any), counted up to `limit`.
+
+        Messages behind them in their keys count, too.
+        """
         of_topic = "TRUE" if topic is None else "w.topic = :topic"
         parameters = {**self._common, "topic": topic, "limit": limit}
         return int(channel.rows(self._database.sql(_WAITED, of_topic=of_topic), parameters)[0][0])
 
     def requests(self, channel: Channel, limit: int) -> list[Request]:
-        """What people have asked for."""
+        """Return at most `limit` requests of people."""
         return [Request(*row) for row in channel.rows(self._database.sql(_WISHES), {**self._common, "limit": limit})]
 
     def discard(self, channel: Channel, ids: Collection[int]) -> None:
-        """Forget dead letters, as somebody requests."""
+        """Delete dead letters whose discard a person has requested."""
         if ids:
             self._run(channel, _DISCARD, ids=ids)
 
     def replay(self, channel: Channel, ids: Collection[int]) -> None:
-        """Make dead letters due now, with all their attempts before them."""
+        """Make dead letters due now whose replay a person has requested; their attempts begin at 0 again."""
         if ids:
             self._run(channel, _REPLAY, ids=ids)
 
     def unblock_dead(self, channel: Channel) -> None:
-        """Have dead letters hold back their keys no longer; inside the transaction that alters the policy."""
+        """Let dead letters no longer hold back their keys; call it inside the transaction that alters the policy."""
         channel.run(self._database.sql(_UNBLOCK), self._common)
 
     def _require_same(self, channel: Channel, ids: Collection[int]) -> None:
-        """Refuse to take another message for one of these: it would be lost, because the position passes it."""
+        """Refuse to settle if another message is parked under one of these ids.
+
+        The message of the log would be lost, because the position passes it.
+        """
         statement = self._database.sql(_OTHER, chosen=self._database.among("p.id", numbers="ids"))
         found = channel.rows(statement, {**self._common, "ids": self._database.bind(ids)})
         if found:

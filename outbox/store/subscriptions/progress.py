@@ -1,4 +1,4 @@
-"""Progress: how far a partition came, appended at every settle; the newest row counts."""
+"""Progress: rows that say how far a partition is settled, appended at every settle; the newest one counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _NEWEST = """
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
     ORDER BY epoch DESC, n DESC LIMIT 1
 """
-#: One statement settles a batch: it writes only while the lease row carries our epoch, on the server that was read.
+#: One statement settles a batch. It writes only while the lease row has our epoch, and on the server that was read.
 _SETTLE = """
     WITH mine AS (
         SELECT 1 AS one FROM {lease}
@@ -26,7 +26,7 @@ _SETTLE = """
            CAST(:target AS text), CAST(:after AS bigint), {now} FROM mine
     RETURNING n
 """
-#: Never the newest, whoever wrote it: it says where the partition stands.
+#: Never deletes the newest row, whoever wrote it, because it says how far the partition is settled.
 _PRUNE = """
     DELETE FROM {progress} AS old
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
@@ -56,7 +56,7 @@ class ProgressLog:
         self._prune = database.sql(_PRUNE, yesterday=database.later("-86400"))
 
     def newest(self, channel: Channel, partition: Partition) -> Settled | None:
-        """The progress that counts."""
+        """Return the newest progress of a partition, which counts; None: there is none."""
         rows = channel.rows(self._newest, partition.parameters)
         if not rows:
             return None
@@ -67,8 +67,9 @@ class ProgressLog:
         return Settled(progress, moment)
 
     def settle(self, channel: Channel, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
-        """Append progress as the lease's `n`-th; False when the lease is lost or the server is another: nothing is
-        written then.
+        """Append progress as the lease's `n`-th.
+
+        Return False, with nothing written, when the lease is lost or the server is another.
         """
         parameters = {
             **lease.parameters,

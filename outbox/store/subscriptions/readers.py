@@ -1,7 +1,7 @@
-"""Readers outside of the database, as an extract to an archive is one: retention waits for them, but not for ever.
+"""Readers outside of the database, such as an extract to an archive. Retention waits for them, but not for ever.
 
-Where such a reader stands is told by what it has written elsewhere; here is a copy, by which purge goes. A reader that
-made no progress for as long as its hold is released: purge goes on without it, and its next run finds the gap.
+What such a reader has written elsewhere says how far it is; a copy of that is stored here for the purge. A reader that
+made no progress for the length of its hold is released: the purge goes on without it, and its next run finds the gap.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _REGISTER = """
     INSERT INTO {subscription} (name, kind, destination, created_at) VALUES (:name, 'extract', :archive, {now})
     ON CONFLICT (name) DO NOTHING
 """
-#: There for `drop`, as of any subscription; no worker takes it.
+#: The lease that every subscription has, which `drop` deletes; no worker takes it.
 _LEASE = """
     INSERT INTO {lease} (subscription, generation, partition) VALUES (:name, 1, 0)
     ON CONFLICT (subscription, generation, partition) DO NOTHING
@@ -47,7 +47,7 @@ _NOW = "SELECT {now}"
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """For how long a reader holds retention back: since its last progress, until a moment. `released`: that is over."""
+    """The time for which a reader holds retention back, from its last progress on. `released`: that time is over."""
 
     since: datetime
     until: datetime
@@ -65,7 +65,7 @@ class Readers:
     def register(
         self, channel: Channel, name: str, *, archive: str, hold: timedelta, topics: Sequence[str] | None = None
     ) -> Subscription:
-        """Create the subscription of an archive, or find it; the hold and the topics that are given now count.
+        """Create the subscription of an archive, or find it; store the hold and the topics that are given now.
 
         Retention waits for it from its first progress on.
 
@@ -75,7 +75,7 @@ class Readers:
         self.require_registrable(channel, name, archive=archive, hold=hold)
         with channel.transaction():
             channel.run(self._database.sql(_REGISTER), {"name": name, "archive": archive})
-            # Somebody else may have been quicker.
+            # Another process may have created a subscription of this name since the check above.
             self._require_free(self._subscriptions.get(channel, name), name, archive)
             channel.run(self._database.sql(_LEASE), {"name": name})
             declared = {
@@ -87,7 +87,7 @@ class Readers:
         return self._subscriptions.get(channel, name)
 
     def require_registrable(self, channel: Channel, name: str, *, archive: str, hold: timedelta) -> None:
-        """See that an archive may have a name.
+        """Make sure that an archive may have this name.
 
         Raises:
             SubscriptionError: the name is that of a relay, of another archive or reserved; or the hold is out of range.
@@ -96,15 +96,15 @@ class Readers:
         self._require_free(self._subscriptions.find(channel, name), name, archive)
 
     def window(self, channel: Channel, name: str) -> int:
-        """Return the number of the last window that was told; 0: there is none, or no reader of this name."""
+        """Return the number of the last window that was stored; 0: there is none, or no reader of this name."""
         stored = channel.rows(self._database.sql(_NEWEST), Partition(name).parameters)
         return stored[0][1] if stored else 0
 
     def advance(self, channel: Channel, name: str, window: int, position: Position) -> None:
-        """Store how far an archive is by its own account: all that `position` sees, with its `window`-th window.
+        """Store how far an archive says it is: it has all that `position` sees, with its `window`-th window.
 
-        Harmless when that is stored, and then it does not count as progress. An archive that went back, restored from
-        a backup say, takes its subscription along.
+        If exactly that is stored already, nothing is written, and it does not count as progress. If the archive went
+        back, for example because it was restored from a backup, its subscription goes back with it.
         """
         partition = Partition(name)
         stored = channel.rows(self._database.sql(_NEWEST), partition.parameters)
@@ -116,7 +116,7 @@ class Readers:
         self._progress.prune(channel, partition)
 
     def hold(self, channel: Channel, subscription: Subscription) -> Hold | None:
-        """Return how a reader holds retention back, by the database's clock; None: it is no such reader."""
+        """Return until when a reader holds retention back, by the database's clock; None: it is no such reader."""
         if subscription.hold is None:
             return None
         settled = self._progress.newest(channel, Partition(subscription.name, subscription.generation))

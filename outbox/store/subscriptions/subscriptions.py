@@ -51,16 +51,20 @@ class Subscriptions:
         self._database = database
 
     def find(self, channel: Channel, name: str) -> Subscription | None:
-        """The subscription of that name."""
+        """Return the subscription of that name; None: there is none."""
         rows = channel.rows(self._database.sql(_FIND), {"name": name})
         return self._of(rows[0]) if rows else None
 
     def all(self, channel: Channel) -> list[Subscription]:
-        """Every subscription, by name."""
+        """Return all subscriptions, sorted by name."""
         return [self._of(row) for row in channel.rows(self._database.sql(_ALL))]
 
     def get(self, channel: Channel, name: str) -> Subscription:
-        """The subscription of that name, or an error that says which there are."""
+        """Return the subscription of that name.
+
+        Raises:
+            SubscriptionError: there is none; the error says which there are.
+        """
         found = self.find(channel, name)
         if found is None:
             known = ", ".join(s.name for s in self.all(channel)) or "none"
@@ -68,14 +72,15 @@ class Subscriptions:
         return found
 
     def declare(self, channel: Channel, declared: Declaration, start: Start = "earliest") -> Subscription:
-        """Find the subscription, create it at `start`, or give one that has none yet its selection and destination.
+        """Find the subscription, or create it at `start`.
 
+        One that has no destination yet gets the selection, the destination and the policy that are declared.
         Any number of processes may do so at once: the first creates it, and the others find it.
 
         Raises:
-            SubscriptionError: it stands there with another selection, destination or policy. Two workers of one name
-                and different selections would pass over each other's messages. Or what its direct writers leave behind
-                goes to another destination.
+            SubscriptionError: it is stored with another selection, destination or policy. (Two workers of one name with
+                different selections would pass over each other's messages.) Or the messages that its direct writers
+                leave behind go to another destination.
         """
         stored = self.check(channel, declared)
         if stored is not None and (stored.destination is not None or declared.destination is None):
@@ -90,7 +95,7 @@ class Subscriptions:
         return stored
 
     def check(self, channel: Channel, declared: Declaration) -> Subscription | None:
-        """Refuse what `declare` would refuse, and write nothing; the subscription as it stands there."""
+        """Refuse what `declare` would refuse, and write nothing; return the subscription as it is stored, or None."""
         stored = self.find(channel, declared.name)
         if stored is not None and (stored.destination is not None or declared.destination is None):
             self._require_same(stored, declared)
@@ -100,7 +105,7 @@ class Subscriptions:
         return stored
 
     def alter(self, channel: Channel, changed: Subscription) -> None:
-        """Store another selection, destination or policy. Whoever calls holds the lease."""
+        """Store another selection, destination or policy. The caller must hold the lease."""
         values = {
             "name": changed.name,
             "topics": _topics_text(changed.topics),
@@ -111,7 +116,7 @@ class Subscriptions:
         channel.run(self._database.sql(_ALTER), values)
 
     def drop(self, channel: Channel, name: str) -> None:
-        """Forget a subscription, with its leases, progress and parked messages; of a compensation also the acks."""
+        """Delete a subscription, with its leases, progress and parked messages; for a compensation also the acks."""
         with channel.transaction():
             for table in ("parked", "progress", "lease"):
                 channel.run(self._database.sql(f"DELETE FROM {{{table}}} WHERE subscription = :name"), {"name": name})
@@ -121,7 +126,7 @@ class Subscriptions:
             channel.run(self._database.sql("DELETE FROM {subscription} WHERE name = :name"), {"name": name})
 
     def _create(self, channel: Channel, declared: Declaration, start: Start) -> None:
-        # The position is captured before the transaction: inside it an id of our own would stand in the way.
+        # The position is captured before the transaction begins, because a transaction that has written cannot capture.
         if declared.grace and isinstance(start, datetime):
             raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
         progress = self._first_progress(channel, start)
@@ -161,7 +166,7 @@ class Subscriptions:
         topics = None if declared.topics is None else tuple(sorted(set(declared.topics)))
         destination = declared.destination or stored.destination
         on_dead = declared.on_dead or stored.on_dead
-        # A longer one does no harm: whoever counts on it has been waited for.
+        # A stored grace that is longer does no harm, because this worker needs only that rows wait long enough.
         grace = max(declared.grace or stored.grace, stored.grace)
         differing = [
             (f"has {what} {_shown(there)}, this worker asks for {_shown(here)}", option)
@@ -174,7 +179,7 @@ class Subscriptions:
             if there != here
         ]
         if differing:
-            # A compensation has a grace of its own; all else follows its subscription.
+            # A compensation has a grace of its own; everything else is that of its subscription.
             altered = stored.name if stored.grace != grace else stored.direct or stored.name
             instead = (
                 f"--transaction-timeout {_milliseconds(stored.grace)}ms"

@@ -1,4 +1,4 @@
-"""Half messages: rows of the log under a topic of their own, which hold what their transaction will send."""
+"""Half messages: rows of the log under a topic of their own. Each holds a message that its transaction will send."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ PRODUCER_GROUP = "PGROUP"
 CHECK_TIMES = "TRANSACTION_CHECK_TIMES"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 _MARK, _MESSAGE_ID = "TRAN_MSG", "UNIQ_KEY"
-#: The topic by which RocketMQ shows what it has given up. Here nothing is appended to it.
+#: The topic under which RocketMQ shows half messages that it has given up. Here nothing is appended to it.
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 _TAGS, _KEY = "TAGS", "__SHARDINGKEY"
 _DELIVER_AT, _DELAY = "TIMER_DELIVER_MS", "TIMER_DELAY_MS"
 _EXPIRES_AT = "outbox-expires-ms"
-#: What the restored message will have for headers, as it will be stored.
+#: The headers that the restored message will have, in the form in which they will be stored.
 _HEADERS = "outbox-headers"
 WAY, _FENCE_AFTER = "outbox-verdict", "outbox-fence-after-ms"
 RECORDED_IN = "outbox-recorded-in"
 
-#: Not after the verdict: nobody would restore it.
+#: Inserts nothing after the verdict, because nobody would restore the message then.
 _INSERT = f"""
     INSERT INTO {{message}} (message_id, topic, key, slot, tags, headers, body, content_type, created_at)
     SELECT :message_id, '{HALF_TOPIC}', CAST(:transaction AS text), :slot, CAST(:producer_group AS text),
@@ -61,11 +61,11 @@ RESTORED: Mapping[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half:
-    """What a half message says of its transaction.
+    """The facts about its transaction that a half message carries.
 
-    `immunity`: it is not asked about before this time is over; None: the group's default. `fence_after`: when an absent
-    op means a rollback, for `way` "commit". `recorded_in`: the business database, for `way` "record"; None where it has
-    no identity, as files of SQLite have none.
+    `immunity`: for how long no producer is asked about it; None: the group's default. `fence_after`: the time after
+    which an absent op means a rollback, for `way` "commit". `recorded_in`: the business database, for `way` "record";
+    None where it has no identity, as a file of SQLite.
     """
 
     transaction: str
@@ -76,7 +76,7 @@ class Half:
     recorded_in: str | None = None
 
     def headers_of(self, message: Message, slot: int, restored: str) -> str:
-        """Return the headers of the half row for a message; `restored`: those of the message itself, as JSON."""
+        """Return the headers of a message's half row; `restored`: the headers of the message itself, as JSON."""
         headers = {
             _MARK: "true",
             PRODUCER_GROUP: self.group,
@@ -113,8 +113,9 @@ class Halves:
         self._insert = database.sql(_INSERT)
 
     def append(self, half: Half, message: Message, slot: int, headers: str) -> Script[int | None]:
-        """Append one, which becomes a message of this `slot` with these `headers`; None: its transaction has a verdict
-        already.
+        """Append a half message and return its log id; None: its transaction has a verdict already.
+
+        `slot` and `headers`: those of the message that it will become.
         """
         bound = {
             "message_id": self._database.dialect.bind_uuid(message.message_id),
@@ -130,7 +131,7 @@ class Halves:
 
 
 def half_of(row: Message) -> Half:
-    """Return what a half row says of its transaction."""
+    """Return the facts about its transaction that a half row carries."""
     headers = row.headers
     immunity = headers.get(IMMUNITY)
     way: Way = headers[WAY]  # type: ignore[assignment]  # written by us
@@ -145,7 +146,7 @@ def half_of(row: Message) -> Half:
 
 
 def real_message(row: Message) -> Message:
-    """Return the message that a half row holds, as a checker sees it: with how often it was asked about."""
+    """Return the message that a half row holds, with a header that says how often its transaction was asked about."""
     headers = row.headers
     restored = {**json.loads(headers[_HEADERS]), CHECK_TIMES: str(row.attempt)}
     return stored_message(
@@ -165,7 +166,7 @@ def real_message(row: Message) -> Message:
 
 
 def delay_of(row: Message) -> timedelta | None:
-    """Return what the message that a half row holds will wait from its commit on."""
+    """Return the delay, counted from its commit, of the message that a half row holds; None: it has none."""
     milliseconds = row.headers.get(_DELAY)
     return None if milliseconds is None else int(milliseconds) * _MILLISECOND
 
@@ -175,5 +176,5 @@ def _moment(milliseconds: str | None) -> datetime | None:
 
 
 def _milliseconds(time: timedelta) -> int:
-    """Round up, so that nothing comes too early."""
+    """Return whole milliseconds, rounded up, so that nothing comes too early."""
     return -(-time // _MILLISECOND)

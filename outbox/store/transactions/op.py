@@ -1,4 +1,4 @@
-"""Ops: the write-once verdict on a transaction. One that commits appends what its half messages hold, with the op."""
+"""Ops: the write-once verdict on a transaction. A commit appends the messages that its half messages hold, too."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _DECIDE = """
     SELECT CAST(:transaction AS text), CAST(:op AS text), CAST(:decided_by AS text), {now} WHERE {known}
     ON CONFLICT (transaction_id) DO NOTHING RETURNING {outermost} AS outermost
 """
-#: A message that was sent twice is restored once.
+#: A message that two half messages hold is restored once.
 _RESTORE = f"""
     INSERT INTO {{message}} (message_id, topic, key, slot, tags, headers, body, content_type, created_at, deliver_at,
                              expires_at)
@@ -64,11 +64,12 @@ _PENDING = f"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What came of a verdict on a transaction.
+    """The result of a verdict on a transaction.
 
-    `op`: the one that stands; None: the transaction is not known. `first`: this call brought it, and `restored` so many
-    messages. `group`, `way` and `recorded_in`: of its half messages, and `by`: who decided, where they were asked for.
-    `outermost`: it was written in no savepoint.
+    `op`: the verdict that stands; None: the transaction is not known. `first`: this call wrote it, and `restored` is
+    the number of messages that it appended. `group`, `way`, `recorded_in` and `by` are set only where the verdict was
+    read back: the first three are of its half messages, and `by` is who decided. `outermost`: the verdict was written
+    outside of every savepoint.
     """
 
     op: Op | None
@@ -83,9 +84,9 @@ class Decision:
 
 @dataclass(slots=True)
 class Pending:
-    """A transaction at the moment of a look: `age` since its first half message was stored, and which op it has.
+    """A transaction at one moment: its `age` since its first half message was stored, and the op that it has.
 
-    `immune_for`: until each of its messages may be asked about; zero and less: a while ago.
+    `immune_for`: the time until all of its messages may be asked about; zero or less: they may be asked about now.
     """
 
     age: timedelta
@@ -134,7 +135,7 @@ class Ops:
     # Verdicts
 
     def commit(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
-        """Decide for a commit and append the messages, both or neither; outside of a transaction call it in one."""
+        """Write the commit and append the messages, both or neither. Call it inside a transaction."""
         bound = self._bound(transaction, "commit", by, group)
         if self._database.dialect.chains_writes:
             rows = yield Statement(self._commit, bound, returns=True)
@@ -149,35 +150,35 @@ class Ops:
         return (yield from self.standing(transaction))
 
     def roll_back(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
-        """Decide for a rollback."""
+        """Write the rollback, unless a verdict stands already."""
         bound = self._bound(transaction, "rollback", by, group)
         if (yield Statement(self._decide, bound, returns=True)):
             return Decision(op="rollback", first=True)
         return (yield from self.standing(transaction))
 
     def join(self, transaction: str, *, by: str) -> Script[Decision]:
-        """Decide for a commit as part of a business transaction that begins; `restore` belongs to its end."""
+        """Write the commit at the beginning of a business transaction; call `restore` at its end."""
         decided = yield Statement(self._join, self._bound(transaction, "commit", by, None), returns=True)
         if decided:
             return Decision(op="commit", first=True, outermost=bool(decided[0][0]))
         return (yield from self.standing(transaction))
 
     def restore(self, transaction: str) -> Script[int]:
-        """Append what the half messages hold, where the op says commit; return how many messages that were."""
+        """Append the messages that the half messages hold, if the op is commit; return how many."""
         crash_point("half.before_restore")
         return len((yield Statement(self._restore, {"transaction": transaction}, returns=True)))
 
     def standing(self, transaction: str) -> Script[Decision]:
-        """Find out which verdict stands."""
+        """Read which verdict stands."""
         rows = yield Statement(self._standing, {"transaction": transaction}, returns=True)
         op, group, way, recorded_in, by = rows[0]
         return Decision(op=op, first=False, group=group, way=way, recorded_in=recorded_in, by=by)
 
     def abort(self) -> Script[None]:
-        """Have a statement fail: PostgreSQL answers the COMMIT of such a transaction with a rollback."""
+        """Run a statement that fails, so that PostgreSQL answers the COMMIT of this transaction with a rollback."""
         yield Statement("SELECT 1 / 0", returns=True)
 
-    # What a worker asks
+    # Questions of a worker
 
     def finished(self, channel: Channel, messages: Sequence[Message]) -> set[int]:
         """Return the log ids of half messages whose transaction has a verdict."""
@@ -186,20 +187,20 @@ class Ops:
         return {message.id or 0 for message in messages if message.key in decided}
 
     def dead(self, channel: Channel, subscription: str, limit: int) -> list[tuple[int, str | None]]:
-        """Return log id and key of given-up half messages whose transaction has got a verdict after all."""
+        """Return log id and key of dead half messages whose transaction has received a verdict since."""
         rows = channel.rows(self._dead, {"subscription": subscription, "limit": limit})
         return [(id, key) for id, key in rows]
 
     def prune(self, _channel: Channel, _lease: Lease, _stored_base: Position) -> bool:
-        """Delete nothing: an op goes with the purge, after its half messages."""
+        """Delete nothing, because the purge deletes an op, after its half messages."""
         return False
 
-    # What a checker asks
+    # Questions of a checker
 
     def pending(self, channel: Channel, transactions: Iterable[str], immunity: timedelta) -> dict[str, Pending]:
-        """Look at transactions, by the database's clock; those whose half messages are gone are left out.
+        """Read how transactions stand, by the database's clock; those whose half messages are gone are left out.
 
-        `immunity`: of a message that asks for none, or for less.
+        `immunity`: the least immunity of a message, also of one that asks for none or for less.
         """
         found: dict[str, Pending] = {}
         for key, age, asked, op in channel.rows(self._pending, {"transactions": self._database.bind(transactions)}):

@@ -1,4 +1,4 @@
-"""Pending transactions as a person looks at them: what waits for a verdict, since when, and what was asked about it."""
+"""Pending transactions, for people: what waits for a verdict, since when, and how often its producers were asked."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from outbox.store.dialects.statements import Row
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.store.transactions.half import GIVEN_UP_TOPIC, IMMUNITY, REAL_TOPIC, WAY, Way
 
-#: The oldest transactions without a verdict. The partial index of half messages brings them in the order of their ids,
-#: and the ops are met in the same order: what is read are half messages from the oldest on, until there are enough.
+#: The oldest transactions without a verdict. The partial index of half messages returns them in the order of the
+#: transactions' ids, and the ops are read in the same order. So half messages are read from the oldest on, until enough
+#: transactions are found.
 _PENDING = f"""
     SELECT m.key FROM {{message}} AS m
     WHERE m.topic = '{HALF_TOPIC}' AND {{of_group}}
       AND NOT EXISTS (SELECT 1 FROM {{op}} AS o WHERE o.transaction_id = m.key)
     GROUP BY m.key ORDER BY m.key LIMIT :limit
 """
-#: Those that were given up, by (subscription, state, id).
+#: Transactions without a verdict that were given up, by (subscription, state, id).
 _GIVEN_UP = """
     SELECT p.key FROM {parked} AS p
     WHERE {of_groups} AND p.state = 'dead' AND NOT EXISTS (SELECT 1 FROM {op} AS o WHERE o.transaction_id = p.key)
@@ -36,7 +37,8 @@ _MESSAGES = f"""
     FROM {{message}} AS m WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}}
     GROUP BY m.key, m.tags, {{real_topic}}, {{way}} ORDER BY min(m.id)
 """
-#: What their checks have set aside, by primary key; what is blocked waits behind another one of its transaction.
+#: The half messages that their checks have parked, by primary key, without the blocked ones: those wait behind another
+#: one of their transaction.
 _PARKED = f"""
     SELECT m.key, p.id, p.state, p.attempts, p.error, p.due_at
     FROM {{message}} AS m JOIN {{parked}} AS p ON p.subscription = :prefix || m.tags AND p.id = m.id
@@ -62,9 +64,10 @@ class Decided:
 class HalfTransaction:
     """A transaction with half messages.
 
-    `age`: seconds since its first half message was stored. `checks`: how often its producers were asked about it;
-    `last_answer`: what came of the last look, None: nobody has looked yet. `next_check_at`: when it may be asked about
-    again, None: never by itself. `given_up`: it waits for a person, and `given_up_ids` are its rows that say so.
+    `age`: seconds since its first half message was stored. `checks`: how often its producers were asked about it.
+    `last_answer`: the result of the last check; None: there was none yet. `next_check_at`: when it may be asked about
+    again; None: it will not be asked about by itself. `given_up`: it waits for a person; `given_up_ids` are the log ids
+    of its dead half messages.
     """
 
     transaction_id: str
@@ -81,7 +84,7 @@ class HalfTransaction:
 
     @property
     def given_up(self) -> bool:
-        """Whether nobody is asked about it any more."""
+        """True if its producers are not asked about it any more."""
         return bool(self.given_up_ids)
 
     @property
@@ -99,9 +102,9 @@ class HalfTransactions:
     def pending(
         self, channel: Channel, *, group: str | None = None, given_up: bool = False, limit: int
     ) -> list[HalfTransaction]:
-        """Return transactions without a verdict, the oldest first, in the order of their ids.
+        """Return at most `limit` transactions without a verdict, the oldest first, in the order of their ids.
 
-        `group`: only of this producer group. `given_up`: only those that wait for a person, the oldest first.
+        `group`: only those of this producer group. `given_up`: only those that wait for a person, the oldest first.
         """
         if given_up:
             checks = [each.name for each in self._checks(channel) if group is None or each.name == check_of(group)]
@@ -116,7 +119,7 @@ class HalfTransactions:
         return [found[key] for (key,) in keys if key in found]
 
     def find(self, channel: Channel, transaction: str) -> tuple[HalfTransaction | None, Decided | None]:
-        """Return a transaction with the verdict that stands; None for what is not there, or not any more."""
+        """Return a transaction, and the verdict that stands; None for either of them that is not there."""
         return self._of(channel, [transaction]).get(transaction), self._decided(channel, transaction)
 
     def messages(self, channel: Channel, transaction: str) -> list[Message]:
@@ -132,7 +135,7 @@ class HalfTransactions:
         return Decided(op=op, decided_by=decided_by, decided_at=self._moment(decided_at))
 
     def _of(self, channel: Channel, transactions: Sequence[str]) -> dict[str, HalfTransaction]:
-        """Return what is known of transactions, but for those whose half messages are gone."""
+        """Return these transactions by id, without those whose half messages are gone."""
         database, dialect = self._database, self._database.dialect
         chosen = database.among("m.key", texts="transactions")
         messages = database.sql(

@@ -1,4 +1,4 @@
-"""Records: the proof of a commit, in a business database that has no outbox."""
+"""Records: rows that prove a commit, in a business database that has no outbox."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _FIND = "SELECT verdict FROM {record} WHERE transaction_id = :transaction"
 
 
 class RecordDatabase(Database):
-    """A business database: of our tables it has the one for records."""
+    """A business database, which has only one of our tables: the one for records."""
 
     _needed, _only = "the table outbox_record is", " --record-only"
     described = "the producer's business database"
     elsewhere = "where the record has to be; join with a transaction of that one"
 
     def _command(self, verb: str) -> str:
-        """Name the database as well: the outbox's own is the one that commands take by default."""
+        """Return a command that names this database, because commands take that of the outbox by default."""
         url = self.engine.url
-        # Without user and password, which belong into the environment.
+        # Without user and password, which belong in the environment.
         plain = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
         return f"{super()._command(verb)} --database {plain.render_as_string()}"
 
     def identity(self, channel: Channel) -> str | None:
-        """Return what no other database has; None: it has nothing of that kind."""
+        """Return a text that no other database has; None: databases of this kind have no identity."""
         system, oid = channel.rows(self.dialect.identity)[0]
         return None if system is None else f"{system}/{oid}"
 
@@ -45,8 +45,10 @@ class Records:
         self._find = database.sql(_FIND)
 
     def insert(self, transaction: str) -> Script[Op | None]:
-        """Write the commit as part of the business transaction; None: it is written. Else return which verdict stands
-        already: also the same one would be of another business transaction.
+        """Write the commit as part of the business transaction; return None if it was written.
+
+        Otherwise return the verdict that stands already. It belongs to another business transaction, even if it is a
+        commit.
         """
         rows = yield Statement(self._insert, {"transaction": transaction, "verdict": "commit"}, returns=True)
         if rows:
@@ -54,14 +56,15 @@ class Records:
         return (yield from self.standing(transaction)) or "rollback"
 
     def standing(self, transaction: str) -> Script[Op | None]:
-        """Find out which verdict stands, as far as it is committed."""
+        """Read which committed verdict stands; None: there is none."""
         rows = yield Statement(self._find, {"transaction": transaction}, returns=True)
         return rows[0][0] if rows else None
 
     def fence(self, channel: Channel, transaction: str, *, patience: float) -> Op | None:
-        """Write a rollback, unless the business has committed; return what stands, None where nothing can be said.
+        """Write a rollback, unless the business transaction has committed; return the verdict that stands.
 
-        From then on the business cannot commit. Waits for one that is at it, for `patience` seconds, and raises then.
+        After that the business transaction cannot commit. If it has written its record and is still open, this waits
+        `patience` seconds for its end, and raises the driver's error after that. None: no verdict can be read.
         """
         with channel.transaction(patience=patience):
             channel.run(self._insert, {"transaction": transaction, "verdict": "rollback"})

@@ -1,1 +1,1 @@
-"""PostgreSQL."""
+"""The dialect of PostgreSQL."""

@@ -1,4 +1,4 @@
-"""PostgreSQL's INSERT: few messages are the rows of VALUES, many are arrays without what none of them has."""
+"""PostgreSQL's INSERT. Few messages are rows of VALUES, many are arrays; columns that all leave empty are left out."""
 
 from __future__ import annotations
 
@@ -20,29 +20,30 @@ _TYPES = {
     "body": "text", "content_type": "text", "deliver_at": "text", "delay": "bigint", "expires_at": "text",
     "direct": "text",
 }  # fmt: skip
-#: What stands in an array for null, and is nobody's value: with `array_nulls = off` null itself would become a text.
+#: The values that stand for null in an array, because with `array_nulls = off` null itself would become a text. No
+#: message has them as values.
 _NOTHING = {
     "key": "", "tags": "", "headers": "", "content_type": "", "deliver_at": "", "delay": -1, "expires_at": "",
     "direct": "",
 }  # fmt: skip
-#: The values of a row out of arrays, where they are not the elements themselves.
+#: The expressions that make a row's values from elements of arrays, where these are not the values themselves.
 _ELEMENTS = {
     **{name: f"nullif({name}, {nothing!r})" for name, nothing in _NOTHING.items()},
     "body": "decode(body, 'hex')",
     "expires_at": "CAST(nullif(expires_at, '') AS timestamptz)",
 }
-#: Those whose column is not the parameter as it was given.
+#: Parameters that are not the value of their column as they are given.
 _DERIVED = frozenset(("deliver_at", "delay", "direct"))
 _TIMES = frozenset(("deliver_at", "expires_at"))
-#: Only where the compensation is: the transaction may be in another database than its writer thinks, or the
-#: subscription may have been dropped; then nobody but the relay would send it.
+#: A message is marked only where the compensation exists. The transaction may be in another database than its writer
+#: thinks, or the subscription may have been dropped; then only the relay would send the message.
 _KNOWN_DIRECT = """
     CASE WHEN EXISTS (SELECT 1 FROM {subscription} WHERE name = CAST(:compensation AS text))
          THEN CAST({given} AS text) END"""
 
 
 class _Shape(NamedTuple):
-    """What decides how the statement reads: the columns used, and the number of rows, 0 for arrays."""
+    """The facts that decide the text of the statement: the columns used, and the number of rows, 0 for arrays."""
 
     used: tuple[str, ...]
     rows: int
@@ -51,7 +52,7 @@ class _Shape(NamedTuple):
 def append(
     names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
 ) -> Script[list[tuple[int, bool]]]:
-    """One statement for any number of messages; ids follow the order of the list."""
+    """Append any number of messages by one statement; ids follow the order of the list."""
     shape, parameters = _bound(rows)
     if compensation is None:
         yield Statement(_insert(shape, names["message"], names["now"], None), parameters)
@@ -63,7 +64,7 @@ def append(
 
 
 def _bound(rows: Sequence[Row]) -> tuple[_Shape, dict[str, Any]]:
-    """How the statement reads for these rows, and its parameters: those of the columns that any of them has."""
+    """Return the shape of the statement for these rows, and its parameters; columns that all leave empty have none."""
     used: list[str] = []
     columns: list[Sequence[Any]] = []
     for name, column in zip(APPENDED, zip(*rows, strict=True), strict=True):
@@ -78,14 +79,14 @@ def _bound(rows: Sequence[Row]) -> tuple[_Shape, dict[str, Any]]:
 
 
 def _microseconds(delay: timedelta | None) -> int | None:
-    """A delay as it is bound: an interval of days would follow the time zone's changes of the clock."""
+    """Return a delay in microseconds, because an interval of days would follow the time zone's changes of the clock."""
     return None if delay is None else delay // timedelta(microseconds=1)
 
 
 def _array(name: str, column: Sequence[Any]) -> list[Any]:
-    """A column as an array, of what means the same to every server whatever its settings are."""
+    """Return a column as an array of values that mean the same with any settings of the server."""
     if name == "body":
-        # In hexadecimal by ourselves: the driver's form of bytes in an array depends on standard_conforming_strings.
+        # In hexadecimal, because the driver's form of bytes in an array depends on standard_conforming_strings.
         return [body.hex() for body in column]
     nothing = _NOTHING.get(name)
     if name in _TIMES:
@@ -95,7 +96,7 @@ def _array(name: str, column: Sequence[Any]) -> list[Any]:
 
 @lru_cache(maxsize=256)
 def _numbered(shape: _Shape) -> tuple[str, ...]:
-    """The parameters of VALUES, column by column."""
+    """Return the names of the parameters of VALUES, column by column."""
     return tuple(f"{name}_{row}" for name in shape.used for row in range(shape.rows))
 
 
@@ -105,7 +106,7 @@ def _insert(shape: _Shape, message: str, now: str, subscription: str | None) -> 
     into = f"INSERT INTO {message} ({', '.join(columns)})"
     returning = "" if subscription is None else " RETURNING id, direct IS NOT NULL"
     if shape.rows:
-        # Drawn one after the other, as they stand.
+        # The rows of VALUES draw their ids one after the other, in their order.
         lines = [_line(shape, f":{{}}_{row}".format, now, subscription) for row in range(shape.rows)]
         return f"{into} VALUES {', '.join(f'({line})' for line in lines)}{returning}"
     arrays = ", ".join(f"CAST(:{name} AS {_TYPES[name]}[])" for name in shape.used)
@@ -115,7 +116,7 @@ def _insert(shape: _Shape, message: str, now: str, subscription: str | None) -> 
 
 
 def _line(shape: _Shape, given: Callable[[str], str], now: str, subscription: str | None) -> str:
-    """The values of one row, where `given` says how a parameter is named."""
+    """Return the values of one row as SQL; `given` makes the expression of a parameter from its column's name."""
     values = [given(name) for name in shape.used if name not in _DERIVED]
     moments = []
     if "deliver_at" in shape.used:

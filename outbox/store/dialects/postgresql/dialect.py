@@ -1,4 +1,4 @@
-"""PostgreSQL: positions are snapshots of transactions, and a hint is a NOTIFY."""
+"""The dialect of PostgreSQL. Positions are snapshots of transactions, and a hint is a NOTIFY."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ from outbox.store.dialects.dialect import COLUMNS, Dialect, Hint, Location, Writ
 from outbox.store.dialects.postgresql.append import append
 from outbox.store.dialects.statements import NONE, Parameters, Row, pyformat
 
-#: Ours, whatever the role's defaults are. Set once on a connection of our own, not per transaction: that would double
-#: the time of the idle poll, and each transaction here is one statement or a few. A plan that was made while a table
-#: was nearly empty is kept for as long as the connection: it must not be a scan of all rows. (Where nothing else can be
-#: done the price of such a scan looks enormous, and would have it compiled.)
+#: Our settings, whatever the role's defaults are. They are set once on a connection of our own. Per transaction they
+#: would double the time of the idle poll, because each transaction here is one statement or a few.
+#: The sequential scan is off because a plan that was made while a table was nearly empty is kept as long as the
+#: connection, and must not read all rows. Where only such a scan is possible, its price looks enormous; jit is off
+#: because it would compile that statement.
 _SETTINGS = """
     SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE;
     SET synchronous_commit = on;
@@ -39,9 +40,9 @@ _SETTINGS = """
 """
 
 
-#: Seconds, a count, and milliseconds.
-#: What a writer's notification says: for how long it pauses.
+#: The payload of a writer's notification: for how many milliseconds it pauses.
 _MILLISECONDS = re.compile(r"[0-9]{1,6}")
+#: Seconds for the first two, a count, and milliseconds for the last.
 _PATIENCE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 15_000}
 
 
@@ -49,8 +50,8 @@ class PostgresChannel:
     """A psycopg connection in autocommit, made as the engine makes its own."""
 
     def __init__(self, engine: Engine, name: str) -> None:
-        # Not of the engine's own pool, where it would take somebody's place: a detached connection leaves one to be
-        # filled behind, by which the application would go round more connections than it needs.
+        # A connection of the engine's own pool would take a place there. Detached, it would leave a place to be filled
+        # again, and the application would go round more connections than it needs.
         self._owner = engine.pool.recreate().connect()
         driver = self._owner.driver_connection
         self._owner.detach()
@@ -62,7 +63,7 @@ class PostgresChannel:
         self._notify = sql.SQL("NOTIFY {}").format(self._name).as_bytes(driver)
         self._announces = False
         driver.rollback()
-        # An engine with an isolation_level has set it on the driver, which would say it in every BEGIN.
+        # An engine with an isolation_level has set it on the driver, which would repeat it in every BEGIN.
         driver.isolation_level = driver.read_only = driver.deferrable = None
         driver.autocommit = True
         letters = _letters_of(driver)
@@ -72,7 +73,7 @@ class PostgresChannel:
         driver.add_notify_handler(self._notice)
         _watch_over(driver.fileno())
         self._cursor = driver.cursor(binary=True)
-        # As they are on the wire: made a datetime and a UUID only where somebody looks at them.
+        # Left as they are on the wire; a datetime or a UUID is made only when somebody reads it.
         self._cursor.adapters.register_loader("timestamptz", Int8BinaryLoader)
         self._cursor.adapters.register_loader("uuid", ByteaBinaryLoader)
         if letters is not None:
@@ -80,27 +81,27 @@ class PostgresChannel:
         self.fileno: int | None = driver.fileno()
 
     def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
-        """What a statement returns, read in the binary protocol."""
+        """Run a statement and return its rows, read in the binary protocol."""
         return self._cursor.execute(pyformat(statement).encode(), parameters).fetchall()
 
     def run(self, statement: str, parameters: Parameters = NONE) -> int:
-        """How many rows a statement touched."""
+        """Run a statement and return how many rows it touched."""
         return self._cursor.execute(pyformat(statement).encode(), parameters).rowcount
 
     @contextmanager
     def transaction(self, *, patience: float | None = None) -> Iterator[None]:
-        """BEGIN … COMMIT on this connection."""
+        """Run the statements inside between BEGIN and COMMIT on this connection."""
         with self._driver.transaction():
             if patience is not None:
                 self._driver.execute(f"SET LOCAL lock_timeout = {int(patience * 1000)}")
             yield
 
     def listen(self) -> None:
-        """LISTEN; a pooler that forgets it costs a poll interval, never a message."""
+        """Execute LISTEN. If a pooler drops it, messages wait for the next poll, and none is lost."""
         self._driver.execute(sql.SQL("LISTEN {}").format(self._name))
 
     def hinted(self) -> Hint | None:
-        """Drain the notifications, also those that came along with another answer; None: there were none."""
+        """Read all notifications, also those that came with another answer, and return their hint; None: no such."""
         self._driver.pgconn.consume_input()
         while notify := self._driver.pgconn.notifies():
             self._note(notify.extra.decode(errors="replace"))
@@ -111,33 +112,33 @@ class PostgresChannel:
         self._note(notify.payload)
 
     def _note(self, milliseconds: str) -> None:
-        # Anybody may notify, and say anything.
+        # Any client of the database may notify on this name, with any payload.
         pause = int(milliseconds) / 1000 if _MILLISECONDS.fullmatch(milliseconds) else 0.0
         self._hint = Hint(max(pause, self._hint.pause if self._hint else 0.0))
 
     def notify(self, pause: float = 0.0) -> None:
-        """NOTIFY on this connection, which writes nothing else.
+        """Execute NOTIFY on this connection, which writes nothing else.
 
-        Inside a business transaction it would take a global lock at commit.
+        Inside a business transaction NOTIFY would take a global lock at the commit.
         """
         if not self._announces:
-            # Not durable, because a hint need not be: its commit would wait for the disk as any other.
+            # A hint need not be durable, and a durable commit would wait for the disk.
             self._driver.execute("SET synchronous_commit = off")
             self._announces = True
-        # By libpq itself: it costs the application's interpreter a tenth of what a cursor does.
+        # Called on libpq itself, which takes a tenth of the interpreter's time that a cursor takes.
         answer = self._driver.pgconn.exec_(self._notify + (b", '%d'" % round(1000 * pause) if pause else b""))
         if answer.status != psycopg.pq.ExecStatus.COMMAND_OK:
             raise psycopg.OperationalError(answer.get_error_message())
 
     def close(self) -> None:
-        """Close the socket. No pool is asked: it would roll back first, and report a lost connection loudly."""
+        """Close the socket without the pool, which would roll back first, and log an error for a lost connection."""
         with suppress(Exception):
             self._driver.close()
             self._owner.invalidate()
 
 
 def _letters_of(driver: psycopg.Connection[Any]) -> str | None:
-    """The codec of a database that cannot store every text; None where there is nothing to do."""
+    """Return the codec of a database that cannot store every text; None where texts need no escaping."""
     encoding = driver.info.parameter_status("server_encoding")
     if encoding in (None, "UTF8", "SQL_ASCII"):
         return None
@@ -147,12 +148,12 @@ def _letters_of(driver: psycopg.Connection[Any]) -> str | None:
     except psycopg.NotSupportedError:
         return None
     finally:
-        # By libpq itself: psycopg speaks no encoding that Python does not know.
+        # Called on libpq itself, because psycopg executes nothing under an encoding that Python does not know.
         driver.pgconn.exec_(b"SET client_encoding = 'UTF8'")
 
 
 def _escaping(codec: str) -> type[StrDumperUnknown]:
-    """Texts whose other letters are escaped: what a destination says in its error may hold any."""
+    """Return a dumper that escapes letters which `codec` cannot hold, because a destination's error may hold any."""
 
     class Escaping(StrDumperUnknown):
         def dump(self, obj: str) -> Buffer | None:
@@ -162,7 +163,7 @@ def _escaping(codec: str) -> type[StrDumperUnknown]:
 
 
 def _watch_over(descriptor: int) -> None:
-    """Have the system notice a peer that vanished, in seconds instead of hours; where it can."""
+    """Make the system notice a peer that vanished in seconds instead of hours, where the socket has such options."""
     with socket.socket(fileno=os.dup(descriptor)) as peer:
         if peer.family not in (socket.AF_INET, socket.AF_INET6):
             return
@@ -185,17 +186,20 @@ def _moment(value: Any) -> datetime | None:
 
 
 def _transient(error: Exception) -> bool:
-    # Internal errors are those of a connection that is spent: a time-out between two statements, after a suspend, say.
+    # Internal errors come from a connection that is no longer usable, for example because of a time-out between two
+    # statements after the machine was suspended.
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError | psycopg.InternalError)
 
 
-#: Ids drawn but not flushed are given out again after a crash. A restart shows in the postmaster's start, a promotion
-#: in the timeline, the crash of a single backend only in the statistics' reset time. All free and unprivileged.
+#: Ids that were drawn but not flushed are given out again after a crash. A restart shows in the postmaster's start, a
+#: promotion in the timeline, the crash of a single backend only in the statistics' reset time. Reading them costs
+#: nothing and needs no privilege.
 _INCARNATION = """concat_ws(' ', extract(epoch FROM pg_postmaster_start_time()),
     extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()),
     CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_insert_lsn()), 8) END)"""
 
-#: A standby's snapshot has an empty list of open transactions; a transaction with an id would claim its own rows.
+#: A standby's snapshot has an empty list of open transactions. In a transaction that has an id, the snapshot would
+#: count the transaction's own rows, which are not committed yet.
 _FORBIDDEN = """CASE WHEN pg_is_in_recovery() THEN 'standby'
     WHEN pg_current_xact_id_if_assigned() IS NOT NULL THEN 'written' END"""
 
@@ -208,21 +212,22 @@ _HEAD = f"""s AS MATERIALIZED (SELECT pg_current_snapshot()::text AS snapshot, {
 _HEAD_ROW = """SELECT {count} AS id, NULL::uuid, snapshot, incarnation, forbidden, NULL, NULL::bytea, NULL, {{now}},
     NULL::timestamptz, NULL::timestamptz, NULL FROM s"""
 
-#: Large bodies stay behind, and are fetched when their turn comes: this is what bounds a read in bytes.
+#: Large bodies are left out, and fetched when their turn comes; this bounds a read in bytes.
 _BODY = "CASE WHEN octet_length(body) <= :inline THEN body END"
 _LOG_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
-#: What is to be left out at once comes without its body: what the subscription's writers send, and half messages.
+#: Rows that the reader leaves out at once come without their bodies: half messages, and those that the subscription's
+#: writers send.
 _LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
 _RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
 
-#: What committed late: a probe of (xact_id, id) per transaction that was open at the base. Written as a range, because
-#: of an equality the planner knows that the order is that of the primary key, and may walk that one.
+#: Rows that were committed late: a probe of (xact_id, id) per transaction that was open at the base. It is written as a
+#: range: with an equality the planner knows that the order is that of the primary key, and may walk the primary key.
 _LATE = f"""SELECT l.* FROM unnest(CAST(:open AS bigint[])) AS o(x) CROSS JOIN LATERAL (
         SELECT {_RAW_COLUMNS} FROM {{message}} WHERE xact_id >= o.x AND xact_id <= o.x
         ORDER BY xact_id, id LIMIT :limit) AS l
         LIMIT :limit"""
 
-#: What is fresh: one range of (xact_id, id). The ORDER BY keeps never-analysed tables and generic plans on the index.
+#: Fresh rows: one range of (xact_id, id). The ORDER BY keeps never-analysed tables and generic plans on the index.
 _FRESH = f"""SELECT {_RAW_COLUMNS} FROM {{message}} WHERE xact_id >= CAST(:head AS bigint)
         ORDER BY xact_id, id LIMIT :limit"""
 
@@ -233,7 +238,7 @@ _READ_ON = f"""
     UNION ALL ({_FRESH})
 """
 
-#: Nothing was open at the base: a third less work for the server, which counts when a single message is awaited.
+#: For a base at which nothing was open. The server has a third less work, which counts when it reads a single message.
 _READ_ON_FRESH = f"""
     WITH {_HEAD}
     {_HEAD_ROW.format(count="NULL::bigint")}
@@ -288,23 +293,29 @@ _EXTENT = """
 
 
 def is_aborted(driver: Any) -> bool:
-    """Whether COMMIT would be answered with ROLLBACK: libpq knows, without a round trip."""
+    """Return whether COMMIT would be answered with ROLLBACK; libpq knows that without a round trip."""
     return _status(driver) == psycopg.pq.TransactionStatus.INERROR
 
 
 def commits_every_statement(driver: Any) -> bool:
-    """Judged by the server's state, not by the flag: `transaction()` in autocommit is a transaction."""
+    """Return whether the connection commits every statement: it is in autocommit, and in no transaction now.
+
+    The flag alone is not enough, because `transaction()` in autocommit opens a transaction.
+    """
     return bool(driver.autocommit) and _status(driver) == psycopg.pq.TransactionStatus.IDLE
 
 
 def _status(driver: Any) -> int:
-    # psycopg makes its `info` anew at every look; psycopg2 has nothing else.
+    # psycopg makes a new `info` object at every access; psycopg2 has only `info`.
     status: int = (driver.pgconn if hasattr(driver, "pgconn") else driver.info).transaction_status
     return status
 
 
 def _location(found: Any) -> Location | None:
-    """By what libpq is asked for, or was; a database without a name is that of the user."""
+    """Return the place that libpq is asked for, or was; None where the application or a service file decides it.
+
+    None also where no database is named: libpq then takes the one with the name of the user.
+    """
     if not isinstance(found, Engine):
         return Location(found.info.dbname, frozenset([(found.info.host, str(found.info.port))]))
     asked: dict[str, Any] = {
@@ -350,11 +361,11 @@ DIALECT = Dialect(
     from_milliseconds="(timestamptz 'epoch' + CAST({value} AS bigint) * interval '1 millisecond')",
     bind_uuid=lambda uuid: uuid,
     chains_writes=True,
-    # In a savepoint the row is of another transaction id, its own.
+    # Inside a savepoint the row has the id of a subtransaction.
     outermost="xmin = CAST(pg_current_xact_id() AS xid)",
     pairs="unnest(CAST(:names AS text[]), CAST(:ids AS uuid[])) AS pairs(name, id)",
     bind_pairs=lambda pairs: {"names": [name for name, _ in pairs], "ids": [id for _, id in pairs]},
-    # Always in the same order, so that two writers of two keys cannot wait for each other.
+    # Locked in the order of the keys, so that two writers of two keys cannot wait for each other.
     lock_keys="SELECT pg_advisory_xact_lock(hashtextextended(key, :seed))"
     " FROM (SELECT key FROM unnest(CAST(:keys AS text[])) AS k(key) ORDER BY key) AS ordered",
     one_writer=False,
@@ -373,7 +384,7 @@ DIALECT = Dialect(
     wal=WriteAheadLog(
         end="SELECT left(pg_walfile_name(pg_current_wal_insert_lsn()), 8), pg_current_wal_insert_lsn()::text",
         flushed="SELECT pg_current_wal_flush_lsn() >= CAST(:lsn AS pg_lsn)",
-        # Every role may; the message is for logical decoding, where nobody asks for this prefix.
+        # Every role may execute it. The message is meant for logical decoding, where nobody reads this prefix.
         flush="SELECT pg_logical_emit_message(true, 'outbox', '')::text",
     ),
 )

@@ -1,1 +1,1 @@
-"""SQLite."""
+"""The dialect of SQLite."""

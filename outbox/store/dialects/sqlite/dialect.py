@@ -1,4 +1,4 @@
-"""SQLite: one writer at a time draws ids under the write lock, so an id is its own position."""
+"""The dialect of SQLite. One writer at a time draws ids, under the write lock, so an id is its own position."""
 
 from __future__ import annotations
 
@@ -26,9 +26,10 @@ from outbox.store.dialects.statements import NONE, Parameters, Row, Script, Stat
 
 #: How long a writer waits for the others, in seconds.
 BUSY_SECONDS = 30.0
-#: How long SQLite itself waits where a read meets somebody who has the whole file for a moment.
+#: How long SQLite itself waits where a read finds the whole file locked for a moment.
 _OWN_PAUSES, _BUSY_MILLISECONDS = "PRAGMA busy_timeout = {}", 1000
-#: The driver begins by `isolation_level`: what there was before Python 3.12, and is the default since.
+#: The driver begins transactions as `isolation_level` says. Before Python 3.12 it knew no other mode; since then this
+#: one is the default.
 _LEGACY = -1
 _PASSING = {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN}
 
@@ -42,14 +43,14 @@ def begin_immediate(
 ) -> None:
     """Take the write lock now, trying every 0.3 to 2 ms; `begin` executes the statement that takes it.
 
-    SQLite's own busy handler sleeps up to 100 ms between tries, and among busy writers one gets no turn at all: it is
-    out of the way until the lock is taken.
+    SQLite's own busy handler is off until the lock is taken. It sleeps up to 100 ms between tries, so that among busy
+    writers one might never get the lock.
     """
     execute(_OWN_PAUSES.format(0))
     try:
         _until_taken(begin or execute, time.monotonic() + seconds, pause)
     except BaseException:
-        # What went wrong is told, not that a connection which is closed by now takes no setting.
+        # If the connection is closed by now, the setting fails as well; the first error is the one to raise.
         with suppress(sqlite3.Error):
             execute(_OWN_PAUSES.format(_BUSY_MILLISECONDS))
         raise
@@ -72,13 +73,13 @@ def _busy(error: Exception) -> bool:
 
 
 def _transient(error: Exception) -> bool:
-    """Busy, or what an operator cures while we wait: a full disk, no descriptors left."""
+    """Return whether the file is busy, or an operator can mend it while we wait: a full disk, no descriptors left."""
     code = getattr(error, "sqlite_errorcode", None)
     return _busy(error) or (code is not None and code & 0xFF in _PASSING)
 
 
 def require_legacy_control(connect_args: Mapping[str, Any]) -> None:
-    """Refuse drivers that would begin by themselves, or would not commit what was begun for them.
+    """Refuse a driver that would begin transactions by itself, or would not commit those that we begin.
 
     Raises:
         DatabaseError: `autocommit` is among the driver's arguments.
@@ -91,7 +92,7 @@ def require_legacy_control(connect_args: Mapping[str, Any]) -> None:
 
 
 def configure(engine: Engine) -> None:
-    """Settings for an engine of our own: WAL, durable commits, and every transaction begins with the write lock."""
+    """Set up an engine of our own: WAL, durable commits, and every transaction begins with the write lock."""
 
     @event.listens_for(engine, "connect")
     def _connected(driver: sqlite3.Connection, _record: object) -> None:
@@ -102,18 +103,18 @@ def configure(engine: Engine) -> None:
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         if connection._is_autocommit_isolation():
-            # SQLAlchemy does not commit then, so what is begun would be lost.
+            # SQLAlchemy does not commit in this mode, so a transaction that we begin would be lost.
             return
         begin_immediate(_cursor_of(connection).execute, pause=_pause_of(engine))
 
 
 def _cursor_of(connection: Connection) -> Any:
-    """A cursor that can be used here, also where SQLAlchemy awaits its driver behind our back."""
+    """Return a cursor that can be used without await, also where SQLAlchemy itself awaits an async driver."""
     return connection.connection.dbapi_connection.cursor()  # type: ignore[union-attr]
 
 
 def _pause_of(engine: Engine) -> Callable[[float], Any]:
-    """How to wait without holding up those who have the lock: perhaps they are in the same event loop."""
+    """Return a sleep that does not stop the holder of the lock, which may run in the same event loop."""
     if not engine.dialect.is_async:
         return time.sleep
     import asyncio
@@ -121,14 +122,14 @@ def _pause_of(engine: Engine) -> Callable[[float], Any]:
     return lambda seconds: await_only(asyncio.sleep(seconds))
 
 
-#: Dialects of engines that were made fit. Engines with other execution options share theirs.
+#: Dialects of engines that `_make_fit` has prepared. Engines that differ only in execution options share a dialect.
 _fit: WeakSet[Any] = WeakSet()
 
 
 def _make_fit(engine: Engine) -> None:
-    """What an engine of the application's needs, too, when messages are sent by it; once, however many outboxes it has.
+    """Prepare an engine of the application for sending messages; once, however many outboxes use it.
 
-    Other threads may be connecting with it.
+    Other threads may be connecting with it meanwhile.
     """
     if engine.dialect not in _fit:
         _fit.add(engine.dialect)
@@ -139,20 +140,20 @@ def _make_fit(engine: Engine) -> None:
 
 
 class _Begun:
-    """A transaction of SQLAlchemy's: `pooled` is its connection until the end."""
+    """A transaction of SQLAlchemy; `pooled` is its connection, and None once the transaction has ended."""
 
     def __init__(self, dialect: Any, pooled: Any) -> None:
         self.dialect = dialect
         self.pooled = pooled
 
 
-#: Transactions that this thread or task has begun; those that are over have no pooled.
+#: Transactions that this thread or task has begun; in those that have ended, `pooled` is None.
 _begun: ContextVar[tuple[_Begun, ...]] = ContextVar("outbox_begun", default=())
 _BEGUN = object()
 
 
 def _waits_for_itself(engine: Engine) -> bool:
-    """Whether this thread or task is in a transaction that has the file, or would stand in the way of another's."""
+    """Return whether this thread or task has a transaction open on the engine, for which another one would wait."""
     return any(
         each.dialect is engine.dialect and _driver_is_busy(each) for each in _begun.get() if each.pooled is not None
     )
@@ -164,7 +165,7 @@ def _driver_is_busy(begun: _Begun) -> bool:
 
 
 def _remember_begins(dialect: Any) -> None:
-    """Know which transactions a thread or task is in; SQLAlchemy begins each by its dialect, and ends it there."""
+    """Record in `_begun` each transaction that SQLAlchemy begins, by replacing the dialect's `do_begin`."""
     begin_first = dialect.do_begin
 
     def do_begin(pooled: Any) -> None:
@@ -188,7 +189,7 @@ def _about_to_connect(_driver: object, _record: object) -> None:
 
 
 def _begin_before_savepoints(dialect: Any) -> None:
-    """Open a transaction: the driver does not, and the savepoint's RELEASE would commit for good."""
+    """Begin a transaction before a savepoint, because the driver does not, and RELEASE would commit."""
     by_driver = dialect.do_savepoint
 
     def do_savepoint(connection: Connection, name: str) -> None:
@@ -200,9 +201,10 @@ def _begin_before_savepoints(dialect: Any) -> None:
 
 
 def _end_what_was_begun(dialect: Any) -> None:
-    """Have commit and rollback end what BEGIN has begun, by the application or before a savepoint, in every mode.
+    """Make commit and rollback end a transaction that a BEGIN statement opened, in every mode of the driver.
 
-    With `autocommit=True` the driver's own do nothing.
+    The BEGIN may come from the application, or from us before a savepoint. With `autocommit=True` the driver's own
+    commit and rollback do nothing.
     """
 
     def ending(by_driver: Callable[[Any], None], statement: str) -> Callable[[Any], None]:
@@ -220,9 +222,9 @@ def _end_what_was_begun(dialect: Any) -> None:
 
 
 def _prepare(driver: sqlite3.Connection) -> None:
-    # Not for long where somebody keeps the file to himself: a fork may wait for us.
+    # Do not wait inside SQLite for a locked file, because a fork may wait for us.
     driver.execute(_OWN_PAUSES.format(0))
-    # Changing the journal mode needs the file for oneself for a moment; others may be at the same.
+    # Changing the journal mode locks the whole file for a moment; other processes may try the same.
     for _ in range(200):
         try:
             if driver.execute("PRAGMA journal_mode").fetchone()[0] == "wal":
@@ -236,12 +238,12 @@ def _prepare(driver: sqlite3.Connection) -> None:
     driver.execute("PRAGMA synchronous = FULL")
 
 
-#: Connections of threads of ours. Each has a lock, held while SQLite works for it and until its transaction ends, and a
-#: fork waits for all of them: SQLite has locks in memory then, and nobody would ever give back the copies that a child
-#: gets, which would hang as soon as it connects.
+#: Connections of our own threads. Each has a lock, which is held while SQLite works for it and until its transaction
+#: ends. A fork waits for all of these locks, because SQLite holds locks in memory then. A child would get copies of
+#: them that are never released, and it would hang as soon as it connects.
 _channels: WeakSet[SqliteChannel] = WeakSet()
 _connecting = threading.RLock()
-#: What each fork holds; a signal handler may fork in the middle of another one.
+#: The locks that each fork in progress holds; a signal handler may fork in the middle of another fork.
 _held: list[list[threading.RLock]] = []
 _inherited: list[SqliteChannel] = []
 
@@ -252,7 +254,7 @@ def _before_fork() -> None:
     _connecting.acquire()
     held.append(_connecting)
     for channel in list(_channels):
-        # One by one: Ctrl-C may end the waiting.
+        # Noted one by one, because Ctrl-C may interrupt the waiting.
         channel.lock.acquire()
         held.append(channel.lock)
 
@@ -270,8 +272,9 @@ def _after_fork_in_child() -> None:
 def _disown_inherited() -> None:
     """Close the parent's connections, before this process opens one of its own.
 
-    As long as one is open SQLite believes that it holds the parent's lock on the file, and takes none for this process:
-    the last to close it elsewhere would delete the write-ahead log, with what is committed here.
+    As long as one of them is open, SQLite believes that it still holds the lock on the file, and takes none for this
+    process. The last other process to close the file would then delete the write-ahead log, with what is committed
+    here.
     """
     with _connecting:
         while _inherited:
@@ -295,27 +298,28 @@ class SqliteChannel:
         self.fileno: int | None = None
 
     def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
-        """What a statement returns."""
+        """Run a statement and return its rows."""
         with self._working(statement):
             return self._driver.execute(statement, parameters).fetchall()
 
     def run(self, statement: str, parameters: Parameters = NONE) -> int:
-        """How many rows a statement touched."""
+        """Run a statement and return how many rows it touched."""
         with self._working(statement):
             return self._driver.execute(statement, parameters).rowcount
 
     def _working(self, statement: str) -> AbstractContextManager[Any]:
-        """A write outside of a transaction gets one of its own."""
+        """Return the context for a statement: a transaction for a write outside of one, else only the lock."""
         alone = not self._driver.in_transaction and not statement.lstrip().startswith("SELECT")
         return self.transaction() if alone else self.lock
 
     @contextmanager
     def transaction(self, *, patience: float | None = None) -> Iterator[None]:
-        """BEGIN IMMEDIATE … COMMIT."""
+        """Run the statements inside between BEGIN IMMEDIATE and COMMIT."""
         begun = False
 
         def begin(statement: str) -> None:
-            # Kept until the end of the transaction, given back while somebody else has the database.
+            # The second acquire keeps the lock until the end of the transaction. If the statement fails because
+            # another connection has the write lock, only the `with` held it, and gives it back.
             nonlocal begun
             with self.lock:
                 self._driver.execute(statement)
@@ -339,14 +343,14 @@ class SqliteChannel:
             self._driver.execute(statement)
 
     def listen(self) -> None:
-        """Nothing crosses processes here."""
+        """Do nothing: on SQLite wake-ups do not reach other processes."""
 
     def hinted(self) -> Hint | None:
-        """Never: there is nobody to tell."""
+        """Return None: no wake-ups arrive on SQLite."""
         return None
 
     def notify(self, pause: float = 0.0) -> None:
-        """Nobody listens."""
+        """Do nothing: no other process can listen on SQLite."""
 
     def close(self) -> None:
         """Close the file."""
@@ -355,7 +359,7 @@ class SqliteChannel:
 
 
 def _file_of(engine: Engine) -> str:
-    """The file that an engine opens, asked by a connection beside its pool, which may be exhausted."""
+    """Return the file that an engine opens. A new connection is asked, because the engine's pool may be exhausted."""
     pool = engine.pool.recreate()
     with closing(pool.connect()) as connection:
         files = [row[2] for row in connection.cursor().execute("PRAGMA database_list") if row[1] == "main"]
@@ -366,7 +370,7 @@ def _file_of(engine: Engine) -> str:
 
 
 def _location(engine: Engine) -> Location | None:
-    """By the path of the file; one in memory, or given as a URI, is not told from others."""
+    """Return the path of the file as the place; None for a database in memory, or one that is given as a URI."""
     (file,), _ = engine.dialect.create_connect_args(engine.url)
     if not connects_by_url(engine) or file == ":memory:" or file.startswith("file:"):
         return None
@@ -378,7 +382,10 @@ def _moment(value: Any) -> datetime | None:
 
 
 def _bind_moment(moment: datetime) -> str:
-    """As SQLite itself writes it, where that is exact: as texts `.123` and `.123000` are two moments."""
+    """Return a moment as text, to the millisecond where that is exact, as SQLite itself writes it.
+
+    The texts `.123` and `.123000` would compare as two moments.
+    """
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S.%f").removesuffix("000")
 
 
@@ -389,12 +396,12 @@ def _messages(rows: Sequence[Row]) -> list[Message]:
 def _append(
     names: Mapping[str, str], rows: Sequence[Row], *, compensation: str | None = None
 ) -> Script[list[tuple[int, bool]]]:
-    """Statements cost no round trip here, so there is one per message, prepared once."""
+    """Append messages with one statement each, prepared once, because statements cost no round trip here."""
     bound: list[Parameters] = [{**_bound(row), "compensation": compensation} for row in rows]
     yield Statement(_APPEND.format(**names), bound)
     if compensation is None:
         return []
-    # Nobody else draws ids while this transaction has the write lock.
+    # The new rows are those with the last ids, because nobody else draws ids while this transaction has the write lock.
     found = yield Statement(_APPENDED_LAST.format(**names), {"count": len(rows)}, returns=True)
     return [(id, bool(marked)) for id, marked in found]
 
@@ -420,14 +427,15 @@ _APPENDED_LAST = """
     SELECT id, direct IS NOT NULL FROM {message} WHERE id > last_insert_rowid() - :count ORDER BY id
 """
 
-#: `max(id)` falls when the log is purged empty; the sequence does not.
+#: The sequence, because `max(id)` falls when the whole log is purged.
 _SNAPSHOT = """(SELECT (coalesce(max(seq), 0) + 1) || ':' || (coalesce(max(seq), 0) + 1) || ':' FROM sqlite_sequence
     WHERE name = '{message}')"""
 
 _HEAD_ROW = f"SELECT NULL AS id, NULL, {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL"
 _BODY = "CASE WHEN length(body) <= :inline THEN body END"
 _COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
-#: What is to be left out at once comes without its body: what the subscription's writers send, and half messages.
+#: Rows that the reader leaves out at once come without their bodies: half messages, and those that the subscription's
+#: writers send.
 _LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
 _RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
 _CHOSEN = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics)))
@@ -450,23 +458,23 @@ _EXTENT = """SELECT min(id), max(id), NULL, NULL FROM {message} WHERE id >= :hea
 
 
 def _commits_every_statement(driver: Any) -> bool:
-    """With an isolation level the driver begins by itself before the INSERT; without one somebody must have begun.
+    """Return whether the driver commits every statement: no transaction is open, and it would not begin one itself.
 
-    The level counts in the driver's legacy mode only. With `autocommit=False` a transaction is always open, unless
-    somebody has ended it by a statement; with `autocommit=True` the driver begins none.
+    In the driver's legacy mode it begins one before an INSERT if it has an isolation level. With `autocommit=False` a
+    transaction is always open, unless a statement has ended it. With `autocommit=True` the driver begins none.
     """
     begins = _autocommit_of(driver) == _LEGACY and driver.isolation_level is not None
     return not begins and not driver.in_transaction
 
 
 def _autocommit_of(driver: Any) -> Any:
-    """The driver's `autocommit`, which Python has from 3.12 on: True, False, or `_LEGACY`."""
-    # aiosqlite keeps the driver's connection to itself; it is None when closed.
+    """Return the driver's `autocommit`, which Python has from 3.12 on: True, False, or `_LEGACY`."""
+    # aiosqlite holds the driver's connection in a private attribute, which is None when closed.
     own = getattr(driver, "_connection", driver)
     try:
         return getattr(own, "autocommit", _LEGACY)
     except sqlite3.ProgrammingError:
-        # Closed, or in memory behind aiosqlite, where only its own thread may ask.
+        # The connection is closed, or is one of aiosqlite to a database in memory, which only its own thread may ask.
         return _LEGACY if own is driver else await_only(driver._execute(getattr, own, "autocommit"))
 
 
@@ -474,7 +482,7 @@ DIALECT = Dialect(
     name="sqlite",
     now="strftime('%Y-%m-%d %H:%M:%f', 'now')",
     later="strftime('%Y-%m-%d %H:%M:%f', {now}, ({seconds}) || ' seconds')",
-    # Of days with a fraction some come out a little too long; moments are kept to the millisecond.
+    # Rounded, because differences of fractional days may come out a little too long; moments have milliseconds.
     seconds="round((julianday({until}) - julianday({since})) * 86400.0, 3)",
     among_numbers="{value} IN (SELECT value FROM json_each({list}))",
     among_texts="{value} IN (SELECT value FROM json_each({list}))",
