@@ -26,12 +26,12 @@ class LineFile:
     def __init__(self, path: Path, pause: float = 0.0) -> None:
         self._path = path
         self._pause = pause
-        self._open_channel = False
+        self._connected = False
 
     def send(self, messages: Sequence[Message]) -> list[Done]:
         """One line a message."""
-        if not self._open_channel:
-            thread = threading.Thread(target=lambda: setattr(self, "_open_channel", True))
+        if not self._connected:
+            thread = threading.Thread(target=lambda: setattr(self, "_connected", True))
             thread.start()
             thread.join()
         time.sleep(self._pause)
