@@ -23,8 +23,8 @@ from outbox.rocketmq import TransactionResolution
 from outbox.rocketmq.broker import Broker, declaration_of
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
+from outbox.store.half_messages.half import Half
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.store.transactions.half import Half
 
 _GROUP = "orders"
 _TRANSACTION = "{transaction}"

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
         TransactionAbortedError,
     )
     from outbox.model.message import Message
-    from outbox.model.verdict import Done, Reject, Retry, RetryPolicy, Unavailable, Verdict
+    from outbox.model.retry import RetryPolicy
+    from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
     from outbox.outbox import Outbox
     from outbox.relay.relay import Relay
     from outbox.relay.supervisor import Relays
@@ -75,10 +76,11 @@ _HOMES = {
     "Outbox": "outbox.outbox",
     "Relay": "outbox.relay.relay",
     "Relays": "outbox.relay.supervisor",
+    "RetryPolicy": "outbox.model.retry",
     "Sender": "outbox.senders.port",
     "Settings": "outbox.worker.settings",
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
-    **dict.fromkeys(("Done", "Reject", "Retry", "RetryPolicy", "Unavailable", "Verdict"), "outbox.model.verdict"),
+    **dict.fromkeys(("Done", "Reject", "Retry", "Unavailable", "Verdict"), "outbox.model.verdict"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "outbox.errors"),
 }
 

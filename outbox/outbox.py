@@ -15,7 +15,7 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.orm import Session
 
 from outbox.errors import InvalidMessageError
-from outbox.model.delays import require_window
+from outbox.model.delay_levels import require_window
 from outbox.model.encoding import dumped
 from outbox.model.message import Message, MessageFields
 from outbox.schema import SLOTS

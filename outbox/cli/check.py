@@ -208,7 +208,7 @@ def _asked(listener: str | None, business: str | None) -> str:
 def _left(target: Target, group: str) -> str:
     """Return in words what is still pending, because the end of a run need not be the end of the work."""
     from outbox.rocketmq.checker import NO_BUSINESS, NO_LISTENER
-    from outbox.store.transactions.pending import HalfTransactions
+    from outbox.store.half_messages.pending import HalfTransactions
 
     most = 1_000
     with target.open_outbox() as (database, channel):

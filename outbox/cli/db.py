@@ -136,8 +136,8 @@ def _record_findings(target: Target) -> list[Finding]:
     from contextlib import closing
 
     from outbox.cli.connection import engine_of
+    from outbox.store.half_messages.record import RecordDatabase
     from outbox.store.operations.check import record_findings
-    from outbox.store.transactions.record import RecordDatabase
 
     engine = engine_of(target.url, make="outbox db upgrade --record-only")
     try:

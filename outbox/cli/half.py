@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from outbox.model.message import Message
     from outbox.store.database import Database
     from outbox.store.dialects.dialect import Channel
-    from outbox.store.transactions.half import Way
-    from outbox.store.transactions.op import Op
-    from outbox.store.transactions.pending import Decided, HalfTransaction
+    from outbox.store.half_messages.half import Way
+    from outbox.store.half_messages.op import Op
+    from outbox.store.half_messages.pending import Decided, HalfTransaction
 
 _HEADERS = ("TRANSACTION", "GROUP", "TOPICS", "MESSAGES", "AGE", "VERDICT BY", "CHECKS", "NEXT CHECK", "LAST ANSWER")
 _NUMBERS = ("MESSAGES", "CHECKS")
@@ -56,7 +56,7 @@ def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json
     Those that were given up are shown under TRANS_CHECK_MAX_TIME_TOPIC, where RocketMQ puts them. CHECKS says how often
     a listener was asked, NEXT CHECK in what time it may be asked again.
     """
-    from outbox.store.transactions.pending import HalfTransactions
+    from outbox.store.half_messages.pending import HalfTransactions
 
     with target.open_outbox() as (database, channel):
         found = HalfTransactions(database).pending(channel, group=group, given_up=given_up, limit=limit + 1)
@@ -78,8 +78,8 @@ def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json
 @as_json
 def show(*, target: Target, id: str, json: bool) -> None:
     """Show one transaction, its verdict if it has one, and its messages as they would be delivered."""
-    from outbox.store.transactions.half import CHECK_TIMES, delay_of, real_message
-    from outbox.store.transactions.pending import HalfTransactions
+    from outbox.store.half_messages.half import CHECK_TIMES, delay_of, real_message
+    from outbox.store.half_messages.pending import HalfTransactions
 
     with target.open_outbox() as (database, channel):
         transaction, decided = _found(database, channel, id)
@@ -225,8 +225,8 @@ def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None
     from outbox.cli.failures import is_locked
     from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker
-    from outbox.store.transactions.half import half_of
-    from outbox.store.transactions.pending import HalfTransactions
+    from outbox.store.half_messages.half import half_of
+    from outbox.store.half_messages.pending import HalfTransactions
 
     with target.open_outbox() as (database, channel):
         pending, stands = _found(database, channel, id)
@@ -272,7 +272,7 @@ def _require_record(database: Database, id: str, op: Op, business: str | None, r
 
 
 def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided | None]:
-    from outbox.store.transactions.pending import HalfTransactions
+    from outbox.store.half_messages.pending import HalfTransactions
 
     found, decided = HalfTransactions(database).find(channel, id)
     if found is None and decided is None:

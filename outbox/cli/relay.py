@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from outbox.cli.collector import collect_rarely
+from outbox.cli.garbage_collector import collect_rarely
 from outbox.cli.options import DURATION, NAMES, START, Target, about_databases, option, to_a_destination
 
 
@@ -76,13 +76,13 @@ def relay(
     options = {"name": name, "topics": topics, "start": start, "on_dead": on_dead, **pace}
     ends = once or until_empty
     if len(targets) == 1:
-        from outbox.cli.relaying import Relaying
+        from outbox.cli.relay_one import Relaying
 
         relaying = Relaying(targets[0], to, **options)
         collect_rarely()
         code = relaying.end_by_itself(once=once, patience=give_up_after) if ends else relaying.run()
     else:
-        from outbox.cli.relaying_several import RelayingSeveral
+        from outbox.cli.relay_several import RelayingSeveral
 
         several = RelayingSeveral(targets, to, **options)
         collect_rarely()

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NoReturn
 
 from outbox.errors import InvalidMessageError
-from outbox.model.delays import DELAY_LEVELS, MAX_DELAY, DelayLevel
+from outbox.model.delay_levels import DELAY_LEVELS, MAX_DELAY, DelayLevel
 
 #: Half messages live in the same log under this topic; only a transaction producer writes it.
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"

@@ -13,7 +13,7 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, TypedDict, Unpack, final
 
-from outbox.model.delays import DelayLevel
+from outbox.model.delay_levels import DelayLevel
 from outbox.model.encoding import checked_charset, decode_json, decode_text, encode_body
 from outbox.model.limits import (
     checked_content_type,

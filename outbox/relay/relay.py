@@ -12,10 +12,11 @@ from typing import Any, Protocol
 
 from outbox.errors import SubscriptionError
 from outbox.model.message import Message
+from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, require_own_name
-from outbox.model.verdict import RetryPolicy, Verdict
-from outbox.relay.companion import CompensationWorker
-from outbox.relay.supervision import Supervision
+from outbox.model.verdict import Verdict
+from outbox.relay.compensation import CompensationWorker
+from outbox.relay.restarts import Supervision
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child

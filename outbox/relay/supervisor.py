@@ -13,11 +13,11 @@ from typing import Protocol
 
 from tenacity.wait import wait_base
 
-from outbox.relay.supervision import AGAIN, Supervision
+from outbox.relay.restarts import AGAIN, Supervision
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.wakeup import Wake
 from outbox.store.label import told_apart
-from outbox.worker.activity import activity_logger
+from outbox.worker.activity_log import activity_logger
 from outbox.worker.worker import lease_logger
 
 logger = logging.getLogger("outbox")

@@ -16,12 +16,12 @@ from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Script, run
+from outbox.store.half_messages.half import Half, Halves
+from outbox.store.half_messages.op import Decision, Op, Ops
+from outbox.store.half_messages.pending import HalfTransactions
 from outbox.store.log.log import Log
 from outbox.store.operations.opening import open_outbox
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.store.transactions.half import Half, Halves
-from outbox.store.transactions.op import Decision, Op, Ops
-from outbox.store.transactions.pending import HalfTransactions
 from outbox.writing.notifier import Notifier
 from outbox.writing.transaction import Transactions
 

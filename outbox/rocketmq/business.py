@@ -12,8 +12,8 @@ from outbox.errors import DatabaseError, MQClientError, NoTransactionError, Verd
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.store.database import Database
 from outbox.store.dialects.statements import executor, run
-from outbox.store.transactions.op import Op, Ops
-from outbox.store.transactions.record import RecordDatabase, Records
+from outbox.store.half_messages.op import Op, Ops
+from outbox.store.half_messages.record import RecordDatabase, Records
 from outbox.writing.handles import DriverConnection
 from outbox.writing.transaction import Transactions
 

@@ -20,8 +20,8 @@ from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import run
-from outbox.store.transactions.half import Half, half_of
-from outbox.store.transactions.op import Op, Pending
+from outbox.store.half_messages.half import Half, half_of
+from outbox.store.half_messages.op import Op, Pending
 
 logger = logging.getLogger("outbox")
 

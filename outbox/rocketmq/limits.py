@@ -7,7 +7,7 @@ import re
 from outbox.errors import MQClientError
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import TRANSACTION_ID, Message
-from outbox.store.transactions.half import CHECK_TIMES, GIVEN_UP_TOPIC, IMMUNITY
+from outbox.store.half_messages.half import CHECK_TIMES, GIVEN_UP_TOPIC, IMMUNITY
 
 MAX_TOPIC, MAX_GROUP, MAX_BODY = 127, 255, 4 * 1024 * 1024
 #: RocketMQ's response code for a message that it refuses.

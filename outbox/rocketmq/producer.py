@@ -30,7 +30,7 @@ from outbox.rocketmq.states import (
     op_of,
 )
 from outbox.rocketmq.transaction import Transaction, end_by_word
-from outbox.store.transactions.half import Way
+from outbox.store.half_messages.half import Way
 
 logger = logging.getLogger("outbox")
 

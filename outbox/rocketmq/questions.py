@@ -12,7 +12,7 @@ from outbox.model.verdict import DONE, Verdict, describe
 from outbox.rocketmq.listener import Question
 from outbox.rocketmq.states import LocalTransactionState, TransactionResolution
 from outbox.runtime.clock import clock
-from outbox.store.transactions.half import real_message
+from outbox.store.half_messages.half import real_message
 from outbox.worker.calls import Call, Caller
 
 logger = logging.getLogger("outbox")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 
-from outbox.model.verdict import RetryPolicy
-from outbox.relay.supervision import Supervision
+from outbox.model.retry import RetryPolicy
+from outbox.relay.restarts import Supervision
 from outbox.rocketmq.broker import Broker, declaration_of
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy

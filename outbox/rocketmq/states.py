@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from outbox.store.transactions.op import Op
+from outbox.store.half_messages.op import Op
 
 
 class LocalTransactionState(Enum):

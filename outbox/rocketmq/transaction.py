@@ -22,8 +22,8 @@ from outbox.rocketmq.business import before_commit, or_doomed
 from outbox.rocketmq.limits import check_message, immunity_of
 from outbox.rocketmq.states import MessageQueue, TransactionResolution
 from outbox.store.dialects.statements import executor, run
-from outbox.store.transactions.half import Half, Way
-from outbox.store.transactions.op import Decision, Op
+from outbox.store.half_messages.half import Half, Way
+from outbox.store.half_messages.op import Decision, Op
 from outbox.writing.handles import is_async
 from outbox.writing.transaction import Transactions
 

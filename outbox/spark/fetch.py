@@ -14,7 +14,7 @@ from tenacity.wait import wait_exponential, wait_random
 
 from outbox.errors import DatabaseError, PositionError, PurgedError, StandbyError
 from outbox.model.position import Position
-from outbox.model.verdict import seconds_to_wait
+from outbox.model.retry import seconds_to_wait
 from outbox.spark.connections import Connection, broken_by, connected, method_of, refused
 from outbox.spark.tables import arrow_schema
 from outbox.spark.task import Task

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from outbox.errors import DatabaseError, MissingExtraError, OptionError, OutboxError, PurgedError, StandbyError
 from outbox.model.position import EARLIEST, Position, Window
-from outbox.model.verdict import seconds_to_wait
+from outbox.model.retry import seconds_to_wait
 from outbox.spark.connections import refused
 from outbox.spark.fetch import PAUSE
 from outbox.spark.place import Place, engine_options, require_file

@@ -11,7 +11,7 @@ from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.runtime.text import age, one_line
 from outbox.store.failure import in_one_line, without_server
-from outbox.worker.words import Sending, Words
+from outbox.worker.failure_words import Sending, Words
 
 logger = logging.getLogger("outbox")
 

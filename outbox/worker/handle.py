@@ -18,7 +18,8 @@ from tenacity.wait import wait_base, wait_random_exponential
 
 from outbox.model.message import Message
 from outbox.model.parking import Held, Parking
-from outbox.model.verdict import DONE, Done, Reject, Retry, RetryPolicy, Unavailable, Verdict, describe, seconds_to_wait
+from outbox.model.retry import RetryPolicy, seconds_to_wait
+from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
 from outbox.worker.calls import Call, Caller, HungCalls, StrangeAnswerError, next_size
 from outbox.worker.failure_log import FailureLog
 

@@ -12,8 +12,8 @@ from outbox.model.position import Position
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.idempotency import dedup, inbox
+from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
-from outbox.worker.finished import Finished
 from outbox.worker.settle import Settlement
 
 _PROGRESS_SECONDS = 600.0

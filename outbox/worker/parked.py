@@ -10,14 +10,14 @@ from dataclasses import dataclass
 from tenacity.wait import wait_exponential
 
 from outbox.model.message import Message
-from outbox.model.verdict import seconds_to_wait
+from outbox.model.retry import seconds_to_wait
 from outbox.runtime.text import counted, one_line
 from outbox.store.dialects.dialect import Channel
 from outbox.store.log.log import Limits
 from outbox.store.subscriptions.parked import Parked, Ready, Request
-from outbox.worker.activity import Activity
+from outbox.worker.activity_log import Activity
+from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
-from outbox.worker.finished import Finished
 from outbox.worker.handle import BLOCKED, EXPIRED, BatchHandler, Outcome
 from outbox.worker.settle import Parkings, Settlement
 

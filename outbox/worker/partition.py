@@ -19,10 +19,10 @@ from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.worker.activity import Activity
+from outbox.worker.activity_log import Activity
+from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.fetch import Prefetcher
-from outbox.worker.finished import Finished
 from outbox.worker.handle import BLOCKED, EXPIRED, BatchHandler, HandlerPolicy, Outcome
 from outbox.worker.maintenance import Maintenance
 from outbox.worker.parked import ParkedQueue

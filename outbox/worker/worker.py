@@ -22,6 +22,7 @@ from outbox.runtime.wakeup import Wake
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel, Hint
 from outbox.store.failure import in_one_line
+from outbox.store.half_messages.op import Ops
 from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
 from outbox.store.operations.opening import open_outbox
@@ -29,19 +30,18 @@ from outbox.store.operations.parked_status import Count, parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.store.transactions.op import Ops
-from outbox.worker.activity import Activity
+from outbox.worker.activity_log import Activity
 from outbox.worker.calls import Caller, Handler, HungCalls
+from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
-from outbox.worker.finished import Finished
+from outbox.worker.failure_words import words_of
 from outbox.worker.handle import BatchHandler, HandlerPolicy
 from outbox.worker.heartbeat import LeaseHeartbeat
-from outbox.worker.lease_watch import LeaseWatch
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Unsettled
-from outbox.worker.words import words_of
+from outbox.worker.standby import LeaseWatch
 
 logger = logging.getLogger("outbox")
 #: Says which worker works and which stands by. A logger of its own, because many people want to see these lines and

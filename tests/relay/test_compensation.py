@@ -14,7 +14,7 @@ from outbox import HungHandlerError, Message, Outbox, Relay, SubscriptionError, 
 from outbox.admin import commands
 from outbox.model.subscription import Declaration, compensation_of
 from outbox.model.verdict import DONE
-from outbox.relay import companion
+from outbox.relay import compensation
 from outbox.runtime.fair_lock import FairLock
 from outbox.store.database import Database
 from outbox.store.log.log import Limits
@@ -240,7 +240,7 @@ def test_an_embedded_relay_begins_again_beside_calls_that_hang(engine):
 
 def test_a_second_worker_that_fails_is_heard_and_begins_again(engine, caplog, monkeypatch):
     """It was told to read something else, until somebody mends that."""
-    monkeypatch.setattr(companion, "_LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(compensation, "_LOOK_SECONDS", 0.1)
     destination = Destination()
     with closing(Database(engine).open()) as channel:
         declared = Declaration(

@@ -12,7 +12,7 @@ from outbox.rocketmq import Transaction, TransactionMQProducer, TransactionResol
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
-from outbox.store.transactions.half import Way
+from outbox.store.half_messages.half import Way
 
 
 def unknown(_message: Message) -> TransactionResolution:

@@ -9,8 +9,9 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox
 from outbox.model.message import Message
+from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration
-from outbox.model.verdict import DONE, Reject, Retry, RetryPolicy, Verdict
+from outbox.model.verdict import DONE, Reject, Retry, Verdict
 from outbox.rocketmq import TransactionMQProducer
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business

@@ -21,8 +21,8 @@ from outbox.rocketmq import (
     TransactionResolution,
     TransactionSendResult,
 )
-from outbox.store.transactions.half import Halves
-from outbox.store.transactions.op import Decision, Ops
+from outbox.store.half_messages.half import Halves
+from outbox.store.half_messages.op import Decision, Ops
 from tests.rocketmq.parts import (
     COMMIT,
     GROUP,

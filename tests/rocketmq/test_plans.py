@@ -19,9 +19,9 @@ from outbox import Message, create_engine
 from outbox.model.limits import HALF_TOPIC
 from outbox.store.database import Database
 from outbox.store.dialects.statements import _PARAMETER
+from outbox.store.half_messages.half import Half, Halves
+from outbox.store.half_messages.op import Ops
 from outbox.store.subscriptions.parked import Parked
-from outbox.store.transactions.half import Half, Halves
-from outbox.store.transactions.op import Ops
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
 from tests.store.test_log_plans import nodes

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox
 from outbox.rocketmq import TransactionMQProducer, TransactionResolution
-from outbox.store.transactions.half import Way
+from outbox.store.half_messages.half import Way
 
 
 @pytest.mark.parametrize("way", ["join", "commit"])

@@ -13,8 +13,8 @@ from sqlalchemy import text
 
 from outbox import Message, Outbox, Relay, Verdict
 from outbox.cli.options import Target
-from outbox.cli.relaying import Relaying
-from outbox.cli.relaying_several import RelayingSeveral
+from outbox.cli.relay_one import Relaying
+from outbox.cli.relay_several import RelayingSeveral
 from outbox.direct import delivery as courier
 from outbox.senders.function import FunctionSender
 from outbox.senders.nats import NatsSender

@@ -16,7 +16,7 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import TRANSACTION_ID
 from outbox.model.subscription import check_of
 from outbox.spark.reports.names import COMMITTED, OPEN, PARKED, ROLLED_BACK, STATES
-from outbox.store.transactions.half import REAL_TOPIC, WAY
+from outbox.store.half_messages.half import REAL_TOPIC, WAY
 
 MESSAGE_COLUMNS = (
     "id long, message_id string, topic string, key string, tags string, headers string, body binary,"

@@ -17,9 +17,9 @@ from outbox.model.subscription import check_of
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Row
+from outbox.store.half_messages.half import REAL_TOPIC
 from outbox.store.operations.parked_status import MOST_COUNTED, STATES, Count
 from outbox.store.operations.status import UNDECIDED, SubscriptionStatus
-from outbox.store.transactions.half import REAL_TOPIC
 
 #: An estimate reads at so many places of the log, so many rows at each.
 _PLACES = 32

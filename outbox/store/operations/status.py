@@ -14,12 +14,12 @@ from outbox.model.subscription import Subscription
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Row
+from outbox.store.half_messages.half import REAL_TOPIC
 from outbox.store.operations.parked_status import MOST_COUNTED, Count, Trouble, status_of_parked
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.readers import Hold, Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.store.transactions.half import REAL_TOPIC
 
 #: An estimate reads at so many places of the log, so many rows at each.
 _PLACES = 32

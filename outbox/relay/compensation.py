@@ -11,7 +11,7 @@ from contextvars import copy_context
 from tenacity.wait import wait_exponential
 
 from outbox.errors import HungHandlerError
-from outbox.model.verdict import seconds_to_wait
+from outbox.model.retry import seconds_to_wait
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.subscriptions.subscriptions import Subscriptions

@@ -13,8 +13,8 @@ from outbox.model.subscription import Subscription, check_of
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import COLUMNS, Channel
 from outbox.store.dialects.statements import Row
+from outbox.store.half_messages.half import GIVEN_UP_TOPIC, IMMUNITY, REAL_TOPIC, WAY, Way
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.store.transactions.half import GIVEN_UP_TOPIC, IMMUNITY, REAL_TOPIC, WAY, Way
 
 #: The oldest transactions without a verdict. The partial index of half messages returns them in the order of the
 #: transactions' ids, and the ops are read in the same order. So half messages are read from the oldest on, until enough

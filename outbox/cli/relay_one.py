@@ -15,8 +15,9 @@ from outbox.cli.options import Target
 from outbox.cli.output import age, say
 from outbox.model.lease import Partition
 from outbox.model.message import Message
+from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, chosen_topics, compensation_of
-from outbox.model.verdict import Done, RetryPolicy, Unavailable, Verdict, describe
+from outbox.model.verdict import Done, Unavailable, Verdict, describe
 from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
 from outbox.runtime.signals import stopping_on_signals

@@ -12,7 +12,7 @@ from outbox.cli.connection import checked_label
 from outbox.cli.failures import UNFINISHED, report_failure
 from outbox.cli.options import Target
 from outbox.cli.output import say
-from outbox.cli.relaying import Relaying
+from outbox.cli.relay_one import Relaying
 from outbox.errors import DatabaseError
 from outbox.model.subscription import require_own_name
 from outbox.relay.supervisor import Relays

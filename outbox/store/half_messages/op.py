@@ -15,7 +15,7 @@ from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Script, Statement
-from outbox.store.transactions.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way
+from outbox.store.half_messages.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way
 
 Op = Literal["commit", "rollback"]
 

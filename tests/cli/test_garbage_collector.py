@@ -14,7 +14,7 @@ from tests.support.destination import Destination, accepted
 SCRIPT = """
 import gc
 from outbox import Message
-from outbox.cli.collector import collect_rarely
+from outbox.cli.garbage_collector import collect_rarely
 
 def collections():
     return sum(each["collections"] for each in gc.get_stats())

@@ -14,8 +14,8 @@ from outbox.model.lease import Claim, Holder
 from outbox.store.log.log import Limits
 from outbox.store.subscriptions.leases import Leases
 from outbox.worker.calls import Call, Handler
-from outbox.worker.lease_watch import LeaseWatch
 from outbox.worker.settings import Settings
+from outbox.worker.standby import LeaseWatch
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.leases import epoch, notice, step_clock
 from tests.support.waiting import eventually

@@ -6,8 +6,8 @@ import pytest
 
 from outbox import Done, Outbox
 from outbox.model.message import Message
-from outbox.worker import activity
-from outbox.worker.activity import Activity
+from outbox.worker import activity_log
+from outbox.worker.activity_log import Activity
 from tests.support.waiting import eventually
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -16,7 +16,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 @pytest.fixture
 def clock(monkeypatch):
     moments = [100.0]
-    monkeypatch.setattr("outbox.worker.activity.time.monotonic", lambda: moments[-1])
+    monkeypatch.setattr("outbox.worker.activity_log.time.monotonic", lambda: moments[-1])
     return moments
 
 
@@ -73,7 +73,7 @@ def test_an_idle_minute_is_told_only_if_something_waits(clock, told):
 
 
 def test_a_relay_tells_it(engine, told, monkeypatch):
-    monkeypatch.setattr(activity, "_EVERY_SECONDS", 0.5)
+    monkeypatch.setattr(activity_log, "_EVERY_SECONDS", 0.5)
     outbox = Outbox(engine)
     with outbox.running(lambda _message: Done()):
         with outbox.begin() as session:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from tenacity.wait import wait_base, wait_exponential, wait_random
 
-from outbox.model.verdict import seconds_to_wait
+from outbox.model.retry import seconds_to_wait
 from outbox.runtime.stop import Stop
 from outbox.store.failure import in_one_line
 

@@ -7,7 +7,7 @@ from sqlalchemy import URL
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.statements import Script, Statement
-from outbox.store.transactions.op import Op
+from outbox.store.half_messages.op import Op
 
 _INSERT = """
     INSERT INTO {record} (transaction_id, verdict, decided_at)

@@ -1,0 +1,36 @@
+"""Retries: how many attempts a failed message gets, and how long it waits for the next one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from tenacity import RetryCallState
+from tenacity.wait import wait_base, wait_random_exponential
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetryPolicy:
+    """The number of attempts that a message gets, and the time that it waits in between.
+
+    `attempts`: failures after which a message is dead. `wait`: one of tenacity's wait strategies, in seconds;
+    the default grows from 1 s to 10 min with full jitter.
+    """
+
+    attempts: int = 10
+    wait: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=1, min=1, max=600))
+
+    def exhausted(self, attempts: int) -> bool:
+        """Return whether a message that failed `attempts` times is dead."""
+        return attempts >= self.attempts
+
+    def delay(self, attempts: int) -> timedelta:
+        """Return how long a message waits after its `attempts`-th failure."""
+        return timedelta(seconds=seconds_to_wait(self.wait, attempts))
+
+
+def seconds_to_wait(wait: wait_base, attempt: int) -> float:
+    """Return the seconds that a tenacity strategy gives for an attempt, outside of a tenacity loop."""
+    state = RetryCallState(None, None, (), {})  # type: ignore[arg-type]  # strategies read the attempt only
+    state.attempt_number = attempt
+    return wait(state)
