@@ -33,8 +33,10 @@ test: .venv/.dev
 test-unit: .venv/.dev
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
+# Some tests at full scale want the machine for themselves: they count seconds, or fill the disk with gigabytes.
 test-full: .venv/.dev
-	$(PYTEST) --full $(ARGS)
+	$(BIN)/python -m pytest --full -m alone $(ARGS)
+	$(PYTEST) --full -m 'not alone' $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .

@@ -48,6 +48,7 @@ GOALS = {
 }
 
 
+@pytest.mark.alone
 @pytest.mark.timeout(650)
 @pytest.mark.usefixtures("postgres")
 def test_every_benchmark_runs_and_reports_its_ratio_and_its_goal(tmp_path: Path) -> None:

@@ -248,6 +248,7 @@ def test_no_statement_reads_more_than_its_bound(pg_engine, plans, analysed):
     assert [each.backlog.about for each in found] == [True, True, True]
 
 
+@pytest.mark.alone
 def test_ten_million_rows_take_no_longer_than_the_eye_notices(pg_engine, full):
     """Measured at full scale; otherwise on a log of a twentieth, where a full count would be seen as well."""
     for _ in range(10):

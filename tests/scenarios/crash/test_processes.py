@@ -165,6 +165,7 @@ def test_the_lease_is_renewed_while_a_handler_works(pg_engine):
     assert renewals >= 5
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("count", [pytest.param(100_000, id="many")])
 def test_many_small_messages_need_little_memory(pg_engine, tmp_path, full, count):
     count = 1_000_000 if full else count
@@ -180,6 +181,7 @@ def test_many_small_messages_need_little_memory(pg_engine, tmp_path, full, count
     assert peak_of_draining(url_of(pg_engine), count) <= 150
 
 
+@pytest.mark.alone
 def test_large_bodies_need_a_bounded_memory(pg_engine, full):
     count = 200 if full else 40
     with pg_engine.begin() as connection:
@@ -195,6 +197,7 @@ def test_large_bodies_need_a_bounded_memory(pg_engine, full):
     assert peak_of_draining(url_of(pg_engine), count) <= 250
 
 
+@pytest.mark.alone
 def test_large_bodies_that_were_set_aside_need_a_bounded_memory(engine, full):
     """All of them are due, as after an outage."""
     outbox, count = Outbox(engine), 200 if full else 80

@@ -22,6 +22,8 @@ from tests.support.waiting import eventually
 
 COUNT, KEYS = 600, 45
 EVERYTHING = [b"%d" % n for n in range(COUNT)]
+#: Calls hang here by a deadline of a second.
+pytestmark = pytest.mark.alone
 DEADLINE = timedelta(seconds=1)
 #: A call may take a quarter of its deadline: with so much a message it holds 125 of them.
 SLOW = 0.002
