@@ -21,11 +21,17 @@ def table(measurements: Sequence[Measurement]) -> str:
     lines = [_COLUMNS.format("benchmark", "ratio", "goal", "met", "ours", "other", "unit", "rounds")]
     for each in measurements:
         met = "yes" if each.met else "NO"
-        ours, other = (f"{median(figures):,.{2 if each.unit == 'ms' else 0}f}" for figures in (each.ours, each.other))
+        ours, other = _medians(each)
         rounds = " ".join(f"{ratio:.2f}" for ratio in each.rounds) + (f"   ({each.remark})" if each.remark else "")
         ratio, goal = f"{each.value:.2f}", str(each.goal)
         lines.append(_COLUMNS.format(each.name, ratio, goal, met, ours, other, each.unit, rounds))
     return "\n".join(lines)
+
+
+def _medians(measurement: Measurement) -> tuple[str, str]:
+    """Return the figures of both sides, ours first."""
+    form = ",.2f" if measurement.unit == "ms" else ",.0f"
+    return format(median(measurement.ours), form), format(median(measurement.other), form)
 
 
 def page(measurements: Sequence[Measurement], what: Mapping[str, str], on: str) -> str:
@@ -44,7 +50,7 @@ def page(measurements: Sequence[Measurement], what: Mapping[str, str], on: str) 
         "|---|---|---|---|---|---|---|",
     ]
     for each in measurements:
-        ours, other = (f"{median(figures):,.{2 if each.unit == 'ms' else 0}f}" for figures in (each.ours, each.other))
+        ours, other = _medians(each)
         met = "yes" if each.met else "**no**"
         units = f"{ours} {each.unit} | {other} {each.unit}"
         goal = str(each.goal).replace("<=", "≤").replace(">=", "≥")

@@ -145,14 +145,14 @@ class Relaying:
                     finished = self._patiently(work, patience)
             finally:
                 self._sender.close()
-            aside = self._left_aside(database, channel)
+            parked = self._left_parked(database, channel)
             if not finished:
-                say(f"Error: {self._about}{self._why_nothing_moved(database, channel, patience)}{aside}")
+                say(f"Error: {self._about}{self._why_nothing_moved(database, channel, patience)}{parked}")
                 return UNFINISHED
             if nothing_moved() and not self._stopping:
-                say(f"Error: {self._about}{self._sender.destination} accepted nothing{self._refusal}{aside}")
+                say(f"Error: {self._about}{self._sender.destination} accepted nothing{self._refusal}{parked}")
                 return UNFINISHED
-            say(f"{self._about}{self._name}: {self._sender.sent} sent{aside}")
+            say(f"{self._about}{self._name}: {self._sender.sent} sent{parked}")
         return 0
 
     def _until_accepted(self, relay: Relay, nothing_moved: Callable[[], bool], patience: timedelta) -> None:
@@ -251,7 +251,7 @@ class Relaying:
         silence = f"in which {self._sender.destination} accepted nothing{self._refusal}"
         return f"{waited} {silence}; {self._sender.sent} sent before"
 
-    def _left_aside(self, database: Database, channel: Channel) -> str:
+    def _left_parked(self, database: Database, channel: Channel) -> str:
         """Return in words what is parked, because the end of a run need not be the end of the work."""
         from outbox.store.operations.parked_status import parked_counts
 

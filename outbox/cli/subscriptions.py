@@ -159,20 +159,20 @@ class _Dropped:
     """Subscriptions that are dropped, with the counts of their parked messages by state."""
 
     names: Sequence[str]
-    aside: Sequence[tuple[str, Count]]
+    parked: Sequence[tuple[str, Count]]
 
     @property
     def lost(self) -> str:
         """The parked messages that are dropped with them, in words."""
-        aside = ", ".join(f"{count} {state}" for state, count in self.aside)
-        return f", with the messages that were set aside ({aside})" if aside else ""
+        parked = ", ".join(f"{count} {state}" for state, count in self.parked)
+        return f", with the messages that were set aside ({parked})" if parked else ""
 
     def describe(self) -> str:
         return f"{' and '.join(self.names)} {'is' if len(self.names) == 1 else 'are'} dropped{self.lost}"
 
     def as_json(self) -> dict[str, object]:
         parked = Counter[str]()
-        for state, count in self.aside:
+        for state, count in self.parked:
             parked[state] += count.number
         return {"dropped": self.names, "parked": parked}
 

@@ -23,7 +23,7 @@ from outbox.store.database import Database
 from outbox.store.dialects.dialect import Channel
 from outbox.store.log.append import Direct, LogRef
 from outbox.store.log.log import Limits, Log
-from outbox.store.operations.opening import open_outbox
+from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.calls import next_size
@@ -88,7 +88,7 @@ class DirectDelivery:
         if self._sender is None:
             self._sender = open_sender(self._destination)
         channel = self._open_channel()
-        open_outbox(self._database, channel)
+        ensure_outbox(self._database, channel)
         subscriptions = Subscriptions(self._database)
         destination = destination_of(self._destination)
         own = subscriptions.find(channel, self._name)

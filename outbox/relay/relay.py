@@ -22,11 +22,12 @@ from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.senders.opening import Destination, open_sender
-from outbox.senders.port import Sender, deadline_of, destination_of
+from outbox.senders.port import deadline_of, destination_of
+from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
 from outbox.worker.calls import HungCalls
-from outbox.worker.handle import HandlerPolicy
+from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
 from outbox.writing.notifier import Notifier
@@ -91,9 +92,9 @@ class Relay:
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline or deadline_of(self._sender))
         # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
-        serialize = getattr(self._sender, "hold", None) or FairLock().hold
-        self._handler: Sender = getattr(self._sender, "alone", self._sender)
-        shared: dict[str, Any] = {"policy": policy, "settings": settings, "serialize": serialize}
+        turns = self._sender if isinstance(self._sender, SerializedSender) else FairLock()
+        self._handler = self._sender.alone if isinstance(self._sender, SerializedSender) else self._sender
+        shared: dict[str, Any] = {"policy": policy, "settings": settings, "serialize": turns.hold}
         hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
         # Writers create the compensation, at a position before their first row.
         second = Worker(outbox.database, left_behind, self._send, start=None, hung=hung[1], **shared)

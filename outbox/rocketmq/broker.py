@@ -20,7 +20,7 @@ from outbox.store.half_messages.half import Half, Halves
 from outbox.store.half_messages.op import Decision, Op, Ops
 from outbox.store.half_messages.pending import HalfTransactions
 from outbox.store.log.log import Log
-from outbox.store.operations.opening import open_outbox
+from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.writing.notifier import Notifier
 from outbox.writing.transaction import Transactions
@@ -67,7 +67,7 @@ class Broker:
         self._require_no_transaction()
 
         def declare(channel: Channel) -> None:
-            open_outbox(self.database, channel)
+            ensure_outbox(self.database, channel)
             try:
                 start = self._start_of(channel, group)
                 Subscriptions(self.database).declare(channel, declaration_of(group, immunity), start)

@@ -12,7 +12,7 @@ from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.listener import Question
 from outbox.store.log.log import Limits
-from outbox.worker.handle import HandlerPolicy
+from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from outbox.model.message import Message
@@ -27,9 +27,9 @@ class SerializedSender:
         return self._sender
 
     @contextmanager
-    def hold(self) -> Iterator[Sender]:
+    def hold(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Sender]:
         """Wait until it is our turn, and yield the sender; the turn ends with the block."""
-        with self._lock.hold():
+        with self._lock.hold(meanwhile):
             yield self._sender
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:

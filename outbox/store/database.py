@@ -36,15 +36,12 @@ class Database:
     def __init__(
         self, engine: Engine, schema: str | None = None, *, slots: int = SLOTS, dialect: Dialect | None = None
     ) -> None:
-        name = engine.dialect.name
-        if dialect is None and name not in _DIALECTS:
-            raise DatabaseError(f"no outbox on {name} yet; use PostgreSQL or SQLite")
+        self.dialect = dialect or dialect_of(engine.dialect.name)
         if schema is not None and not _SCHEMA_NAME.fullmatch(schema):
             raise DatabaseError(f"schema {schema!r:.80} is not a plain identifier; use letters, digits and _")
         self.engine = engine
         self.schema = schema
         self.slots = slots
-        self.dialect = dialect or _dialect_of(name)
         self.tables: Tables = tables(schema, self.dialect.name)
         prefix = f'"{schema}".' if schema else ""
         self._names = {
@@ -127,6 +124,13 @@ class Database:
             )
 
 
-def _dialect_of(name: str) -> Dialect:
+def dialect_of(name: str) -> Dialect:
+    """Return the dialect of a kind of database, by SQLAlchemy's name for it.
+
+    Raises:
+        DatabaseError: no outbox can be there.
+    """
+    if name not in _DIALECTS:
+        raise DatabaseError(f"no outbox on {name} yet; use PostgreSQL or SQLite")
     found: Dialect = import_module(f"outbox.store.dialects.{name}.dialect").DIALECT
     return found

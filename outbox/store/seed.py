@@ -7,10 +7,7 @@ from sqlalchemy.engine import Dialect
 
 from outbox.model.position import EARLIEST
 from outbox.schema import PREFIX, VERSION, Tables, now_default
-from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
-from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
-
-_DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, SQLITE)}
+from outbox.store.database import dialect_of
 
 #: The first subscription is made once: where somebody has dropped it, it does not come back.
 _NEW = "NOT EXISTS (SELECT 1 FROM {meta}) AND NOT EXISTS (SELECT 1 FROM {subscription})"
@@ -51,7 +48,7 @@ def rows(tables: Tables, dialect: Dialect, version: int, slots: int) -> list[str
     names = {
         table.name.removeprefix(PREFIX): dialect.identifier_preparer.format_table(table) for table in written(tables)
     }
-    ours = _DIALECTS[dialect.name]
+    ours = dialect_of(dialect.name)
     parts = {"now": now_default(dialect.name), "identity": ours.identity, "installation": ours.installation}
     statements = (*_ROWS, _INSTALLATION) if version == VERSION else _ROWS
     return [statement.format(**names, **parts, version=version, slots=int(slots)) for statement in statements]

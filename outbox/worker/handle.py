@@ -12,21 +12,17 @@ import logging
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
-
-from tenacity.wait import wait_base, wait_random_exponential
+from datetime import datetime
 
 from outbox.model.message import Message
 from outbox.model.parking import Held, Parking
-from outbox.model.retry import RetryPolicy, seconds_to_wait
+from outbox.model.retry import seconds_to_wait
 from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
 from outbox.worker.calls import Call, Caller, HungCalls, StrangeAnswerError, next_size
 from outbox.worker.failure_log import FailureLog
+from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
 
 logger = logging.getLogger("outbox")
-
-BLOCKED = Parking(state="blocked", blocks=True)
-EXPIRED = Parking(state="dead", blocks=False, error="expired before it was delivered")
 
 #: A call should take no more than this share of its deadline; the number of messages in a call is adapted to it.
 _SHARE_OF_DEADLINE = 0.25
@@ -38,44 +34,6 @@ _MOST_HUNG = 8
 _CAUTION = 8
 #: When a call takes longer than this, `BatchHandler.meanwhile` is called while the call goes on.
 _SOON_SECONDS = 0.005
-_MAX_ERROR = 2000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandlerPolicy:
-    """The rules for failures.
-
-    `deadline`: of one call. `max_hung`: so many calls may hang before the worker gives up, unless it never does.
-    `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
-    seconds.
-    """
-
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    block_on_dead: bool = True
-    deadline: timedelta = timedelta(seconds=5)
-    max_hung: int = 4
-    max_waiting: int = 10_000
-    pause: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=0.05, min=0.05, max=5))
-
-    def dead(self, message: Message, error: str) -> Parking:
-        """Return the parking of a dead letter; with `block_on_dead` the rest of its key waits for a person."""
-        return Parking(state="dead", blocks=self.block_on_dead, attempts=message.attempt, error=error[:_MAX_ERROR])
-
-    def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Parking:
-        """Return the parking of a message that failed: `retry`, or `dead` when it has no attempts left.
-
-        `after`: until it is tried again; None: as `retry` says. `counts`: whether the failure counts as an attempt.
-        """
-        if counts and self.retry.exhausted(message.attempt):
-            return self.dead(message, error)
-        delay = self.retry.delay(message.attempt) if after is None else after
-        attempts = message.attempt if counts else message.attempt - 1
-        return Parking(state="retry", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
-
-    def waiting(self, message: Message, error: str) -> Parking:
-        """Return the parking of a message that waits until the destination accepts messages; no attempt is counted."""
-        attempts, delay = message.attempt - 1, timedelta(0)
-        return Parking(state="waiting", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
 
 
 @dataclass(slots=True)
@@ -113,12 +71,12 @@ class BatchHandler:
         most: int,
         hung: HungCalls | None = None,
         gives_up: bool = True,
-        serialize: Callable[[], AbstractContextManager[None]] = nullcontext,
+        serialize: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext,
         failure_log: FailureLog | None = None,
     ) -> None:
         """`before_call` returns the moment before which a call has to begin, and raises when too little of the lease is
         left for a call. `rest` sleeps, and returns False when a stop is asked. `serialize` waits until nobody else
-        calls the same handler.
+        calls the same handler, and calls its argument before it waits.
 
         A call has at most `most` messages. `hung`: the calls that did not come back, also those of earlier leases.
         `gives_up`: whether the worker gives up when calls hang, so that a new process ends them.
@@ -238,9 +196,11 @@ class BatchHandler:
 
     def _tell_what_waits(self, batch: _Batch) -> None:
         if batch.outcome.parked or batch.outcome.sick:
-            aside = {m.topic: parking.error or "" for m, parking in batch.outcome.parked if parking.state == "waiting"}
+            waiting = {
+                m.topic: parking.error or "" for m, parking in batch.outcome.parked if parking.state == "waiting"
+            }
             sick = batch.answers_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.sick)
-            self._tell(batch, sick | aside)
+            self._tell(batch, sick | waiting)
         batch.outcome.away = batch.away is not None
 
     def _tell(self, batch: _Batch, answers: dict[str, str]) -> None:
@@ -252,7 +212,7 @@ class BatchHandler:
     def _call(self, chunk: list[Message]) -> Call:
         # At its deadline a call gives up its turn: the handler may be called again while this call still runs.
         while True:
-            with self._serialize():
+            with self._serialize(self.meanwhile):
                 call = self._caller.start(chunk, self._before_call())
                 try:
                     self._await(call, self._policy.deadline.total_seconds())
@@ -335,7 +295,7 @@ class BatchHandler:
         done = [message for message, verdict in zip(messages, verdicts, strict=True) if isinstance(verdict, Done)]
         if done:
             self._accepted(batch, len(done))
-        aside: list[tuple[Message, Parking]] = []
+        parked: list[tuple[Message, Parking]] = []
         failed_keys: set[str] = set()
         for message, verdict in zip(messages, verdicts, strict=True):
             if isinstance(verdict, Done) or message.key in failed_keys:
@@ -344,9 +304,9 @@ class BatchHandler:
                 failed_keys.add(message.key)
             parking = self._parking(batch, message, verdict, others_done=bool(done), alone=len(messages) == 1)
             if parking is not None:
-                aside.append((message, parking))
-        batch.resolve(done, aside)
-        return bool(done or aside)
+                parked.append((message, parking))
+        batch.resolve(done, parked)
+        return bool(done or parked)
 
     def _parking(
         self, batch: _Batch, message: Message, verdict: Verdict, *, others_done: bool, alone: bool
@@ -492,15 +452,15 @@ class _Batch:
         """Return whether a topic was refused while others were accepted, or two messages of it have failed alone."""
         return topic in self.refused or sum(m.topic == topic for m in self.pending if m.id in self.tried) > 1
 
-    def resolve(self, done: Sequence[Message], aside: list[tuple[Message, Parking]]) -> None:
+    def resolve(self, done: Sequence[Message], parked: list[tuple[Message, Parking]]) -> None:
         """Give messages their outcome; park as `blocked` the rest of each key that one of them blocks."""
         self.outcome.done.extend(done)
         if len(done) == len(self.pending):
             self.pending = []
             return
-        self.outcome.parked.extend(aside)
-        resolved = {message.id for message in done} | {message.id for message, _ in aside}
-        blocked_keys = {message.key for message, parking in aside if parking.blocks and message.key is not None}
+        self.outcome.parked.extend(parked)
+        resolved = {message.id for message in done} | {message.id for message, _ in parked}
+        blocked_keys = {message.key for message, parking in parked if parking.blocks and message.key is not None}
         rest = [message for message in self.pending if message.id not in resolved]
         if blocked_keys:
             self.outcome.parked.extend((message, BLOCKED) for message in rest if message.key in blocked_keys)

@@ -18,7 +18,8 @@ from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.worker.activity_log import Activity
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
-from outbox.worker.handle import BLOCKED, EXPIRED, BatchHandler, Outcome
+from outbox.worker.handle import BatchHandler, Outcome
+from outbox.worker.policy import BLOCKED, EXPIRED
 from outbox.worker.settle import Parkings, Settlement
 
 logger = logging.getLogger("outbox")

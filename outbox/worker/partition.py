@@ -23,9 +23,10 @@ from outbox.worker.activity_log import Activity
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.fetch import Prefetcher
-from outbox.worker.handle import BLOCKED, EXPIRED, BatchHandler, HandlerPolicy, Outcome
+from outbox.worker.handle import BatchHandler, Outcome
 from outbox.worker.maintenance import Maintenance
 from outbox.worker.parked import ParkedQueue
+from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 

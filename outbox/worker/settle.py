@@ -152,7 +152,7 @@ class Settlement:
         self._parked.park(self._channel, changes.parked)
         self._parked.remove(self._channel, changes.removed)
         if changes.removed or changes.changed:
-            crash_point("worker.in_aside")
+            crash_point("worker.in_parked")
         self._parked.change(self._channel, changes.changed)
 
     def _append(self, end: Progress) -> None:

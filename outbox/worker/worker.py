@@ -25,7 +25,7 @@ from outbox.store.failure import in_one_line
 from outbox.store.half_messages.op import Ops
 from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
-from outbox.store.operations.opening import open_outbox
+from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import Count, parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
@@ -35,9 +35,10 @@ from outbox.worker.calls import Caller, Handler, HungCalls
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.failure_words import words_of
-from outbox.worker.handle import BatchHandler, HandlerPolicy
+from outbox.worker.handle import BatchHandler
 from outbox.worker.heartbeat import LeaseHeartbeat
 from outbox.worker.partition import PartitionWorker
+from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Unsettled
@@ -68,13 +69,13 @@ class Worker:
         start: Start | None = "earliest",
         policy: HandlerPolicy | None = None,
         settings: Settings | None = None,
-        serialize: Callable[[], AbstractContextManager[None]] = nullcontext,
+        serialize: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext,
         on_idle: Callable[[Channel], None] = lambda _channel: None,
         hung: HungCalls | None = None,
     ) -> None:
         """`start`: where a new subscription begins; None: somebody else creates it. `serialize`: held during each call
-        of the handler. `on_idle`: called again and again, with a connection that does nothing else meanwhile. `hung`:
-        the calls of earlier workers that did not come back.
+        of the handler; it calls its argument before it waits. `on_idle`: called again and again, with a connection that
+        does nothing else meanwhile. `hung`: the calls of earlier workers that did not come back.
         """
         self._database = database
         self._declared = declared
@@ -207,7 +208,7 @@ class Worker:
             raise error
 
     def _declare(self, channel: Channel) -> Subscription:
-        open_outbox(self._database, channel)
+        ensure_outbox(self._database, channel)
         known = Subscriptions(self._database).find(channel, self._declared.name)
         if known is None and self._known:
             # Declared anew, the subscription would begin at its start, and everything would be sent again.
@@ -235,9 +236,9 @@ class Worker:
         lease, at = taken
         settings = self._settings
         caller = Caller(self._handler)
-        keeper: LeaseHeartbeat | None = None
+        heartbeat: LeaseHeartbeat | None = None
         try:
-            keeper = LeaseHeartbeat(
+            heartbeat = LeaseHeartbeat(
                 self._database, lease, length=settings.lease, every=settings.renew_every, taken=at, lost=self.wake.set
             )
             # Declared again, because somebody may have altered the subscription while this worker waited for the lease.
@@ -245,13 +246,13 @@ class Worker:
             if not subscription.grace:
                 # With a grace, hints of commits are of no use: a message is handled long after its commit.
                 channel.listen()
-            partition_worker = self._begin(channel, lease, subscription, keeper, caller)
+            partition_worker = self._begin(channel, lease, subscription, heartbeat, caller)
             with closing(partition_worker):
                 yield partition_worker
                 partition_worker.settle_handled()
         finally:
-            if keeper is not None:
-                keeper.stop()
+            if heartbeat is not None:
+                heartbeat.stop()
             caller.close()
             if not self._hung.unfinished:
                 # While calls hang the lease expires instead, or another worker would send their messages beside them.
@@ -259,14 +260,14 @@ class Worker:
                     Leases(self._database).release(channel, lease)
 
     def _begin(
-        self, channel: Channel, lease: Lease, subscription: Subscription, keeper: LeaseHeartbeat, caller: Caller
+        self, channel: Channel, lease: Lease, subscription: Subscription, heartbeat: LeaseHeartbeat, caller: Caller
     ) -> PartitionWorker:
         policy = self._policy_of(subscription)
         enough = min(policy.deadline, self._settings.lease / 2).total_seconds()
         batch_handler = BatchHandler(
             caller,
             policy,
-            before_call=lambda: keeper.require(enough),
+            before_call=lambda: heartbeat.require(enough),
             rest=self.rest,
             most=self._settings.limits.rows,
             hung=self._hung,

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from outbox.errors import DatabaseError, MissingExtraError
-from outbox.store.dialects.sqlite.dialect import configure, require_legacy_control
+from outbox.store.dialects.sqlite.engine import configure, require_legacy_control
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker

@@ -11,9 +11,7 @@ from tests.support.pages import TOP
 
 MOST_WORDS = 30
 PAGES = sorted(
-    str(path.relative_to(TOP))
-    for path in [*TOP.glob("*.md"), *TOP.glob("docs/*.md"), *TOP.glob("examples/**/*.md")]
-    if path.name != "LICENSE"
+    str(path.relative_to(TOP)) for path in [*TOP.glob("*.md"), *TOP.glob("docs/*.md"), *TOP.glob("examples/**/*.md")]
 )
 
 _BLOCK = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*|#>]|\d+\.)\s)")

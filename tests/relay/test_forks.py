@@ -16,8 +16,8 @@ import sqlalchemy
 from sqlalchemy import Engine
 
 from outbox import Outbox
-from outbox.store.dialects.sqlite import dialect as sqlite
-from outbox.store.dialects.sqlite.dialect import SqliteChannel
+from outbox.store.dialects.sqlite import channel as sqlite
+from outbox.store.dialects.sqlite.channel import SqliteChannel
 from tests.support.readers import bodies
 
 ROOT = Path(__file__).parents[2]

@@ -99,7 +99,7 @@ def test_a_fork_in_the_middle_of_a_call_leaves_the_child_its_own_turn(pg_engine)
         # Not even an error may leave it: the tests would go on in two processes.
         try:
             signal.alarm(10)
-            with relay._alone(), relay._worker._serialize():
+            with relay._alone(), relay._worker._serialize(lambda: None):
                 os._exit(0)
         finally:
             os._exit(1)

@@ -18,7 +18,7 @@ from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.schema import record_metadata
 from outbox.store.database import Database
-from outbox.worker.handle import HandlerPolicy
+from outbox.worker.policy import HandlerPolicy
 from outbox.worker.worker import Worker
 from tests.rocketmq.parts import CHECK, COMMIT, GROUP, UNKNOW, Listener, arrived, half_rows, parked, verdicts
 from tests.support.orders import Base

@@ -12,7 +12,6 @@ from outbox import Outbox
 from outbox.model.verdict import DONE, Unavailable
 from outbox.senders.nats import NatsSender
 from outbox.testing.process import free_port
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import NatsServer
 from tests.support.destination import fill
@@ -21,13 +20,6 @@ from tests.support.waiting import eventually
 
 EARLIER = Unavailable("an earlier message of its key was not stored")
 TAKEN = "it is sent again, and taken when the stream's duplicate_window is over"
-
-
-@pytest.fixture
-def stream(nats: NatsServer) -> Iterator[Stream]:
-    """A stream of this test."""
-    with TcpProxy("127.0.0.1", nats.port) as proxy, closing(Stream(nats, proxy)) as stream:
-        yield stream
 
 
 @pytest.fixture

@@ -12,10 +12,9 @@ import pytest
 from outbox.model.message import Message, stored_message, uuid7
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.nats import NatsSender, read_message
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
 from outbox.testing.servers import NatsServer
-from tests.support.nats_streams import Eavesdropper, Stream, Witness, make_stream
+from tests.support.nats_streams import Eavesdropper, Witness, make_stream
 
 USERS = """{ users: [
   { user: ann, password: "pass", permissions: { publish: { deny: "Secret" } } }
@@ -24,23 +23,6 @@ USERS = """{ users: [
 
 
 FIX = "send the message anew without that, and discard this one"
-
-
-@pytest.fixture
-def stream(nats: NatsServer) -> Iterator[Stream]:
-    """A stream of this test, behind a proxy of this test."""
-    with TcpProxy("127.0.0.1", nats.port) as proxy:
-        stream = Stream(nats, proxy)
-        yield stream
-        stream.close()
-
-
-@pytest.fixture
-def sender(stream: Stream) -> Iterator[NatsSender]:
-    """A sender to that stream."""
-    sender = stream.open()
-    yield sender
-    sender.close()
 
 
 @pytest.fixture(scope="module")

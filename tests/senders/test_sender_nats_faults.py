@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from itertools import pairwise
@@ -21,23 +20,6 @@ from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import NatsServer
 from tests.support.nats_streams import Stream, Witness, make_stream, paused
-
-
-@pytest.fixture
-def stream(nats: NatsServer) -> Iterator[Stream]:
-    """A stream of this test, behind a proxy of this test."""
-    with TcpProxy("127.0.0.1", nats.port) as proxy:
-        stream = Stream(nats, proxy)
-        yield stream
-        stream.close()
-
-
-@pytest.fixture
-def sender(stream: Stream) -> Iterator[NatsSender]:
-    """A sender to that stream."""
-    sender = stream.open()
-    yield sender
-    sender.close()
 
 
 def test_at_most_one_message_of_a_key_is_unacknowledged(nats):

@@ -1,8 +1,9 @@
 """What tests read out of an outbox: the rows of its log, and what a worker makes of them."""
 
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -96,3 +97,15 @@ def delivered(database: Database, **differing: Any) -> list[Message]:
     handler = Collector()
     worker(database, handler, **differing).until_empty()
     return handler.messages
+
+
+@contextmanager
+def at_work(worker: Worker) -> Iterator[None]:
+    """The worker runs in a thread meanwhile."""
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield
+    finally:
+        worker.stop()
+        thread.join(20)

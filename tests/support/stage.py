@@ -14,7 +14,8 @@ from tenacity import wait_fixed
 from outbox import Message, RetryPolicy, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.worker.calls import Caller
-from outbox.worker.handle import BatchHandler, HandlerPolicy, Outcome
+from outbox.worker.handle import BatchHandler, Outcome
+from outbox.worker.policy import HandlerPolicy
 
 POLICY = HandlerPolicy(
     retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=5), pause=wait_fixed(0.001)

@@ -12,7 +12,7 @@ from outbox.model.verdict import DONE
 from outbox.worker.calls import Call
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.failure_words import CheckingBack
-from outbox.worker.handle import BLOCKED, HandlerPolicy
+from outbox.worker.policy import BLOCKED, HandlerPolicy
 from tests.support.stage import HASTY, POLICY, Handler, Stage, again, ids, messages, only, raising, seen
 
 # How many messages a call holds

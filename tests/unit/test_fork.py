@@ -2,12 +2,21 @@
 
 import gc
 import os
+import signal
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
+from outbox import Message, Outbox, create_engine
+from outbox.model.subscription import Declaration
+from outbox.model.verdict import DONE
+from outbox.rocketmq.connections import Connections
 from outbox.runtime import fork
+from outbox.runtime.fair_lock import FairLock
+from outbox.worker.calls import Call, HungCalls
+from outbox.worker.worker import Worker
 
 
 class Thing:
@@ -26,7 +35,8 @@ def in_a_child(question: Callable[[], bool]) -> bool:
     """What a child that is forked here says."""
     child = os.fork()
     if not child:
-        # Not even an error may leave it: the tests would go on in two processes.
+        # Not even an error may leave it: the tests would go on in two processes. Whatever waits for ever is ended.
+        signal.alarm(20)
         try:
             os._exit(0 if question() else 1)
         finally:
@@ -80,3 +90,48 @@ def test_what_fails_does_not_stop_the_others():
     things += [Thing() for _ in range(5)]
 
     assert in_a_child(lambda: all(thing.owner == "child" for thing in things))
+
+
+def test_a_worker_has_another_owner_there():
+    """Else the child would take its parent's lease for its own."""
+    worker = Worker(
+        Outbox(create_engine("sqlite:///never-opened")).database,
+        Declaration(name="relay", destination="test"),
+        lambda messages: [DONE for _ in messages],
+    )
+    owner = worker.owner
+
+    assert in_a_child(lambda: worker.owner != owner)
+    assert worker.owner == owner
+
+
+def test_calls_that_hang_stay_with_the_parent():
+    """Their threads do, so nothing would ever end them in the child."""
+    hung = HungCalls()
+    hung.add(Call([Message("orders", b"1", key="k")]))
+
+    assert in_a_child(lambda: not hung and not hung.keys)
+    assert hung.keys == {"k"}
+
+
+def test_a_lock_that_is_held_is_free_there():
+    lock = FairLock()
+
+    def is_free() -> bool:
+        with lock.hold():
+            return True
+
+    with lock.hold():
+        assert in_a_child(is_free)
+
+
+def test_a_producers_connections_stay_with_the_parent():
+    """Also the one that the parent is using: its child waits for none."""
+    connections = Connections(SimpleNamespace, 1)
+
+    def opens_its_own() -> bool:
+        with connections.one() as other:
+            return other is not channel
+
+    with connections.one() as channel:
+        assert in_a_child(opens_its_own)

@@ -12,7 +12,7 @@ from outbox import HungHandlerError, Message, Outbox, Reject, Relay, Retry, Unav
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Limits
 from outbox.store.subscriptions.parked import Parked
-from outbox.worker.handle import HandlerPolicy
+from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination, expected, failing, fill, relay_to
 from tests.support.parked import request, states

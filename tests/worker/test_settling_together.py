@@ -1,8 +1,6 @@
 """Messages in quick succession are settled together: soon, before anything that takes long, and at most a batch."""
 
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
@@ -11,12 +9,13 @@ from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, Unavailable, Verdict
 from outbox.model.verdict import DONE
+from outbox.runtime.fair_lock import FairLock
 from outbox.store.log.log import Limits
 from outbox.worker import partition
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
-from tests.support.readers import Collector, send, texts, worker
+from tests.support.readers import Collector, at_work, declared, send, texts, worker
 from tests.support.waiting import eventually
 
 LATER = 1e9
@@ -48,18 +47,6 @@ class Handler(Collector):
         if (do := self.instead.get(messages[0].body)) is not None:
             return [do() for _ in messages]
         return super().__call__(messages)
-
-
-@contextmanager
-def at_work(worker: Worker):
-    """The worker runs in a thread meanwhile, and is stopped."""
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join(20)
 
 
 def settles(engine: Engine) -> int:
@@ -125,6 +112,18 @@ def test_they_are_settled_while_a_call_takes_long(engine, outbox):
         assert eventually(lambda: meanwhile)
 
     assert meanwhile == [True]
+
+
+def test_they_are_settled_before_a_turn_is_waited_for(engine, outbox):
+    """Another worker's call of the same handler may take long."""
+    handler, turns = Handler(), FairLock()
+    with at_work(Worker(outbox.database, declared(), handler, settings=BRISK, serialize=turns.hold)):
+        handled(outbox, handler, "1")
+        with turns.hold():
+            send(outbox, "2")
+            meanwhile = eventually(lambda: settles(engine) == 1, 20)
+
+    assert meanwhile
 
 
 def test_they_are_settled_before_an_outage_is_waited_for(engine, outbox):

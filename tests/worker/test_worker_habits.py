@@ -3,10 +3,9 @@
 import os
 import select
 import sqlite3
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from datetime import timedelta
 
 import pytest
@@ -18,32 +17,20 @@ from outbox.model.message import uuid7
 from outbox.model.position import Position
 from outbox.runtime.wakeup import Wake
 from outbox.store.database import Database
-from outbox.store.dialects.sqlite.dialect import SqliteChannel, begin_immediate
+from outbox.store.dialects.sqlite.channel import SqliteChannel
+from outbox.store.dialects.sqlite.locking import begin_immediate
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.worker import maintenance as chores
 from outbox.worker import partition
 from outbox.worker.settings import Settings
-from outbox.worker.worker import Worker
-from tests.support.readers import Collector, send, worker
+from tests.support.readers import Collector, at_work, send, worker
 from tests.support.waiting import eventually
 
 #: Seconds: exact in binary, so that they can be compared.
 SHORTEST, LONGEST = 0.015625, 0.0625
 BRISK = Settings(poll=(timedelta(seconds=SHORTEST), timedelta(seconds=LONGEST)))
 NEVER = 1e9
-
-
-@contextmanager
-def at_work(worker: Worker) -> Iterator[None]:
-    """The worker runs in a thread meanwhile."""
-    thread = threading.Thread(target=worker.run)
-    thread.start()
-    try:
-        yield
-    finally:
-        worker.stop()
-        thread.join(20)
 
 
 # Progress

@@ -115,10 +115,10 @@ def _standing(database: Database, channel: Channel, subscription: Subscription, 
     partition = Partition(subscription.name, subscription.generation)
     settled = ProgressLog(database).newest(channel, partition)
     unsettled = _Unsettled(database, channel, subscription, Progress(EARLIEST) if settled is None else settled.progress)
-    aside = status_of_parked(database, channel, subscription.name)
+    parked = status_of_parked(database, channel, subscription.name)
     oldest, about = unsettled.oldest()
     # A parked transaction may have a verdict by now. The pending ones are counted by group, in `half_status`.
-    parked_since = None if subscription.kind == "check" else aside.unsent_since
+    parked_since = None if subscription.kind == "check" else parked.unsent_since
     if parked_since is not None and (oldest is None or parked_since <= oldest):
         oldest, about = parked_since, False
     return SubscriptionStatus(
@@ -128,8 +128,8 @@ def _standing(database: Database, channel: Channel, subscription: Subscription, 
         lag_about=about,
         holder=Leases(database).look(channel, partition),
         idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
-        parked=aside.counts,
-        troubles=aside.troubles,
+        parked=parked.counts,
+        troubles=parked.troubles,
         unread=unsettled.by_topic() if subscription.kind == "check" else {},
         hold=Readers(database).hold(channel, subscription),
     )

@@ -188,14 +188,14 @@ class Parked:
         Raises:
             DatabaseError: another message is parked under the id of one of these.
         """
-        for aside, ids in parkings.items():
-            if self._place(channel, _PARK, aside, ids) < len(ids):
+        for parking, ids in parkings.items():
+            if self._place(channel, _PARK, parking, ids) < len(ids):
                 self._require_same(channel, ids)
 
     def change(self, channel: Channel, parkings: dict[Parking, list[int]]) -> None:
         """Give parked messages another state."""
-        for aside, ids in parkings.items():
-            self._place(channel, _CHANGE, aside, ids)
+        for parking, ids in parkings.items():
+            self._place(channel, _CHANGE, parking, ids)
 
     def remove(self, channel: Channel, ids: Collection[int]) -> None:
         """Delete parked messages that are done."""
@@ -356,11 +356,11 @@ class Parked:
         chosen = self._database.among("id", numbers="ids")
         channel.run(self._database.sql(statement, chosen=chosen), {**self._common, "ids": self._database.bind(ids)})
 
-    def _place(self, channel: Channel, statement: str, aside: Parking, ids: Sequence[int]) -> int:
-        seconds = None if aside.delay is None else aside.delay.total_seconds()
+    def _place(self, channel: Channel, statement: str, parking: Parking, ids: Sequence[int]) -> int:
+        seconds = None if parking.delay is None else parking.delay.total_seconds()
         due = (
             "deliver_at"
-            if aside.state == "delayed"
+            if parking.state == "delayed"
             else "NULL"
             if seconds is None
             else self._database.later(":seconds")
@@ -368,11 +368,11 @@ class Parked:
         parameters = {
             **self._common,
             "ids": self._database.bind(ids),
-            "state": aside.state,
-            "attempts": aside.attempts,
-            "error": aside.error,
+            "state": parking.state,
+            "attempts": parking.attempts,
+            "error": parking.error,
             "seconds": seconds,
         }
-        blocks = "TRUE" if aside.blocks else "FALSE"
+        blocks = "TRUE" if parking.blocks else "FALSE"
         chosen = self._database.among("id", numbers="ids")
         return channel.run(self._database.sql(statement, blocks=blocks, due=due, chosen=chosen), parameters)

@@ -32,7 +32,7 @@ RELAY = [
     "worker.before_settle",
     "worker.after_park",
     "worker.after_settle",
-    "worker.in_aside",
+    "worker.in_parked",
     "worker.before_renew",
     "worker.after_renew",
 ]

@@ -18,8 +18,9 @@ from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.log import Limits, Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.worker.handle import BLOCKED, BatchHandler, Outcome
+from outbox.worker.handle import BatchHandler, Outcome
 from outbox.worker.parked import ParkedQueue
+from outbox.worker.policy import BLOCKED
 from outbox.worker.settle import Parkings, Settlement
 from tests.scenarios.exactness.history import Event, delivery_of
 from tests.scenarios.exactness.model import RETRY, ROWS, Model, Place, Sent

@@ -25,8 +25,8 @@ from outbox.store.log.cursor import Batch
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.handle import BLOCKED
 from outbox.worker.partition import _DELAYED
+from outbox.worker.policy import BLOCKED
 from outbox.worker.settle import Parkings
 from tests.scenarios.exactness.actors import (
     FATES,

@@ -12,8 +12,8 @@ from sqlalchemy import Engine, event, text
 from outbox import Outbox
 from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
+from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
-from outbox.store.dialects.sqlite.dialect import SqliteChannel
 from tests.scenarios.exactness.business import set_up
 
 NOON = datetime(2030, 1, 1, 12, tzinfo=UTC)

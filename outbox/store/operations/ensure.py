@@ -1,4 +1,4 @@
-"""Opening an outbox: the checks that come first on a connection that will read or write it for long."""
+"""The checks that come first on a connection that will read or write an outbox for long."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from outbox.store.dialects.dialect import Channel
 from outbox.store.log.log import Log
 
 
-def open_outbox(database: Database, channel: Channel) -> None:
+def ensure_outbox(database: Database, channel: Channel) -> None:
     """Make sure that the tables are there, have this version, and were written on this server.
 
     Raises:

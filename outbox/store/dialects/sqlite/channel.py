@@ -1,0 +1,148 @@
+"""SQLite connections of our own, and what a fork has to do with their locks."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import Engine
+
+from outbox.errors import DatabaseError
+from outbox.store.dialects.dialect import Hint
+from outbox.store.dialects.sqlite.locking import BUSY_SECONDS, begin_immediate, prepare
+from outbox.store.dialects.statements import NONE, Parameters, Row
+
+#: Connections of our own threads. Each has a lock, which is held while SQLite works for it and until its transaction
+#: ends. A fork waits for all of these locks, because SQLite holds locks in memory then. A child would get copies of
+#: them that are never released, and it would hang as soon as it connects.
+_channels: WeakSet[SqliteChannel] = WeakSet()
+_connecting = threading.RLock()
+#: The locks that each fork in progress holds; a signal handler may fork in the middle of another fork.
+_held: list[list[threading.RLock]] = []
+_inherited: list[SqliteChannel] = []
+
+
+def _before_fork() -> None:
+    held: list[threading.RLock] = []
+    _held.append(held)
+    _connecting.acquire()
+    held.append(_connecting)
+    for channel in list(_channels):
+        # Noted one by one, because Ctrl-C may interrupt the waiting.
+        channel.lock.acquire()
+        held.append(channel.lock)
+
+
+def _after_fork() -> None:
+    for lock in reversed(_held.pop()):
+        lock.release()
+
+
+def _after_fork_in_child() -> None:
+    _inherited.extend(_channels)
+    _after_fork()
+
+
+def disown_inherited() -> None:
+    """Close the parent's connections, before this process opens one of its own.
+
+    As long as one of them is open, SQLite believes that it still holds the lock on the file, and takes none for this
+    process. The last other process to close the file would then delete the write-ahead log, with what is committed
+    here.
+    """
+    with _connecting:
+        while _inherited:
+            _inherited.pop().close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
+
+
+class SqliteChannel:
+    """A sqlite3 connection of its own to the same file."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.lock = threading.RLock()
+        with _connecting:
+            disown_inherited()
+            self._driver = sqlite3.connect(_file_of(engine), isolation_level=None, check_same_thread=False)
+            prepare(self._driver)
+            _channels.add(self)
+        self.fileno: int | None = None
+
+    def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
+        """Run a statement and return its rows."""
+        with self._working(statement):
+            return self._driver.execute(statement, parameters).fetchall()
+
+    def run(self, statement: str, parameters: Parameters = NONE) -> int:
+        """Run a statement and return how many rows it touched."""
+        with self._working(statement):
+            return self._driver.execute(statement, parameters).rowcount
+
+    def _working(self, statement: str) -> AbstractContextManager[Any]:
+        """Return the context for a statement: a transaction for a write outside of one, else only the lock."""
+        alone = not self._driver.in_transaction and not statement.lstrip().startswith("SELECT")
+        return self.transaction() if alone else self.lock
+
+    @contextmanager
+    def transaction(self, *, patience: float | None = None) -> Iterator[None]:
+        """Run the statements inside between BEGIN IMMEDIATE and COMMIT."""
+        begun = False
+
+        def begin(statement: str) -> None:
+            # The second acquire keeps the lock until the end of the transaction. If the statement fails because
+            # another connection has the write lock, only the `with` held it, and gives it back.
+            nonlocal begun
+            with self.lock:
+                self._driver.execute(statement)
+                begun = self.lock.acquire()
+
+        try:
+            begin_immediate(self._execute, begin, seconds=BUSY_SECONDS if patience is None else patience)
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            if begun:
+                with suppress(sqlite3.Error):
+                    self._execute("ROLLBACK")
+            raise
+        finally:
+            if begun:
+                self.lock.release()
+
+    def _execute(self, statement: str) -> None:
+        with self.lock:
+            self._driver.execute(statement)
+
+    def listen(self) -> None:
+        """Do nothing: on SQLite wake-ups do not reach other processes."""
+
+    def hinted(self) -> Hint | None:
+        """Return None: no wake-ups arrive on SQLite."""
+        return None
+
+    def notify(self, pause: float = 0.0) -> None:
+        """Do nothing: no other process can listen on SQLite."""
+
+    def close(self) -> None:
+        """Close the file."""
+        with self.lock, suppress(Exception):
+            self._driver.close()
+
+
+def _file_of(engine: Engine) -> str:
+    """Return the file that an engine opens. A new connection is asked, because the engine's pool may be exhausted."""
+    pool = engine.pool.recreate()
+    with closing(pool.connect()) as connection:
+        files = [row[2] for row in connection.cursor().execute("PRAGMA database_list") if row[1] == "main"]
+    pool.dispose()
+    if not files or not files[0]:
+        raise DatabaseError("a worker cannot open an in-memory SQLite database on its own; use a file")
+    return str(files[0])

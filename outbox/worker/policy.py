@@ -1,0 +1,53 @@
+"""What is done about failures: when a message is tried again, is parked, or becomes a dead letter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from tenacity.wait import wait_base, wait_random_exponential
+
+from outbox.model.message import Message
+from outbox.model.parking import Parking
+from outbox.model.retry import RetryPolicy
+
+BLOCKED = Parking(state="blocked", blocks=True)
+EXPIRED = Parking(state="dead", blocks=False, error="expired before it was delivered")
+_MAX_ERROR = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandlerPolicy:
+    """The rules for failures.
+
+    `deadline`: of one call. `max_hung`: so many calls may hang before the worker gives up, unless it never does.
+    `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
+    seconds.
+    """
+
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    block_on_dead: bool = True
+    deadline: timedelta = timedelta(seconds=5)
+    max_hung: int = 4
+    max_waiting: int = 10_000
+    pause: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=0.05, min=0.05, max=5))
+
+    def dead(self, message: Message, error: str) -> Parking:
+        """Return the parking of a dead letter; with `block_on_dead` the rest of its key waits for a person."""
+        return Parking(state="dead", blocks=self.block_on_dead, attempts=message.attempt, error=error[:_MAX_ERROR])
+
+    def failed(self, message: Message, error: str, after: timedelta | None = None, *, counts: bool = True) -> Parking:
+        """Return the parking of a message that failed: `retry`, or `dead` when it has no attempts left.
+
+        `after`: until it is tried again; None: as `retry` says. `counts`: whether the failure counts as an attempt.
+        """
+        if counts and self.retry.exhausted(message.attempt):
+            return self.dead(message, error)
+        delay = self.retry.delay(message.attempt) if after is None else after
+        attempts = message.attempt if counts else message.attempt - 1
+        return Parking(state="retry", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+
+    def waiting(self, message: Message, error: str) -> Parking:
+        """Return the parking of a message that waits until the destination accepts messages; no attempt is counted."""
+        attempts, delay = message.attempt - 1, timedelta(0)
+        return Parking(state="waiting", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
