@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -10,11 +11,13 @@ from types import SimpleNamespace
 import pytest
 
 from outbox import Message, Outbox, create_engine
+from outbox.direct.sends import DirectSends
 from outbox.model.subscription import Declaration
 from outbox.model.verdict import DONE
 from outbox.rocketmq.connections import Connections
 from outbox.runtime import fork
 from outbox.runtime.fair_lock import FairLock
+from outbox.store.database import Database
 from outbox.worker.calls import Call, HungCalls
 from outbox.worker.worker import Worker
 
@@ -135,3 +138,23 @@ def test_a_producers_connections_stay_with_the_parent():
 
     with connections.one() as channel:
         assert in_a_child(opens_its_own)
+
+
+def test_direct_sends_begin_anew_there():
+    """Whatever their locks were at the fork."""
+    sends = DirectSends(Database(create_engine("sqlite:///never-opened")), "file:never-opened", "relay")
+    held, forked = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with sends._lock:
+            held.set()
+            forked.wait(60)
+
+    holding = threading.Thread(target=hold)
+    holding.start()
+    held.wait(60)
+    begins = in_a_child(lambda: sends.for_more(1) is None)
+    forked.set()
+    holding.join()
+
+    assert begins

@@ -1,0 +1,49 @@
+"""A stop ends every pause at once, and is forgotten when it was followed."""
+
+import signal
+import threading
+
+import pytest
+
+from outbox.runtime.stop import Stop
+
+
+@pytest.fixture
+def stop():
+    return Stop()
+
+
+def test_nothing_is_asked_at_first(stop):
+    assert (stop.asked, stop.rest(0)) == (False, True)
+
+
+def test_a_pause_ends_at_once_when_a_stop_is_asked(stop):
+    ended = list[bool]()
+    resting = threading.Thread(target=lambda: ended.append(stop.rest(120)), daemon=True)
+    resting.start()
+    stop.ask()
+    resting.join(30)
+
+    assert ended == [False]
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_handler_may_ask(stop):
+    signal.signal(signal.SIGALRM, lambda *_: stop.ask())
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+
+    assert not stop.rest(120)
+
+
+@pytest.mark.timeout(60)
+def test_there_is_no_pause_after_it_was_asked(stop):
+    stop.ask()
+
+    assert [stop.rest(120), stop.rest(120)] == [False, False]
+
+
+def test_a_stop_that_was_followed_is_forgotten(stop):
+    stop.ask()
+    stop.withdraw()
+
+    assert (stop.asked, stop.rest(0.01)) == (False, True)
