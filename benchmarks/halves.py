@@ -187,7 +187,7 @@ class Checks:
         fill_halves(self._place, count, age=2 * _POLICY.transaction_timeout)
         channel = self._broker.database.open()
         declaration = declaration_of(_GROUP, _POLICY.transaction_timeout)
-        Subscriptions(self._broker.database).declare(channel, declaration, "latest")
+        Subscriptions(channel).declare(declaration, "latest")
         channel.close()
         park = sql.SQL(_PARK).format(name=sql.Literal(name), half=sql.Literal(HALF_TOPIC), group=sql.Literal(_GROUP))
         with self._place.connect() as connection:

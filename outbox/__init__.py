@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from outbox.relay.supervisor import Relays
     from outbox.senders.opening import Destination
     from outbox.senders.port import Sender
-    from outbox.store.log.log import Limits
+    from outbox.store.log.limits import Limits
     from outbox.worker.settings import Settings
     from outbox.writing.engines import create_async_engine, create_engine
 
@@ -71,7 +71,7 @@ __all__ = [
 _HOMES = {
     "Destination": "outbox.senders.opening",
     "Inbox": "outbox.consumer.inbox",
-    "Limits": "outbox.store.log.log",
+    "Limits": "outbox.store.log.limits",
     "Message": "outbox.model.message",
     "Outbox": "outbox.outbox",
     "Relay": "outbox.relay.relay",

@@ -21,10 +21,8 @@ from sqlalchemy.schema import CreateSchema
 from outbox.errors import DatabaseError, SchemaError
 from outbox.schema import SLOTS, VERSION, VERSION_TABLE, record_metadata, revision_table, tables
 from outbox.store import seed as seeds
-from outbox.store.database import Database
+from outbox.store.database import Database, dialect_of
 from outbox.store.operations.check import NEWER, of_tables, tables_there
-
-_DIALECTS = ("postgresql", "sqlite")
 
 #: The version that is stored in tables that are not complete. It is no real version, so workers refuse them.
 _INCOMPLETE = 0
@@ -89,11 +87,7 @@ def upgrade_record(bind: Engine | Connection, schema: str | None = None) -> bool
 
 def wait_for_others(connection: Connection, schema: str | None, name: str) -> None:
     """Let processes that start together upgrade one after the other; the later ones find nothing to do."""
-    if connection.dialect.name == "postgresql":
-        lock = text("SELECT pg_advisory_xact_lock(hashtext(:name))")
-        connection.execute(lock, {"name": f"{schema or ''}.{name}"})
-    elif not connection.connection.driver_connection.in_transaction:  # type: ignore[union-attr]
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+    dialect_of(connection.dialect.name).serialize_upgrades(connection, f"{schema or ''}.{name}")
 
 
 def seed(bind: Connection | MockConnection, schema: str | None = None, slots: int = SLOTS) -> None:
@@ -226,9 +220,8 @@ def _explained(connection: Connection) -> Iterator[None]:
 
 
 def _require_support(dialect: str, schema: str | None) -> None:
-    if dialect not in _DIALECTS:
-        raise DatabaseError(f"an outbox lives in PostgreSQL or SQLite, not in {dialect}")
-    if schema is not None and dialect == "sqlite":
+    has_schemas = dialect_of(dialect).schemas
+    if schema is not None and not has_schemas:
         raise DatabaseError("SQLite has no schemas; leave the schema out")
 
 

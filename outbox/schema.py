@@ -6,9 +6,10 @@ statements in `store/`. On PostgreSQL the log has `xact_id` besides; elsewhere a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     BigInteger,
@@ -44,6 +45,32 @@ _Name: TypeEngine[str] = Text().with_variant(Text(collation="C"), "postgresql")
 _KINDS = "relay, compensation, check or extract"
 #: In UTC; SQLite keeps it as text that sorts by time.
 _Moment = DateTime(timezone=True)
+
+
+class _Native(NamedTuple):
+    """The parts of our tables that one kind of database has in its own way.
+
+    `id` makes the database draw the ids of the log. `transaction` is the number of the transaction that writes a row,
+    as SQL; None where a row's own id tells what is settled.
+    """
+
+    now: str
+    id: Callable[[], Column[Any]]
+    transaction: str | None
+
+
+_NATIVE = {
+    "postgresql": _Native(
+        now="statement_timestamp()",
+        id=lambda: Column("id", BigInteger, Identity(cache=1), primary_key=True),
+        transaction="(pg_current_xact_id()::text::bigint)",
+    ),
+    "sqlite": _Native(
+        now="(strftime('%Y-%m-%d %H:%M:%f', 'now'))",
+        id=lambda: Column("id", Integer, primary_key=True),
+        transaction=None,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -122,7 +149,7 @@ def include_name(name: str | None, type_: str, _parents: Any) -> bool:
 
 def now_default(dialect: str) -> str:
     """Return the database's clock as SQL; it gives one answer within one statement."""
-    return "statement_timestamp()" if dialect == "postgresql" else "(strftime('%Y-%m-%d %H:%M:%f', 'now'))"
+    return _NATIVE[dialect].now
 
 
 def _envelope() -> list[Column[Any]]:
@@ -139,17 +166,14 @@ def _envelope() -> list[Column[Any]]:
 
 
 def _number(dialect: str) -> Column[Any]:
-    """Return the column of the id that the database draws: an identity on PostgreSQL, SQLite's own row id elsewhere."""
-    if dialect == "postgresql":
-        return Column("id", BigInteger, Identity(cache=1), primary_key=True)
-    return Column("id", Integer, primary_key=True)
+    """Return the column of the id that the database draws."""
+    return _NATIVE[dialect].id()
 
 
 def _settled(dialect: str) -> list[Column[Any]]:
     """Return the column of the number that tells whether a row is settled, where its own id does not."""
-    if dialect != "postgresql":
-        return []
-    return [Column("xact_id", BigInteger, nullable=False, server_default=text("(pg_current_xact_id()::text::bigint)"))]
+    transaction = _NATIVE[dialect].transaction
+    return [Column("xact_id", BigInteger, nullable=False, server_default=text(transaction))] if transaction else []
 
 
 def _body() -> Column[Any]:
@@ -159,7 +183,7 @@ def _body() -> Column[Any]:
 
 def _message(metadata: MetaData, dialect: str) -> Table:
     """Return the log. Only purge removes rows from it; no row is ever updated."""
-    by_position = [Index("outbox_message_xact_id", "xact_id", "id")] if dialect == "postgresql" else []
+    by_position = [Index("outbox_message_xact_id", "xact_id", "id")] if _NATIVE[dialect].transaction else []
     return Table(
         "outbox_message",
         metadata,
@@ -275,7 +299,7 @@ def _parked(metadata: MetaData) -> Table:
         _partial("outbox_parked_head", "blocks AND state <> 'blocked'", "subscription", "key", "place"),
         Index("outbox_parked_state", "subscription", "state", "id"),
         _partial("outbox_parked_request", "request IS NOT NULL", "subscription"),
-        comment="copies of messages set aside; shrinks by its lease holder",
+        comment="copies of parked messages; shrinks by its lease holder",
     )
 
 

@@ -15,7 +15,7 @@ import sqlalchemy
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine, migrate
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.testing.servers import LocalServer, NatsServer, PostgresServer, ServerMissing
 from tests.support.destination import Destination
@@ -23,6 +23,8 @@ from tests.support.handles import awaited
 from tests.support.orders import Base
 
 TEMPLATE = "outbox_template"
+#: How long a test may take at full scale.
+_FULL_SECONDS = 1800
 
 Server = TypeVar("Server", bound=LocalServer)
 
@@ -35,6 +37,14 @@ def pytest_configure() -> None:
     """A shell without job control has its background commands ignore Ctrl-C, and whatever they start inherits that."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """At full scale some tests need more than five minutes, even more beside others; they say themselves if not."""
+    if config.getoption("--full"):
+        for item in items:
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(_FULL_SECONDS))
 
 
 @pytest.fixture(scope="session")

@@ -117,7 +117,7 @@ def create_parked(schema: str | None) -> None:
         body(),
         sa.CheckConstraint("state IN ('delayed', 'waiting', 'retry', 'blocked', 'dead')", name="outbox_parked_state"),
         schema=schema,
-        comment="copies of messages set aside; shrinks by its lease holder",
+        comment="copies of parked messages; shrinks by its lease holder",
     )
     index_parked(schema, "due", ["due_at"], "state IN ('delayed', 'waiting', 'retry')")
     index_parked(schema, "ready", ["place"], "state = 'blocked'")

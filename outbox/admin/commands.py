@@ -12,8 +12,7 @@ from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.subscription import Subscription, compensation_of
 from outbox.store import identity
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
@@ -34,26 +33,26 @@ class WorkerAliveError(SubscriptionError):
         self.holder = holder
 
 
-def carry_out_without_worker(database: Database, channel: Channel, subscription: Subscription) -> int:
+def carry_out_without_worker(channel: Channel, subscription: Subscription) -> int:
     """Carry out the requests on dead letters, in place of a worker; return how many.
 
     Raises:
         WorkerAliveError: a worker holds the lease, and will carry out the requests.
     """
-    identity.verify(database, channel)
-    incarnation = Log(database).now(channel).incarnation
-    parked = Parked(database, subscription.name)
+    identity.verify(channel)
+    incarnation = Log().now(channel).incarnation
+    parked = Parked(channel, subscription.name)
     granted = 0
-    with borrowed(database, channel, subscription) as lease:
-        settlement = Settlement(database, channel, lease, incarnation)
-        while done := carry_out_requests(parked, channel, settlement):
+    with borrowed(channel, subscription) as lease:
+        settlement = Settlement(channel, lease, incarnation)
+        while done := carry_out_requests(parked, settlement):
             granted += len(done)
-            if not Leases(database).renew(channel, lease, _LENGTH):
+            if not Leases(channel).renew(lease, _LENGTH):
                 raise LeaseLostError(f"{subscription.name}: a worker took the lease; it carries out the rest")
     return granted
 
 
-def alter(database: Database, channel: Channel, changed: Subscription) -> None:
+def alter(channel: Channel, changed: Subscription) -> None:
     """Store another selection, destination, policy or grace while no worker is at work; its compensation follows.
 
     `on_dead="continue"` also frees the messages that dead letters hold back by now. They are sent in the order of their
@@ -66,7 +65,7 @@ def alter(database: Database, channel: Channel, changed: Subscription) -> None:
         WorkerAliveError: somebody holds the lease.
         LeaseLostError: a worker took the lease meanwhile; nothing was stored.
     """
-    stored = Subscriptions(database).get(channel, changed.name)
+    stored = Subscriptions(channel).get(changed.name)
     if changed.direct is not None and replace(stored, grace=changed.grace) != changed:
         raise SubscriptionError(f"{changed.name} follows {changed.direct}; alter that one")
     if changed.kind == "extract":
@@ -76,48 +75,48 @@ def alter(database: Database, channel: Channel, changed: Subscription) -> None:
         )
     if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:
         raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")
-    follower = Subscriptions(database).find(channel, compensation_of(changed.name))
-    incarnation = Log(database).now(channel).incarnation
+    follower = Subscriptions(channel).find(compensation_of(changed.name))
+    incarnation = Log().now(channel).incarnation
     with ExitStack() as leases:
-        lease = leases.enter_context(borrowed(database, channel, changed))
+        lease = leases.enter_context(borrowed(channel, changed))
         if follower is not None:
-            leases.enter_context(borrowed(database, channel, follower))
-        with Settlement(database, channel, lease, incarnation).held():
-            Subscriptions(database).alter(channel, changed)
+            leases.enter_context(borrowed(channel, follower))
+        with Settlement(channel, lease, incarnation).held():
+            Subscriptions(channel).alter(changed)
             if follower is not None:
-                Subscriptions(database).alter(channel, replace(follower, destination=changed.destination))
+                Subscriptions(channel).alter(replace(follower, destination=changed.destination))
             if changed.on_dead == "continue":
-                Parked(database, changed.name).unblock_dead(channel)
+                Parked(channel, changed.name).unblock_dead()
 
 
-def drop(database: Database, channel: Channel, subscription: Subscription) -> None:
+def drop(channel: Channel, subscription: Subscription) -> None:
     """Delete a subscription and its compensation, with progress and parked messages, while no worker is at work.
 
     Raises:
         WorkerAliveError: somebody holds the lease.
     """
-    follower = Subscriptions(database).find(channel, compensation_of(subscription.name))
+    follower = Subscriptions(channel).find(compensation_of(subscription.name))
     with ExitStack() as leases:
         doomed = [each for each in (follower, subscription) if each is not None]
         for each in doomed:
-            leases.enter_context(borrowed(database, channel, each))
+            leases.enter_context(borrowed(channel, each))
         for each in doomed:
-            Subscriptions(database).drop(channel, each.name)
+            Subscriptions(channel).drop(each.name)
 
 
 @contextmanager
-def borrowed(database: Database, channel: Channel, subscription: Subscription) -> Iterator[Lease]:
+def borrowed(channel: Channel, subscription: Subscription) -> Iterator[Lease]:
     """Take the lease of a subscription that no worker is at work on; give it back at the end.
 
     Raises:
         WorkerAliveError: a worker holds the lease.
         SubscriptionError: the subscription has no lease row.
     """
-    leases = Leases(database)
+    leases = Leases(channel)
     partition = Partition(subscription.name, subscription.generation)
-    lease = leases.acquire(channel, partition, f"command-{secrets.token_hex(4)}", _LENGTH)
+    lease = leases.acquire(partition, f"command-{secrets.token_hex(4)}", _LENGTH)
     if lease is None:
-        holder = leases.look(channel, partition)
+        holder = leases.look(partition)
         if holder is None:
             raise SubscriptionError(f"subscription {subscription.name!r} has no lease row; run: outbox db check")
         raise WorkerAliveError(subscription.name, holder)
@@ -125,4 +124,4 @@ def borrowed(database: Database, channel: Channel, subscription: Subscription) -
         yield lease
     finally:
         with suppress(Exception):
-            leases.release(channel, lease)
+            leases.release(lease)

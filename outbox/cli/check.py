@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from outbox.rocketmq.checker import CheckPolicy
     from outbox.rocketmq.listener import Question
     from outbox.rocketmq.service import CheckService
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel
+    from outbox.store.database import Channel
 
 _DEFAULT_TIMEOUT = timedelta(seconds=6)
 
@@ -75,12 +74,12 @@ def check(
     from outbox.rocketmq.broker import declaration_of
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    with target.open_outbox() as (database, channel):
-        group = _group_of(database, channel, group, once=once)
-        timeout = _timeout_of(database, channel, group, transaction_timeout)
-        Subscriptions(database).check(channel, declaration_of(group, timeout))
+    with target.open_outbox() as channel:
+        group = _group_of(channel, group, once=once)
+        timeout = _timeout_of(channel, group, transaction_timeout)
+        Subscriptions(channel).check(declaration_of(group, timeout))
         if once:
-            _require_nobody(database, channel, group)
+            _require_nobody(channel, group)
     with _service(target, group, _policy_of(timeout, **policy), question, business) as service:
         say(f"check:{group}: {_asked(listener, business)}, after {age(timeout.total_seconds())}")
         _run(service, once=once)
@@ -103,8 +102,8 @@ def _service(
         open.enter_context(database.explained())
         if business is not None:
             business.require_other_than(database)
-        with open_channel_of(database) as (found, _channel):
-            outbox = Outbox(found.engine, schema=found.schema, slots=found.slots)
+        with open_channel_of(database) as _channel:
+            outbox = Outbox(_channel.database.engine, schema=_channel.database.schema, slots=_channel.database.slots)
         open.callback(outbox.close)
         broker = Broker(outbox, connections=1, reject_transactions=False)
         open.callback(broker.close)
@@ -131,13 +130,13 @@ def _question_of(listener: str) -> Question:
     return question
 
 
-def _group_of(database: Database, channel: Channel, group: str | None, *, once: bool) -> str:
+def _group_of(channel: Channel, group: str | None, *, once: bool) -> str:
     """Return the group that --group names, or else the only one that is known."""
     from outbox.errors import MQClientError
     from outbox.rocketmq.limits import checked_group
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    known = [tag for each in Subscriptions(database).all(channel) if each.kind == "check" for tag in each.tags or ()]
+    known = [tag for each in Subscriptions(channel).all() if each.kind == "check" for tag in each.tags or ()]
     if group is None:
         if len(known) == 1:
             return known[0]
@@ -156,11 +155,11 @@ def _group_of(database: Database, channel: Channel, group: str | None, *, once: 
     return group
 
 
-def _timeout_of(database: Database, channel: Channel, group: str, asked: timedelta | None) -> timedelta:
+def _timeout_of(channel: Channel, group: str, asked: timedelta | None) -> timedelta:
     from outbox.model.subscription import check_of
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    known = Subscriptions(database).find(channel, check_of(group))
+    known = Subscriptions(channel).find(check_of(group))
     if asked is None:
         return _DEFAULT_TIMEOUT if known is None else known.grace
     return asked
@@ -180,7 +179,7 @@ def _policy_of(
     )
 
 
-def _require_nobody(database: Database, channel: Channel, group: str) -> None:
+def _require_nobody(channel: Channel, group: str) -> None:
     """Exit with code 4 if a live worker checks back on the group, because it may never give its lease back."""
     from outbox.cli.failures import UNFINISHED
     from outbox.model.lease import Partition
@@ -188,8 +187,8 @@ def _require_nobody(database: Database, channel: Channel, group: str) -> None:
     from outbox.store.subscriptions.leases import Leases
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    known = Subscriptions(database).find(channel, check_of(group))
-    holder = None if known is None else Leases(database).look(channel, Partition(known.name, known.generation))
+    known = Subscriptions(channel).find(check_of(group))
+    holder = None if known is None else Leases(channel).look(Partition(known.name, known.generation))
     if holder is not None and holder.live:
         say(f"Error: worker {holder.owner} checks back on group {group} already")
         click.get_current_context().exit(UNFINISHED)
@@ -211,8 +210,8 @@ def _left(target: Target, group: str) -> str:
     from outbox.store.half_messages.pending import HalfTransactions
 
     most = 1_000
-    with target.open_outbox() as (database, channel):
-        found = HalfTransactions(database).pending(channel, group=group, limit=most)
+    with target.open_outbox() as channel:
+        found = HalfTransactions(channel).pending(group=group, limit=most)
     given_up = sum(each.given_up for each in found)
     shown = f"{most} or more" if len(found) == most else str(len(found))
     left = [f", {given_up} of them given up" if given_up else ""]

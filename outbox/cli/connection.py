@@ -14,8 +14,8 @@ from outbox.cli.failures import UNREACHABLE, USAGE, report_failure
 from outbox.cli.output import keep_secret
 from outbox.errors import SchemaError
 from outbox.schema import VERSION
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
+from outbox.store.dialects.kinds import KINDS, is_file
 from outbox.store.label import label_of
 from outbox.store.operations.check import stored_identity
 from outbox.writing.engines import create_engine
@@ -31,17 +31,17 @@ _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 
 
 @contextmanager
-def open_outbox(url: str, schema: str | None) -> Iterator[tuple[Database, Channel]]:
-    """Open the outbox that the options name; yield it with a connection."""
-    with open_database(url, schema) as database, database.explained(), open_channel_of(database) as found:
-        yield found
+def open_outbox(url: str, schema: str | None) -> Iterator[Channel]:
+    """Open a connection to the outbox that the options name."""
+    with open_database(url, schema) as database, database.explained(), open_channel_of(database) as channel:
+        yield channel
 
 
 @contextmanager
-def open_channel(url: str, schema: str | None) -> Iterator[tuple[Database, Channel]]:
+def open_channel(url: str, schema: str | None) -> Iterator[Channel]:
     """Open a connection to the database that the options name, whether it holds an outbox or not."""
     with open_database(url, schema) as database, closing(database.open()) as channel:
-        yield database, channel
+        yield channel
 
 
 @contextmanager
@@ -55,16 +55,17 @@ def open_database(url: str, schema: str | None) -> Iterator[Database]:
 
 
 @contextmanager
-def open_channel_of(database: Database) -> Iterator[tuple[Database, Channel]]:
-    """Open a connection to a database; yield it with the outbox that is there."""
+def open_channel_of(database: Database) -> Iterator[Channel]:
+    """Open a connection to a database, which takes over the number of slots that is stored there."""
     with closing(database.open()) as channel:
-        yield _with_its_slots(database, channel), channel
+        _take_slots(channel)
+        yield channel
 
 
 def checked_label(given: str, schema: str | None) -> str:
     """Return the label of the database; raise for a mistake in the options. Nothing is opened."""
     url = url_of(given)
-    if url.get_backend_name() == "sqlite" and schema is not None:
+    if is_file(url) and schema is not None:
         raise _usage("SQLite has no schemas; leave the schema out")
     engine = _made(url)
     Database(engine, schema)
@@ -75,7 +76,7 @@ def checked_label(given: str, schema: str | None) -> str:
 def engine_of(given: str, *, create: bool = False, make: str = "outbox db upgrade") -> Engine:
     """Return an engine for the URL of the options. `make`: the command that creates a missing file, for the error."""
     url = url_of(given)
-    if url.get_backend_name() == "sqlite":
+    if is_file(url):
         _require_file(url, create=create, make=make)
     return _made(url)
 
@@ -113,7 +114,7 @@ def url_of(given: str) -> URL:
     """Return the URL of the database that the options name, with the driver that is used here."""
     url = _parsed(given)
     keep_secret(url.password)
-    if url.get_backend_name() not in ("postgresql", "sqlite"):
+    if url.get_backend_name() not in KINDS:
         raise _usage(f"no outbox lives in {url.get_backend_name()}; {_FORM}")
     return url
 
@@ -162,22 +163,21 @@ def _require_file(url: URL, *, create: bool, make: str) -> None:
 
 
 def _postgresql_options(url: URL) -> dict[str, object]:
-    if url.get_backend_name() != "postgresql":
+    if is_file(url):
         return {}
     defaults = {"connect_timeout": _CONNECT_SECONDS, "application_name": "outbox"}
     return {"connect_args": {name: value for name, value in defaults.items() if name not in url.query}}
 
 
-def _with_its_slots(database: Database, channel: Channel) -> Database:
-    """Return the database with the number of slots that is stored in it."""
-    stored = stored_identity(database, channel)
+def _take_slots(channel: Channel) -> None:
+    stored = stored_identity(channel)
     if stored is None:
-        return database
+        return
     if stored.version != VERSION:
         raise SchemaError(
-            f"the tables are of version {stored.version}, this is {VERSION}; run: {database.upgrade_command}"
+            f"the tables are of version {stored.version}, this is {VERSION}; run: {channel.database.upgrade_command}"
         )
-    return Database(database.engine, database.schema, slots=stored.slots)
+    channel.database.slots = stored.slots
 
 
 class _Failure(click.ClickException):

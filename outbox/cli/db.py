@@ -12,7 +12,7 @@ from outbox.cli.options import Target, about_a_database, as_json, option
 from outbox.cli.output import printable, say, show_json
 
 if TYPE_CHECKING:
-    from outbox.store.operations.check import Finding
+    from outbox.store.dialects.finding import Finding
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -143,7 +143,7 @@ def _record_findings(target: Target) -> list[Finding]:
     try:
         database = RecordDatabase(engine, target.schema)
         with closing(database.open()) as channel:
-            return record_findings(database, channel)
+            return record_findings(channel)
     finally:
         engine.dispose()
 
@@ -151,14 +151,15 @@ def _record_findings(target: Target) -> list[Finding]:
 def _findings(target: Target, slots: int | None) -> list[Finding]:
     from outbox import migrate
     from outbox.cli.connection import open_channel
-    from outbox.store.operations.check import NEWER, Finding, findings
+    from outbox.store.dialects.finding import Finding
+    from outbox.store.operations.check import NEWER, findings
 
-    with open_channel(target.url, target.schema) as (database, channel):
-        revision, head = migrate.current_revision(database.engine, target.schema), migrate.head_revision()
+    with open_channel(target.url, target.schema) as channel:
+        revision, head = migrate.current_revision(channel.database.engine, target.schema), migrate.head_revision()
         behind = revision not in (None, head) and migrate.knows(revision)
-        found = findings(database, channel, slots, behind=behind)
+        found = findings(channel, slots, behind=behind)
     if revision not in (None, head):
-        fix = f"run: {database.upgrade_command}" if behind else NEWER
+        fix = f"run: {channel.database.upgrade_command}" if behind else NEWER
         found.insert(0, Finding("tables", f"are of revision {revision}, not {head}", fix))
     return found
 

@@ -16,8 +16,7 @@ from outbox.cli.output import counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
     from outbox.model.message import Message
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel
+    from outbox.store.database import Channel
     from outbox.store.subscriptions.dead_letters import DeadLetter, DeadLetterFilter, Verb
 
 _HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE (UTC)", "WISH", "ERROR")
@@ -48,8 +47,8 @@ def list_(*, target: Target, name: str | None, topic: str | None, key: str | Non
     """List dead letters, in the order of the log."""
     from outbox.store.subscriptions.dead_letters import DeadLetterFilter
 
-    with target.open_outbox() as (database, channel):
-        found = _listed(database, channel, name, DeadLetterFilter(topic=topic, key=key), limit + 1)
+    with target.open_outbox() as channel:
+        found = _listed(channel, name, DeadLetterFilter(topic=topic, key=key), limit + 1)
     if json:
         show_json({"dead_letters": [asdict(letter) for letter in found[:limit]]}, more=len(found) > limit)
         return
@@ -67,9 +66,9 @@ def list_(*, target: Target, name: str | None, topic: str | None, key: str | Non
 @_name
 @as_json
 def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
-    """Show one message that was set aside, dead or not, with its headers and its body."""
-    with target.open_outbox() as (database, channel):
-        letter, message = _found(database, channel, name, id)
+    """Show one message that was parked, dead or not, with its headers and its body."""
+    with target.open_outbox() as channel:
+        letter, message = _found(channel, name, id)
     if json:
         show_json({**asdict(letter), **contents(message)})
     else:
@@ -136,23 +135,23 @@ def _decide(
 
     if bool(ids) == all:
         raise click.UsageError(_WHICH)
-    with target.open_outbox() as (database, channel):
-        names = _names(database, channel, name)
+    with target.open_outbox() as channel:
+        names = _names(channel, name)
         if verb == "discard":
-            names = _without_checks(database, channel, names, asked=name is not None)
+            names = _without_checks(channel, names, asked=name is not None)
         chosen = DeadLetterFilter(ids=ids or None, topic=topic, key=key)
-        letters = {each: DeadLetters(database, each) for each in names}
-        counts = {each: count for each in names if (count := letters[each].count(channel, chosen))}
+        letters = {each: DeadLetters(channel, each) for each in names}
+        counts = {each: count for each in names if (count := letters[each].count(chosen))}
         if ids:
-            found = [letter for each in counts for letter in letters[each].list(channel, chosen, len(ids))]
+            found = [letter for each in counts for letter in letters[each].list(chosen, len(ids))]
             _require_each(found, ids, names)
         if counts and not ids:
             shown = " and ".join(f"{counted(count, 'dead letter')} of {each}" for each, count in counts.items())
             confirmed(f"{verb} {shown}?", yes=yes)
         done: list[_Done] = []
         for each in counts:
-            requested = letters[each].request(channel, chosen, verb, by or me(), reason)
-            done.append(_Done(each, requested, carry_out(database, channel, each)))
+            requested = letters[each].request(chosen, verb, by or me(), reason)
+            done.append(_Done(each, requested, carry_out(channel, each)))
     if json:
         show_json({"decision": verb, "subscriptions": [each.as_json() for each in done]})
         return
@@ -181,46 +180,42 @@ class _Done:
         return {"name": self.subscription, "dead_letters": self.number, **done}
 
 
-def _listed(
-    database: Database, channel: Channel, name: str | None, chosen: DeadLetterFilter, limit: int
-) -> list[DeadLetter]:
+def _listed(channel: Channel, name: str | None, chosen: DeadLetterFilter, limit: int) -> list[DeadLetter]:
     from outbox.store.subscriptions.dead_letters import DeadLetters
 
     found: list[DeadLetter] = []
-    for each in _names(database, channel, name):
-        found += DeadLetters(database, each).list(channel, chosen, limit - len(found))
+    for each in _names(channel, name):
+        found += DeadLetters(channel, each).list(chosen, limit - len(found))
         if len(found) >= limit:
             break
     return found
 
 
-def _found(database: Database, channel: Channel, name: str | None, id: int) -> tuple[DeadLetter, Message]:
+def _found(channel: Channel, name: str | None, id: int) -> tuple[DeadLetter, Message]:
     from outbox.store.subscriptions.dead_letters import DeadLetters
 
-    places = [DeadLetters(database, each).find(channel, id) for each in _names(database, channel, name)]
+    places = [DeadLetters(channel, each).find(id) for each in _names(channel, name)]
     found = [place for place in places if place is not None]
     if not found:
-        raise click.ClickException(f"message {id} is not set aside{'' if name is None else f' by {name}'}")
+        raise click.ClickException(f"message {id} is not parked{'' if name is None else f' by {name}'}")
     if len(found) > 1:
         names = ", ".join(letter.subscription for letter, _ in found)
-        raise click.UsageError(f"message {id} is set aside by {names}; say which by --name")
+        raise click.UsageError(f"message {id} is parked by {names}; say which by --name")
     return found[0]
 
 
-def _names(database: Database, channel: Channel, name: str | None) -> list[str]:
+def _names(channel: Channel, name: str | None) -> list[str]:
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    subscriptions = Subscriptions(database)
-    return (
-        [each.name for each in subscriptions.all(channel)] if name is None else [subscriptions.get(channel, name).name]
-    )
+    subscriptions = Subscriptions(channel)
+    return [each.name for each in subscriptions.all()] if name is None else [subscriptions.get(name).name]
 
 
-def _without_checks(database: Database, channel: Channel, names: list[str], *, asked: bool) -> list[str]:
+def _without_checks(channel: Channel, names: list[str], *, asked: bool) -> list[str]:
     """Leave out check subscriptions: the transactions that they have given up need a verdict, and no discard."""
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    checks = {each.name for each in Subscriptions(database).all(channel) if each.kind == "check"}
+    checks = {each.name for each in Subscriptions(channel).all() if each.kind == "check"}
     if asked and checks.intersection(names):
         raise click.UsageError(
             f"{names[0]} holds transactions, which wait for a verdict: outbox half list, then outbox half commit or"

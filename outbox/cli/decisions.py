@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from outbox.cli.output import say, show_json
 
 if TYPE_CHECKING:
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel
+    from outbox.store.database import Channel
 
 
 class Result(Protocol):
@@ -29,13 +28,13 @@ def tell(result: Result, *, json: bool) -> None:
         say(result.describe())
 
 
-def carry_out(database: Database, channel: Channel, subscription: str) -> str | None:
+def carry_out(channel: Channel, subscription: str) -> str | None:
     """Carry out the requests about a subscription, or return the owner of the live worker that will do it."""
     from outbox.admin.commands import WorkerAliveError, carry_out_without_worker
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     try:
-        carry_out_without_worker(database, channel, Subscriptions(database).get(channel, subscription))
+        carry_out_without_worker(channel, Subscriptions(channel).get(subscription))
     except WorkerAliveError as error:
         return error.holder.owner
     return None

@@ -192,7 +192,7 @@ def _show(manifest: Manifest | None, seconds: float, *, json: bool, quiet: bool)
 
 
 @contextmanager
-def _progress() -> Iterator[Callable[[Going], None]]:
+def _progress(every: float = _LINE_EVERY_SECONDS) -> Iterator[Callable[[Going], None]]:
     """Yield the function that shows how far a window is: in place on a terminal, elsewhere as a line now and then."""
     if sys.stderr.isatty():
         from rich.console import Console
@@ -205,7 +205,7 @@ def _progress() -> Iterator[Callable[[Going], None]]:
     def tell(going: Going) -> None:
         nonlocal said_at
         # Before the first task is done there is nothing to tell.
-        if going.done and time.monotonic() - said_at >= _LINE_EVERY_SECONDS:
+        if going.done and time.monotonic() - said_at >= every:
             said_at = time.monotonic()
             say(_going(going))
 

@@ -16,8 +16,7 @@ from outbox.cli.output import age, counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
     from outbox.model.message import Message
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel
+    from outbox.store.database import Channel, Database
     from outbox.store.half_messages.half import Way
     from outbox.store.half_messages.op import Op
     from outbox.store.half_messages.pending import Decided, HalfTransaction
@@ -58,13 +57,13 @@ def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json
     """
     from outbox.store.half_messages.pending import HalfTransactions
 
-    with target.open_outbox() as (database, channel):
-        found = HalfTransactions(database).pending(channel, group=group, given_up=given_up, limit=limit + 1)
+    with target.open_outbox() as channel:
+        found = HalfTransactions(channel).pending(group=group, given_up=given_up, limit=limit + 1)
         shown = found[:limit]
         if json:
             show_json({"transactions": [_as_json(each) for each in shown]}, more=len(found) > limit)
             return
-        warnings = _unchecked(database, channel, shown)
+        warnings = _unchecked(channel, shown)
     _show(shown, "given up" if given_up else "pending")
     if len(found) > limit:
         say(f"there are more; choose by --group or --given-up, or raise --limit above {limit}")
@@ -81,9 +80,9 @@ def show(*, target: Target, id: str, json: bool) -> None:
     from outbox.store.half_messages.half import CHECK_TIMES, delay_of, real_message
     from outbox.store.half_messages.pending import HalfTransactions
 
-    with target.open_outbox() as (database, channel):
-        transaction, decided = _found(database, channel, id)
-        rows = HalfTransactions(database).messages(channel, id)
+    with target.open_outbox() as channel:
+        transaction, decided = _found(channel, id)
+        rows = HalfTransactions(channel).messages(id)
     messages = [(real_message(row), delay_of(row)) for row in rows]
     if json:
         about = {"transaction_id": id} if transaction is None else _as_json(transaction, decided)
@@ -153,16 +152,16 @@ def resume(*, target: Target, id: str, by: str | None, reason: str | None, json:
     from outbox.model.subscription import check_of
     from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
 
-    with target.open_outbox() as (database, channel):
-        transaction, decided = _found(database, channel, id)
+    with target.open_outbox() as channel:
+        transaction, decided = _found(channel, id)
         if transaction is None or decided is not None:
             raise click.ClickException(f"transaction {id} {_was(decided)}; nobody has to be asked")
         if not transaction.given_up:
             raise click.ClickException(f"transaction {id} was not given up; its checks go on{_when(transaction)}")
         check = check_of(transaction.group)
         chosen = DeadLetterFilter(ids=transaction.given_up_ids)
-        DeadLetters(database, check).request(channel, chosen, "replay", by or me(), reason)
-        resumed = _Resumed(transaction, carry_out(database, channel, check), database)
+        DeadLetters(channel, check).request(chosen, "replay", by or me(), reason)
+        resumed = _Resumed(transaction, carry_out(channel, check), channel.database)
     tell(resumed, json=json)
 
 
@@ -228,12 +227,12 @@ def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None
     from outbox.store.half_messages.half import half_of
     from outbox.store.half_messages.pending import HalfTransactions
 
-    with target.open_outbox() as (database, channel):
-        pending, stands = _found(database, channel, id)
+    with target.open_outbox() as channel:
+        pending, stands = _found(channel, id)
         if pending is not None and stands is None and pending.verdict == "record" and not unchecked:
-            rows = HalfTransactions(database).messages(channel, id)
-            _require_record(database, id, op, business, half_of(rows[0]).recorded_in)
-        outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
+            rows = HalfTransactions(channel).messages(id)
+            _require_record(channel.database, id, op, business, half_of(rows[0]).recorded_in)
+        outbox = Outbox(channel.database.engine, schema=channel.database.schema, slots=channel.database.slots)
         broker = Broker(outbox, connections=1, reject_transactions=False)
         try:
             is_new = broker.end(id, op, by=f"admin {by or me()}", patience=_PATIENCE_SECONDS)
@@ -244,10 +243,10 @@ def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None
         finally:
             broker.close()
             outbox.close()
-        if is_new and op == "commit" and database.dialect.notifies:
+        if is_new and op == "commit" and channel.database.dialect.notifies:
             # Notify by this connection, because that of the outbox is closed before its notifier's thread comes to it.
             channel.notify()
-        transaction, decided = _found(database, channel, id)
+        transaction, decided = _found(channel, id)
     return _Ended(id, op, 0 if transaction is None else transaction.messages, decided, is_new)
 
 
@@ -271,10 +270,10 @@ def _require_record(database: Database, id: str, op: Op, business: str | None, r
             raise click.ClickException(_BEING_DECIDED.format(id=id)) from None
 
 
-def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided | None]:
+def _found(channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided | None]:
     from outbox.store.half_messages.pending import HalfTransactions
 
-    found, decided = HalfTransactions(database).find(channel, id)
+    found, decided = HalfTransactions(channel).find(id)
     if found is None and decided is None:
         raise click.ClickException(
             f"there is no transaction {id}; to see those that are pending, run: outbox half list"
@@ -282,18 +281,18 @@ def _found(database: Database, channel: Channel, id: str) -> tuple[HalfTransacti
     return found, decided
 
 
-def _unchecked(database: Database, channel: Channel, transactions: Sequence[HalfTransaction]) -> list[str]:
+def _unchecked(channel: Channel, transactions: Sequence[HalfTransaction]) -> list[str]:
     """Return a warning for each group on whose transactions nobody checks back."""
     from outbox.model.lease import Partition
     from outbox.model.subscription import check_of
     from outbox.store.subscriptions.leases import Leases
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    known = {each.name: each for each in Subscriptions(database).all(channel)}
+    known = {each.name: each for each in Subscriptions(channel).all()}
     warnings: list[str] = []
     for group in sorted({each.group for each in transactions if not each.given_up}):
         check = known.get(check_of(group))
-        holder = None if check is None else Leases(database).look(channel, Partition(check.name, check.generation))
+        holder = None if check is None else Leases(channel).look(Partition(check.name, check.generation))
         if check is None:
             warnings.append(
                 f"the subscription {check_of(group)} was dropped: nobody finds the pending transactions of group"
@@ -301,7 +300,7 @@ def _unchecked(database: Database, channel: Channel, transactions: Sequence[Half
             )
         elif holder is None or not holder.live:
             ways = {each.verdict for each in transactions if each.group == group}
-            warnings.append(f"nobody checks back on group {group}: {_checks_back(database, group, ways)}")
+            warnings.append(f"nobody checks back on group {group}: {_checks_back(channel.database, group, ways)}")
     return warnings
 
 

@@ -22,8 +22,7 @@ from outbox.cli import logs
 from outbox.cli.output import keep_secret
 
 if TYPE_CHECKING:
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel
+    from outbox.store.database import Channel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -113,12 +112,12 @@ class Target:
     schema: str | None = None
 
     @contextmanager
-    def open_outbox(self) -> Iterator[tuple[Database, Channel]]:
-        """Open the outbox that is there; yield it with a connection."""
+    def open_outbox(self) -> Iterator[Channel]:
+        """Open a connection to the outbox that is there."""
         from outbox.cli.connection import open_outbox
 
-        with open_outbox(self.url, self.schema) as found:
-            yield found
+        with open_outbox(self.url, self.schema) as channel:
+            yield channel
 
 
 def about_a_database(function: F) -> F:

@@ -15,8 +15,7 @@ from outbox.cli.spark import on_spark, require_drawable, session, source_options
 
 if TYPE_CHECKING:
     from outbox.spark.reports.archive import Range
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel
+    from outbox.store.database import Channel
     from outbox.store.operations.purge import Purged
 
 _PATH = click.Path(path_type=Path)
@@ -43,7 +42,7 @@ def purge(
 ) -> None:
     """Delete messages that are older than this, and that every subscription is past.
 
-    In small batches; readers and writers go on. Messages that were set aside are copies, and stay.
+    In small batches; readers and writers go on. Messages that were parked are copies, and stay.
 
     With --archive PATH, which `outbox extract` has written, messages are first compared with their copies there, by
     number and checksum for each range of ids. If one range differs, nothing is deleted, and the first such range is
@@ -54,14 +53,14 @@ def purge(
     if archive is None and plot is not None:
         raise click.UsageError("--plot shows the comparison with an archive; say which by --archive PATH")
     require_drawable(plot)
-    with target.open_outbox() as (database, channel):
+    with target.open_outbox() as channel:
         if archive is None:
-            work = Purge(database)
-            done = work.rehearse(channel, older_than) if dry_run else work.run(channel, older_than)
+            work = Purge(channel)
+            done = work.rehearse(older_than) if dry_run else work.run(older_than)
             ranges: tuple[Range, ...] = ()
         else:
             job = _Archived(target, master, remote, archive, older_than, plot)
-            done, ranges = job.purge(database, channel, dry_run=dry_run)
+            done, ranges = job.purge(channel, dry_run=dry_run)
     if json:
         proven = {} if archive is None else {"ranges": [asdict(each) for each in ranges]}
         show_json({"rows": done.rows, "before": done.before, "held_by": done.held_by, "dry_run": dry_run, **proven})
@@ -85,12 +84,12 @@ class _Archived:
     older_than: timedelta
     plot: Path | None
 
-    def purge(self, database: Database, channel: Channel, *, dry_run: bool) -> tuple[Purged, tuple[Range, ...]]:
+    def purge(self, channel: Channel, *, dry_run: bool) -> tuple[Purged, tuple[Range, ...]]:
         """Compare the messages with their copies in the archive, then delete them."""
         from outbox.spark import register
         from outbox.spark.reports.archive import Comparison, candidates, compare_candidates, purge_archived
 
-        found = candidates(database, channel, self.archive, self.older_than)
+        found = candidates(channel, self.archive, self.older_than)
         if isinstance(found, Comparison):
             compared = found
         else:
@@ -102,5 +101,5 @@ class _Archived:
             from outbox.spark.reports import plots
 
             plots.archive(self.plot, [{**asdict(each), "same": each.same} for each in compared.ranges])
-        done = purge_archived(database, channel, self.older_than, compared, rehearsal=dry_run)
+        done = purge_archived(channel, self.older_than, compared, rehearsal=dry_run)
         return done, compared.ranges

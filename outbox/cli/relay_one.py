@@ -21,11 +21,11 @@ from outbox.model.verdict import Done, Unavailable, Verdict, describe
 from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
 from outbox.runtime.signals import stopping_on_signals
+from outbox.runtime.stop import Stop
 from outbox.senders.opening import open_sender
 from outbox.senders.port import Sender, deadline_of, destination_of
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
-from outbox.store.log.log import Limits
+from outbox.store.database import Channel, Database
+from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
@@ -93,7 +93,7 @@ class Relaying:
         #: The time limit of one call of the sender.
         self.deadline = deadline or self._sender.deadline
         self._relay: Relay | None = None
-        self._stopping = False
+        self._stop = Stop()
         self._spoke = False
         self._options: dict[str, Any] = {
             "name": name,
@@ -110,7 +110,7 @@ class Relaying:
     @property
     def stopping(self) -> bool:
         """True after a stop was asked."""
-        return self._stopping
+        return self._stop.asked
 
     @property
     def silent(self) -> float:
@@ -135,21 +135,21 @@ class Relaying:
 
     def end_by_itself(self, *, once: bool, patience: timedelta) -> int:
         """Send one batch, or all there is; return exit code 0, or 4 if it gave up because nothing moved."""
-        with open_outbox(self._target.url, self._target.schema) as (database, channel):
-            self._announce(database, channel)
-            relay = self._relay_of(database)
-            nothing_moved = partial(self._nothing_moved, database, channel)
+        with open_outbox(self._target.url, self._target.schema) as channel:
+            self._announce(channel)
+            relay = self._relay_of(channel.database)
+            nothing_moved = partial(self._nothing_moved, channel)
             try:
                 with stopping_on_signals(self.stop):
                     work = relay.once if once else partial(self._until_accepted, relay, nothing_moved, patience)
                     finished = self._patiently(work, patience)
             finally:
                 self._sender.close()
-            parked = self._left_parked(database, channel)
+            parked = self._left_parked(channel)
             if not finished:
-                say(f"Error: {self._about}{self._why_nothing_moved(database, channel, patience)}{parked}")
+                say(f"Error: {self._about}{self._why_nothing_moved(channel, patience)}{parked}")
                 return UNFINISHED
-            if nothing_moved() and not self._stopping:
+            if nothing_moved() and not self._stop.asked:
                 say(f"Error: {self._about}{self._sender.destination} accepted nothing{self._refusal}{parked}")
                 return UNFINISHED
             say(f"{self._about}{self._name}: {self._sender.sent} sent{parked}")
@@ -159,16 +159,16 @@ class Relaying:
         """Send all there is. While messages wait and none is accepted, try again for `patience`, or until a stop."""
         until = time.monotonic() + patience.total_seconds()
         relay.until_empty()
-        while nothing_moved() and not self._stopping and time.monotonic() < until:
+        while nothing_moved() and not self._stop.asked and time.monotonic() < until:
             time.sleep(_AGAIN_SECONDS)
             relay.until_empty()
 
-    def _nothing_moved(self, database: Database, channel: Channel) -> bool:
+    def _nothing_moved(self, channel: Channel) -> bool:
         """Return whether messages wait for the destination and it has accepted none at all; then it may be away."""
         if self._sender.sent:
             return False
         names = (self._name, compensation_of(self._name))
-        return any(Parked(database, each).waiting(channel, 1) for each in names)
+        return any(Parked(channel, each).waiting(1) for each in names)
 
     @property
     def _refusal(self) -> str:
@@ -176,7 +176,7 @@ class Relaying:
 
     def stop(self) -> None:
         """Let what is under way finish, then end. It may be called before the work begins, and by a signal handler."""
-        self._stopping = True
+        self._stop.ask()
         if self._relay is not None:
             self._relay.stop()
 
@@ -186,14 +186,14 @@ class Relaying:
 
     def _announced(self, database: Database) -> Database:
         """Say where the relay begins, on a connection that is closed before the work starts; return the outbox."""
-        with open_channel_of(database) as (outbox, channel):
-            self._announce(outbox, channel)
-            return outbox
+        with open_channel_of(database) as channel:
+            self._announce(channel)
+            return channel.database
 
     def _relay_of(self, database: Database) -> Relay:
         outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
         self._relay = Relay(outbox, self._sender, **self._options)
-        if self._stopping:
+        if self._stop.asked:
             self._relay.stop()
         return self._relay
 
@@ -218,43 +218,43 @@ class Relaying:
             finished.set()
         return not gave_up.is_set()
 
-    def _announce(self, database: Database, channel: Channel) -> None:
+    def _announce(self, channel: Channel) -> None:
         """Say once what is sent where, and from when on."""
         if not self._spoke:
             on_dead = self._options["on_dead"]
             declared = Declaration(
                 name=self._name, destination=self._sender.destination, topics=self._topics, on_dead=on_dead
             )
-            Subscriptions(database).check(channel, declared)
+            Subscriptions(channel).check(declared)
             topics = "all topics" if self._topics is None else ", ".join(self._topics)
-            where = f"{topics} to {self._sender.destination}, {self._beginning(database, channel)}"
+            where = f"{topics} to {self._sender.destination}, {self._beginning(channel)}"
             say(f"{self._about}{self._name}: {where}")
             self._spoke = True
 
-    def _beginning(self, database: Database, channel: Channel) -> str:
-        known = Subscriptions(database).find(channel, self._name)
+    def _beginning(self, channel: Channel) -> str:
+        known = Subscriptions(channel).find(self._name)
         if known is None:
             return f"a new subscription that begins at {self._start}"
-        settled = ProgressLog(database).newest(channel, Partition(known.name, known.generation))
+        settled = ProgressLog(channel).newest(Partition(known.name, known.generation))
         if known.destination is None:
             ignored = "" if self._start == "earliest" else f"; --from {self._start} is for a name that is not there yet"
             return f"from the earliest message on{ignored}"
         since = "" if settled is None else f" {age(max(0.0, time.time() - settled.settled_at.timestamp()))} ago"
         return f"going on where it was{since}"
 
-    def _why_nothing_moved(self, database: Database, channel: Channel, patience: timedelta) -> str:
-        known = Subscriptions(database).find(channel, self._name)
-        holder = Leases(database).look(channel, Partition(known.name, known.generation)) if known else None
+    def _why_nothing_moved(self, channel: Channel, patience: timedelta) -> str:
+        known = Subscriptions(channel).find(self._name)
+        holder = Leases(channel).look(Partition(known.name, known.generation)) if known else None
         waited = f"gave up after {age(patience.total_seconds())}"
         if holder is not None and holder.live:
             return f"{waited}: worker {holder.owner} holds the lease of {self._name}"
         silence = f"in which {self._sender.destination} accepted nothing{self._refusal}"
         return f"{waited} {silence}; {self._sender.sent} sent before"
 
-    def _left_parked(self, database: Database, channel: Channel) -> str:
+    def _left_parked(self, channel: Channel) -> str:
         """Return in words what is parked, because the end of a run need not be the end of the work."""
         from outbox.store.operations.parked_status import parked_counts
 
-        counts = parked_counts(database, channel, self._name)
+        counts = parked_counts(channel, self._name)
         left = [f"{count} {state}" for state, count in counts.items() if count.number]
-        return f"; set aside: {', '.join(left)}" if left else ""
+        return f"; parked: {', '.join(left)}" if left else ""

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
     from outbox.model.position import Position
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel
+    from outbox.store.database import Channel
 
 F = TypeVar("F", bound=Callable[..., Any])
 Row = Mapping[str, Any]
@@ -80,18 +79,18 @@ class Work:
     remote: str | None
 
     @contextmanager
-    def begun(self) -> Iterator[tuple[Log, Database, Channel]]:
+    def begun(self) -> Iterator[tuple[Log, Channel]]:
         """Look whether the archive is there, open the database, and start Spark last, because that takes a while."""
         from outbox.spark import register
         from outbox.spark.manifest import Archive
 
         if self.archive is not None:
             Archive(self.archive).newest()
-        with self.target.open_outbox() as (database, channel):
+        with self.target.open_outbox() as channel:
             source = source_options(self.target, local=self.master is None and self.remote is None)
             with session(master=self.master, remote=self.remote) as spark:
                 register(spark)
-                yield Log(spark, source, self.archive), database, channel
+                yield Log(spark, source, self.archive), channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +171,7 @@ def report() -> None:
 @about_a_database
 @reported
 def delivery(*, work: Work, output: Output) -> None:
-    """Show what is written, set aside and not settled, and how long settling takes.
+    """Show what is written, parked and not settled, and how long settling takes.
 
     FROM WRITING TO SETTLED has one value a batch: that of its oldest message. It reaches back as far as the progress of
     subscriptions is kept, which is a day; SINCE says from when.
@@ -180,8 +179,8 @@ def delivery(*, work: Work, output: Output) -> None:
     from outbox.spark.reports import delivery as frames
     from outbox.store.operations.status import standings
 
-    with work.begun() as (log, database, channel):
-        now, found = standings(database, channel)
+    with work.begun() as (log, channel):
+        now, found = standings(channel)
         per_hour = _rows(frames.messages_per_hour(log.messages(frames.PER_HOUR_COLUMNS)))
         parked = log.table("parked", frames.PARKED_COLUMNS)
         by_age, dead = _rows(frames.parked_by_age(parked, now)), _rows(frames.dead_letters(parked))
@@ -249,13 +248,13 @@ def transactions(*, work: Work, output: Output, limit: int) -> None:
     """
     from outbox.spark.reports import reconciliation as frames
 
-    with work.begun() as (log, database, channel):
-        reconciled = _reconciled(log, database, channel).cache()
+    with work.begun() as (log, channel):
+        reconciled = _reconciled(log, channel).cache()
         counts = _rows(frames.states(reconciled))
         problems = frames.contradictions(reconciled)
         if work.archive is None and sum(row["contradictions"] for row in counts):
             # Read again: a transaction that was decided during the first reading only looks like a contradiction.
-            problems = frames.unless_healed(problems, _reconciled(log, database, channel)).cache()
+            problems = frames.unless_healed(problems, _reconciled(log, channel)).cache()
             counts = _with_problems(counts, problems)
         number, shown = problems.count(), _rows(problems.limit(limit))
     if output.plot is not None:
@@ -306,7 +305,7 @@ def order(
 
     if (header is None) == (json_path is None):
         raise click.UsageError("say where the version is: by --header NAME or --json-path PATH, one of the two")
-    with work.begun() as (log, _, _):
+    with work.begun() as (log, _):
         version = frames.version_in_header(header) if header else frames.version_in_body(json_path or "")
         by_window = work.archive is not None
         messages = log.windows(topics) if by_window else log.messages(frames.COLUMNS, topics=topics)
@@ -341,7 +340,7 @@ def order(
         click.get_current_context().exit(1)
 
 
-def _reconciled(log: Log, database: Database, channel: Channel) -> DataFrame:
+def _reconciled(log: Log, channel: Channel) -> DataFrame:
     from outbox.spark.manifest import Archive
     from outbox.spark.reports import reconciliation as frames
     from outbox.store.operations.purge import purged_id
@@ -351,7 +350,7 @@ def _reconciled(log: Log, database: Database, channel: Channel) -> DataFrame:
         log.messages(frames.MESSAGE_COLUMNS, halves=True),
         log.table("op", frames.OP_COLUMNS),
         log.table("parked", frames.PARKED_COLUMNS),
-        purged_id=purged_id(database, channel) if log.archive is None else 0,
+        purged_id=purged_id(channel) if log.archive is None else 0,
         decided_before=None if ends is None else ends.captured_at - _BEFORE_THE_END,
         topics=None if ends is None else ends.topics,
     )

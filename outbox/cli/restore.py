@@ -24,16 +24,16 @@ def restore(*, target: Target, accept: bool, yes: bool, json: bool) -> None:
     """
     from outbox.store.operations import restore as store
 
-    with target.open_outbox() as (database, channel):
-        if database.dialect.name == "sqlite":
+    with target.open_outbox() as channel:
+        if not channel.database.dialect.transaction_ids:
             done = _Restored("none", "there is nothing to restore: the ids of an SQLite file are its own")
         elif accept:
             confirmed("keep all positions as they are, on a server that goes on with the same ids?", yes=yes)
-            store.accept(database, channel)
+            store.accept(channel)
             done = _Restored("accepted", "the positions are accepted as they are")
         else:
             confirmed("give every message of the log an id of this server?", yes=yes)
-            again = store.restore(database, channel)
+            again = store.restore(channel)
             done = _Restored("restored", f"{counted(again, 'message')} will be read again by somebody", again)
     tell(done, json=json)
 

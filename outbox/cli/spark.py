@@ -17,6 +17,7 @@ import click
 
 from outbox.cli.options import Target, option
 from outbox.errors import MissingExtraError, OutboxError
+from outbox.store.dialects.kinds import is_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -127,7 +128,7 @@ def place_of(target: Target, *, local: bool, standby: str | None = None) -> Plac
     if standby is None:
         return Place(rows=_address(database, DATABASE_VARIABLE, local=local), schema=target.schema)
     copy = url_of(standby)
-    if "sqlite" in (database.get_backend_name(), copy.get_backend_name()):
+    if is_file(database) or is_file(copy):
         raise click.UsageError("--standby is for PostgreSQL; SQLite has no standbys")
     return Place(
         rows=_address(copy, STANDBY_VARIABLE, local=local),
@@ -144,7 +145,7 @@ def _address(url: URL, variable: str, *, local: bool) -> Address:
     """
     from outbox.spark.place import Address
 
-    if url.get_backend_name() == "sqlite" and url.database:
+    if is_file(url) and url.database:
         url = url.set(database=os.path.abspath(url.database))  # noqa: PTH100 - it is a text
     text = url.render_as_string(hide_password=False)
     if url.password is None and not any("password" in name.lower() for name in url.query):

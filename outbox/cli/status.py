@@ -16,8 +16,7 @@ from outbox.cli.options import DURATION, Target, about_a_database, as_json, opti
 from outbox.cli.output import age, counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel
+    from outbox.store.database import Channel
     from outbox.store.operations.half_status import HalfStatus
     from outbox.store.operations.parked_status import Trouble
     from outbox.store.operations.status import SubscriptionStatus
@@ -44,7 +43,7 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta, chec
     """Show what waits, since when, and who works on it.
 
     BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. DELAYED to DEAD
-    count messages that were set aside. LAG says for how long the oldest message of all these could have been sent: a
+    count messages that were parked. LAG says for how long the oldest message of all these could have been sent: a
     delayed one counts from when it is due, a dead letter not at all.
 
     Warnings say what is wrong, since when, and what to do. They tell of messages that wait for their destination, dead
@@ -64,8 +63,8 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta, chec
     if watch:
         _watch(target, show, interval)
         return
-    with target.open_outbox() as (database, channel):
-        look = _looked(database, channel)
+    with target.open_outbox() as channel:
+        look = _looked(channel)
         show(look)
     if check and look.warnings:
         from outbox.cli.failures import FAILURE
@@ -87,12 +86,12 @@ class _Look:
         return [text for each in self.standings for text in _warnings(each, self)]
 
 
-def _looked(database: Database, channel: Channel) -> _Look:
+def _looked(channel: Channel) -> _Look:
     from outbox.store.operations.half_status import half_standings
     from outbox.store.operations.status import standings
 
-    now, found = standings(database, channel)
-    return _Look(now, found, half_standings(database, channel, now, found))
+    now, found = standings(channel)
+    return _Look(now, found, half_standings(channel, now, found))
 
 
 def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta) -> None:
@@ -102,9 +101,9 @@ def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta) -
     reached = False
     while True:
         try:
-            with target.open_outbox() as (database, channel):
+            with target.open_outbox() as channel:
                 while True:
-                    found = _looked(database, channel)
+                    found = _looked(channel)
                     reached = True
                     if show is _show_table and sys.stdout.isatty():
                         click.clear()

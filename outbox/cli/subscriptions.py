@@ -40,14 +40,14 @@ def list_(*, target: Target, json: bool) -> None:
     from outbox.store.subscriptions.readers import Readers
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    with target.open_outbox() as (database, channel):
+    with target.open_outbox() as channel:
         found = [
             (
                 each,
-                Leases(database).look(channel, Partition(each.name, each.generation)),
-                Readers(database).hold(channel, each),
+                Leases(channel).look(Partition(each.name, each.generation)),
+                Readers(channel).hold(each),
             )
-            for each in Subscriptions(database).all(channel)
+            for each in Subscriptions(channel).all()
         ]
     if json:
         show_json({"subscriptions": [_as_json(*each) for each in found]})
@@ -92,8 +92,8 @@ def alter(
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     destination = None if to is None else destination_of(to)
-    with target.open_outbox() as (database, channel):
-        stored = Subscriptions(database).get(channel, name)
+    with target.open_outbox() as channel:
+        stored = Subscriptions(channel).get(name)
         if stored.destination is None and destination is None and stored.direct is None:
             raise click.UsageError(f"{name} has no destination yet: its first worker declares all of it; or say --to")
         changed = replace(
@@ -103,7 +103,7 @@ def alter(
             on_dead=on_dead or stored.on_dead or "block",
             grace=stored.grace if grace is None else grace,
         )
-        commands.alter(database, channel, changed)
+        commands.alter(channel, changed)
     tell(_Altered(changed), json=json)
 
 
@@ -128,7 +128,7 @@ class _Altered:
 @option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
-    """Forget a subscription, with its position and what it has set aside, while no worker runs.
+    """Forget a subscription, with its position and what it has parked, while no worker runs.
 
     What belongs to its direct writers, NAME:compensation, goes with it. Stop those writers first: nobody sends what
     they leave behind.
@@ -138,11 +138,11 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
     from outbox.store.operations.parked_status import parked_counts
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    with target.open_outbox() as (database, channel):
-        stored = Subscriptions(database).get(channel, name)
+    with target.open_outbox() as channel:
+        stored = Subscriptions(channel).get(name)
         names = [name, compensation_of(name)]
-        found = [each for each in names if Subscriptions(database).find(channel, each) is not None]
-        counts = [each for of in found for each in parked_counts(database, channel, of).items()]
+        found = [each for each in names if Subscriptions(channel).find(each) is not None]
+        counts = [each for of in found for each in parked_counts(channel, of).items()]
         dropped = _Dropped(found, [(state, count) for state, count in counts if count.number])
         then = "A worker of that name would begin anew."
         if stored.kind == "check":
@@ -150,7 +150,7 @@ def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
         if stored.kind == "extract":
             then = "Messages that its archive does not have yet may be purged then."
         confirmed(f"drop {' and '.join(found)}{dropped.lost}? {then}", yes=yes)
-        commands.drop(database, channel, stored)
+        commands.drop(channel, stored)
     tell(dropped, json=json)
 
 
@@ -165,7 +165,7 @@ class _Dropped:
     def lost(self) -> str:
         """The parked messages that are dropped with them, in words."""
         parked = ", ".join(f"{count} {state}" for state, count in self.parked)
-        return f", with the messages that were set aside ({parked})" if parked else ""
+        return f", with the messages that were parked ({parked})" if parked else ""
 
     def describe(self) -> str:
         return f"{' and '.join(self.names)} {'is' if len(self.names) == 1 else 'are'} dropped{self.lost}"

@@ -192,7 +192,7 @@ class Inbox:
         pruned = 0
         with closing(self._database.open()) as channel, self._database.explained():
             while True:
-                portion = prune(self._database, channel)
+                portion = prune(channel)
                 pruned += portion
                 if portion < PRUNED_AT_ONCE:
                     return pruned

@@ -19,10 +19,10 @@ from outbox.runtime.failpoints import crash_point
 from outbox.senders.opening import Destination, open_sender
 from outbox.senders.port import Sender, deadline_of, destination_of
 from outbox.senders.serialized import SerializedSender
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.log.append import Direct, LogRef
-from outbox.store.log.log import Limits, Log
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -53,8 +53,7 @@ class DirectDelivery:
         self._database = database
         self._destination = destination
         self._name = name
-        self._log = Log(database, Limits(), Selection(only=name))
-        self._acks = Acks(database, name)
+        self._log = Log(Limits(), Selection(only=name))
         self._writer = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self._channel: Channel | None = None
         self._sender: Sender | None = None
@@ -88,23 +87,23 @@ class DirectDelivery:
         if self._sender is None:
             self._sender = open_sender(self._destination)
         channel = self._open_channel()
-        ensure_outbox(self._database, channel)
-        subscriptions = Subscriptions(self._database)
+        ensure_outbox(channel)
+        subscriptions = Subscriptions(channel)
         destination = destination_of(self._destination)
-        own = subscriptions.find(channel, self._name)
+        own = subscriptions.find(self._name)
         if own is not None and own.destination not in (None, destination):
             raise SubscriptionError(
                 f"subscription {self._name!r} sends to {own.destination}, this writer to {destination}; give it the"
                 f" same, or run: outbox subscriptions alter {self._name}"
             )
-        self.right = self._declare(subscriptions, channel, destination, deadline_of(self._sender).total_seconds())
+        self.right = self._declare(subscriptions, destination, deadline_of(self._sender).total_seconds())
         self._refresh_at = clock() + _REFRESH_SECONDS
         self.usable = True
         self._last_told = None
         topics = None if own is None or own.topics is None else frozenset(own.topics)
         return Direct(self._name, topics)
 
-    def _declare(self, subscriptions: Subscriptions, channel: Channel, destination: str, deadline: float) -> float:
+    def _declare(self, subscriptions: Subscriptions, destination: str, deadline: float) -> float:
         """Make sure that the compensation exists; return for how many seconds after a commit a call may begin.
 
         Rows are marked for direct sends only afterwards, so that the position of the compensation is before all of
@@ -112,9 +111,9 @@ class DirectDelivery:
         """
         name = compensation_of(self._name)
         grace = timedelta(seconds=max(GRACE_SECONDS, deadline + FLUSH_SECONDS + RIGHT_SECONDS))
-        exists = subscriptions.find(channel, name) is not None
+        exists = subscriptions.find(name) is not None
         declared = Declaration(name=name, destination=destination, kind="compensation", grace=None if exists else grace)
-        stored = subscriptions.declare(channel, declared, "latest").grace.total_seconds()
+        stored = subscriptions.declare(declared, "latest").grace.total_seconds()
         right = stored - deadline - FLUSH_SECONDS
         if right < RIGHT_SECONDS / 4:
             raise SubscriptionError(
@@ -197,11 +196,11 @@ class DirectDelivery:
 
     def _acknowledge(self, ids: list[int]) -> None:
         try:
-            self._acks.insert(self._open_channel(), self._writer, ids)
+            Acks(self._open_channel(), self._name).insert(self._writer, ids)
         except Exception:
             # Tried again on a new connection: a message without an ack is sent again. A second ack does no harm.
             self._disconnect()
-            self._acks.insert(self._open_channel(), self._writer, ids)
+            Acks(self._open_channel(), self._name).insert(self._writer, ids)
 
     def _tell(self, error: Exception) -> None:
         """Log why direct sends do not work, once for each error."""

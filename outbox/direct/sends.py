@@ -19,7 +19,6 @@ from outbox.senders.opening import Destination
 from outbox.store.database import Database
 from outbox.store.log.append import Direct, Sent
 
-_MOST_WAITING = 10_000
 _LAST_SECONDS = 5.0
 
 
@@ -28,6 +27,9 @@ class DirectSends:
 
     After a fork the child begins anew, without the messages that the parent has to send.
     """
+
+    #: The relay sends what comes while so many messages are waiting.
+    most_waiting = 10_000
 
     def __init__(self, database: Database, destination: Destination, name: str) -> None:
         self._database = database
@@ -46,7 +48,7 @@ class DirectSends:
         """
         with suppress(Exception):
             dispatcher = None if self._abandoned else self._running()
-            if dispatcher is not None and dispatcher.ready and dispatcher.waiting + number <= _MOST_WAITING:
+            if dispatcher is not None and dispatcher.ready and dispatcher.waiting + number <= self.most_waiting:
                 return dispatcher.known
         return None
 
@@ -55,7 +57,7 @@ class DirectSends:
         if sent.direct:
             with suppress(Exception):
                 dispatcher = self._running()
-                if dispatcher is not None and dispatcher.waiting <= _MOST_WAITING:
+                if dispatcher is not None and dispatcher.waiting <= self.most_waiting:
                     dispatcher.committed(sent.direct, since=since)
 
     def end(self) -> None:

@@ -12,14 +12,12 @@ from tenacity.wait import wait_exponential
 
 from outbox.errors import HungHandlerError
 from outbox.model.retry import seconds_to_wait
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.worker import Worker
 
 logger = logging.getLogger("outbox")
 
-_LOOK_SECONDS = 1.0
 #: Seconds before a worker that ended with an error begins again.
 _BEGIN_AGAIN = wait_exponential(multiplier=1, min=1, max=30)
 #: When a worker ran for so long before a failure, that failure counts as the first one.
@@ -32,11 +30,16 @@ class CompensationWorker:
     An error that ends it, other than hanging calls, is logged, and a later `look` begins again.
     """
 
-    def __init__(self, database: Database, name: str, worker: Worker, hangs: Callable[[], None]) -> None:
-        """`hangs`: called when calls of the handler never come back, after that error is stored in `error`."""
+    def __init__(
+        self, database: Database, name: str, worker: Worker, *, every: float, hangs: Callable[[], None]
+    ) -> None:
+        """`every`: seconds between two looks for the subscription. `hangs`: called when calls of the handler never come
+        back, after that error is stored in `error`.
+        """
         self._database = database
         self._name = name
         self._worker = worker
+        self._every = every
         self._hangs = hangs
         self._thread: threading.Thread | None = None
         self._look_at = 0.0
@@ -63,12 +66,12 @@ class CompensationWorker:
     def look(self, channel: Channel) -> None:
         """Begin if the subscription exists by now.
 
-        Asks the database once a second at most, and not while the worker runs.
+        Asks the database seldom, and not while the worker runs.
         """
         if self._works or time.monotonic() < self._look_at:
             return
-        self._exists = Subscriptions(self._database).find(channel, self._name) is not None
-        self._look_at = time.monotonic() + _LOOK_SECONDS
+        self._exists = Subscriptions(channel).find(self._name) is not None
+        self._look_at = time.monotonic() + self._every
         if self._exists and self._may_begin:
             self._works = True
             # In a copy of the context, so that its log lines name the same database.

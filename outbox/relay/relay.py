@@ -21,6 +21,7 @@ from outbox.runtime.failpoints import crash_point
 from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
+from outbox.runtime.stop import Stop
 from outbox.senders.opening import Destination, open_sender
 from outbox.senders.port import deadline_of, destination_of
 from outbox.senders.serialized import SerializedSender
@@ -94,15 +95,20 @@ class Relay:
         # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
         turns = self._sender if isinstance(self._sender, SerializedSender) else FairLock()
         self._handler = self._sender.alone if isinstance(self._sender, SerializedSender) else self._sender
-        shared: dict[str, Any] = {"policy": policy, "settings": settings, "serialize": turns.hold}
+        self._stop = Stop()
+        shared: dict[str, Any] = {
+            "policy": policy, "settings": settings, "serialize": turns.hold, "stop": self._stop
+        }  # fmt: skip
         hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
         # Writers create the compensation, at a position before their first row.
         second = Worker(outbox.database, left_behind, self._send, start=None, hung=hung[1], **shared)
-        self._companion = CompensationWorker(outbox.database, left_behind.name, second, hangs=self._stop_first)
+        every = (settings or Settings()).upkeep.find_compensation
+        self._companion = CompensationWorker(
+            outbox.database, left_behind.name, second, every=every, hangs=self._stop_first
+        )
         self._worker = Worker(
             outbox.database, declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0], **shared
         )
-        self._stop_asked = False
         self._thread: threading.Thread | None = None
         self._supervision: Supervision | None = None
         self._reset()
@@ -120,7 +126,7 @@ class Relay:
     @property
     def stopping(self) -> bool:
         """True from when a stop is asked until the relay has stopped."""
-        return self._stop_asked or self._worker.stopping
+        return self._worker.stopping
 
     def run(self, *, signals: bool = True) -> None:
         """Send until stopped. In the main thread SIGTERM and SIGINT drain and return; a second one ends at once.
@@ -157,14 +163,14 @@ class Relay:
         self._companion.prepare(in_background=True, gives_up=gives_up)
         try:
             self._worker.run(gives_up=gives_up)
-            if self._companion.error is not None and not self._stop_asked:
+            if self._companion.error is not None and not self._stop.asked:
                 raise self._companion.error
         finally:
             del listener
             self._companion.stop()
             if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
                 self._companion.join()
-            self._stop_asked = False
+            self._stop.withdraw()
 
     def until_empty(self) -> None:
         """Send everything that was committed before now, and what is parked and due; then return.
@@ -182,10 +188,10 @@ class Relay:
             self._companion.prepare(in_background=False)
             try:
                 work(self._worker)
-                if not self._stop_asked:
+                if not self._stop.asked:
                     self._companion.perform(work)
             finally:
-                self._stop_asked = False
+                self._stop.withdraw()
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` does it by itself."""
@@ -193,12 +199,10 @@ class Relay:
 
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
-        self._stop_asked = True
+        self._stop.ask()
         supervision = self._supervision
         if supervision is not None:
             supervision.stop()
-        self._worker.stop()
-        self._companion.stop()
 
     def start(self) -> None:
         """Run in a thread of this process, if it does not yet.
@@ -214,7 +218,7 @@ class Relay:
         if alive or self._at_work.locked():
             raise SubscriptionError("this relay is at work still; stop it and join it before it is started again")
         # A stop that was asked after the previous run had ended is forgotten, because there was nothing to stop.
-        self._stop_asked = False
+        self._stop.withdraw()
         self._worker.reset()
         self._supervision = supervision = Supervision(self.serve)
         thread = threading.Thread(target=self._run_in_background, args=(supervision,), name="outbox-relay", daemon=True)

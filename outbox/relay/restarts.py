@@ -10,6 +10,7 @@ from tenacity.wait import wait_base, wait_exponential, wait_random
 
 from outbox.model.retry import seconds_to_wait
 from outbox.runtime.stop import Stop
+from outbox.runtime.throttled_log import Throttle
 from outbox.store.failure import in_one_line
 
 logger = logging.getLogger("outbox")
@@ -18,20 +19,27 @@ logger = logging.getLogger("outbox")
 AGAIN = wait_exponential(multiplier=0.5, max=10) + wait_random(0, 1)
 #: After it has worked for so long, its next failure counts as the first one.
 _RECOVERED_SECONDS = 60.0
-#: The same error is logged again only after so long.
-_SAY_AGAIN_SECONDS = 60.0
 
 
 class Supervision:
     """Calls `serve` until it returns, or until `stop`; after an error, logs it and calls again."""
 
-    def __init__(self, serve: Callable[[], None], pause: wait_base = AGAIN, *, name: str = "the relay") -> None:
-        """`pause`: one of tenacity's wait strategies, in seconds, between two calls. `name`: what the log calls it."""
+    def __init__(
+        self,
+        serve: Callable[[], None],
+        pause: wait_base = AGAIN,
+        *,
+        name: str = "the relay",
+        stop: Stop | None = None,
+    ) -> None:
+        """`pause`: one of tenacity's wait strategies, in seconds, between two calls. `name`: what the log calls it.
+        `stop`: this is among what it stops.
+        """
         self._serve = serve
         self._name = name
         self._pause = pause
-        self._stop = Stop()
-        self._said: tuple[str, float] = ("", 0.0)
+        self._stop = Stop(stop)
+        self._throttle = Throttle()
 
     @property
     def stopping(self) -> bool:
@@ -58,8 +66,5 @@ class Supervision:
     def _tell(self, error: Exception) -> None:
         """Log an error: at once when it is a new one, else once in a while."""
         text, foreseen = in_one_line(error)
-        said, at = self._said
-        if text == said and time.monotonic() - at < _SAY_AGAIN_SECONDS:
-            return
-        self._said = (text, time.monotonic())
-        logger.error("%s; %s will try again", text, self._name, exc_info=None if foreseen else error)
+        if self._throttle.allows(text):
+            logger.error("%s; %s will try again", text, self._name, exc_info=None if foreseen else error)

@@ -15,6 +15,7 @@ from tenacity.wait import wait_base
 
 from outbox.relay.restarts import AGAIN, Supervision
 from outbox.runtime.signals import stopping_on_signals
+from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
 from outbox.store.label import told_apart
 from outbox.worker.activity_log import activity_logger
@@ -85,9 +86,8 @@ class Relays:
         self._drain = drain
         self._pause = pause
         self._beside: list[_Beside] = []
-        self._stopping = False
-        # A socket and no lock, because a signal handler may call `stop` at any point.
         self._wake = Wake()
+        self._stop = Stop(wake=self._wake)
 
     @property
     def unfinished(self) -> tuple[str, ...]:
@@ -115,10 +115,9 @@ class Relays:
 
     def stop(self) -> None:
         """Ask all to finish what is under way and return. May be called from anywhere."""
-        self._stopping = True
+        self._stop.ask()
         for each in self._beside:
-            each.stop()
-        self._wake.set()
+            each.relay.stop()
 
     def close(self) -> None:
         """Close the senders, after `until_empty` or `once`; `run` does it by itself."""
@@ -130,9 +129,9 @@ class Relays:
             named.addFilter(_say_where)
         labels = told_apart([relay.label for relay in self._relays])
         pairs = zip(self._relays, labels, strict=True)
-        self._beside = [_Beside(relay, label, self._pause, ended=self._wake.set) for relay, label in pairs]
+        self._beside = [_Beside(relay, label, self._pause, self._stop, ended=self._wake.set) for relay, label in pairs]
         try:
-            if self._stopping:
+            if self._stop.asked:
                 self.stop()
             for each in self._beside:
                 each.start(work)
@@ -140,7 +139,7 @@ class Relays:
         except BaseException:
             self.stop()
             raise
-        self._stopping = False
+        self._stop.withdraw()
         for label in self.unfinished:
             logger.error(
                 "%s: not finished %g s after it was to stop, left behind; what was under way may be sent again",
@@ -165,13 +164,13 @@ class Relays:
 class _Beside:
     """One of the relays, with its thread and its supervision."""
 
-    def __init__(self, relay: OneRelay, label: str, pause: wait_base, *, ended: Callable[[], None]) -> None:
+    def __init__(self, relay: OneRelay, label: str, pause: wait_base, stop: Stop, *, ended: Callable[[], None]) -> None:
         self.relay = relay
         self.label = label
         self.error: Exception | None = None
         self._ended = ended
         self._thread: threading.Thread | None = None
-        self._supervision = Supervision(relay.serve, pause)
+        self._supervision = Supervision(relay.serve, pause, stop=stop)
         self._asked_at: float | None = None
 
     @property
@@ -193,11 +192,6 @@ class _Beside:
 
         self._thread = threading.Thread(target=perform, name=f"outbox-relay {self.label}", daemon=True)
         self._thread.start()
-
-    def stop(self) -> None:
-        """Ask it to end; a pause ends at once."""
-        self._supervision.stop()
-        self.relay.stop()
 
     def overdue(self, seconds: float) -> bool:
         """Return whether a stop was asked, and was first noticed here more than `seconds` ago."""

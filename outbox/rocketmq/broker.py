@@ -13,8 +13,7 @@ from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Start, check_of
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.runtime.failpoints import crash_point
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.dialects.statements import Script, run
 from outbox.store.half_messages.half import Half, Halves
 from outbox.store.half_messages.op import Decision, Op, Ops
@@ -67,10 +66,10 @@ class Broker:
         self._require_no_transaction()
 
         def declare(channel: Channel) -> None:
-            ensure_outbox(self.database, channel)
+            ensure_outbox(channel)
             try:
                 start = self._start_of(channel, group)
-                Subscriptions(self.database).declare(channel, declaration_of(group, immunity), start)
+                Subscriptions(channel).declare(declaration_of(group, immunity), start)
             except SubscriptionError as error:
                 raise SubscriptionError(
                     f"the producer's transaction_timeout is longer than its group's: {error}"
@@ -84,10 +83,10 @@ class Broker:
 
         A person may have dropped the one before, so it begins at the earliest message if transactions are pending.
         """
-        if Subscriptions(self.database).find(channel, check_of(group)) is not None:
+        if Subscriptions(channel).find(check_of(group)) is not None:
             # A subscription that is there needs no start, and the look below may read every half message that is kept.
             return "latest"
-        return "earliest" if HalfTransactions(self.database).pending(channel, group=group, limit=1) else "latest"
+        return "earliest" if HalfTransactions(channel).pending(group=group, limit=1) else "latest"
 
     def prepare(self, half: Half, message: Message, slot: int, headers: str) -> int:
         """Store a half message; return its place in the log.
@@ -188,7 +187,7 @@ class Broker:
             MQClientError: in RocketMQ's words, that the server is a replica.
         """
         try:
-            Log(self.database).now(channel)
+            Log().now(channel)
         except StandbyError as error:
             raise MQClientError("SLAVE_NOT_AVAILABLE", SLAVE_NOT_AVAILABLE) from error
         except Exception:

@@ -19,12 +19,13 @@ from outbox.writing.transaction import Transactions
 
 #: Seconds for which a checker that writes a verdict waits for a business transaction that is under way.
 PATIENCE_SECONDS = 0.2
-#: A rollback that a person or a producer orders waits longer for other writers of the business database.
-_ROLLBACK_PATIENCE_SECONDS = 5.0
 
 
 class Business:
     """A business database and its records; `outbox db upgrade --record-only` makes their table."""
+
+    #: So many seconds `require` waits for a business transaction that is under way, before a rollback is refused.
+    rollback_patience = 5.0
 
     def __init__(self, engine: Engine, *, connections: int, schema: str | None = None) -> None:
         self._database = RecordDatabase(engine, schema)
@@ -45,8 +46,7 @@ class Business:
             DatabaseError: it is the outbox's own.
         """
         here = self._database.dialect.location(self._database.engine)
-        is_same_kind = outbox.dialect.name == self._database.dialect.name
-        if here is not None and is_same_kind and here == outbox.dialect.location(outbox.engine):
+        if here is not None and here == outbox.dialect.location(outbox.engine):
             raise DatabaseError(
                 f"the business database is the outbox's own ({here.name}): there a business transaction decides by"
                 ' verdict="join" or "commit", without a record'
@@ -96,9 +96,7 @@ class Business:
         if mismatch is not None:
             raise MQClientError(f"transaction {transaction}: {mismatch}")
         stands = (
-            self.standing(transaction)
-            if op == "commit"
-            else self.fence(transaction, patience=_ROLLBACK_PATIENCE_SECONDS)
+            self.standing(transaction) if op == "commit" else self.fence(transaction, patience=self.rollback_patience)
         )
         if stands is None:
             raise MQClientError(

@@ -18,10 +18,10 @@ from outbox.rocketmq.questions import Questions
 from outbox.rocketmq.states import op_of
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.dialects.statements import run
 from outbox.store.half_messages.half import Half, half_of
-from outbox.store.half_messages.op import Op, Pending
+from outbox.store.half_messages.op import DecidedHalves, Op, Pending
 
 logger = logging.getLogger("outbox")
 
@@ -103,7 +103,7 @@ class Checker:
     def _check(self, rows: Sequence[Message]) -> list[Verdict]:
         heads = {row.key or "": row for row in reversed(rows)}
         channel = self._open_channel()
-        pending = self._broker.ops.pending(channel, heads, self._policy.transaction_timeout)
+        pending = DecidedHalves(channel).pending(heads, self._policy.transaction_timeout)
         verdicts: dict[str, Verdict] = {}
         to_ask: list[Message] = []
         until = clock() + self._policy.question.total_seconds()

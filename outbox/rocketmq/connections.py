@@ -8,7 +8,7 @@ from queue import Empty, LifoQueue
 
 from outbox.errors import DatabaseError
 from outbox.runtime.fork import in_child
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.dialects.statements import Execute, Row, Statement
 
 _WAIT_SECONDS = 30.0
@@ -69,8 +69,8 @@ def on_channel(channel: Channel) -> Execute:
     def execute(statement: Statement) -> list[Row]:
         assert not isinstance(statement.parameters, list)
         if statement.returns:
-            return channel.rows(statement.sql, statement.parameters)
-        channel.run(statement.sql, statement.parameters)
+            return channel.rows(statement.sql, **statement.parameters)
+        channel.run(statement.sql, **statement.parameters)
         return []
 
     return execute

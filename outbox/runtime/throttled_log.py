@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
+
+#: So many different things are kept in mind.
+_MOST = 10_000
 
 
 class ThrottledLog:
@@ -37,4 +40,23 @@ class ThrottledLog:
         self._every = self._first if quiet > 2 * self._longest else min(2 * self._every, self._longest)
         self._at = self._clock()
         self._logger.warning(text, *values)
+        return True
+
+
+class Throttle:
+    """Tells what may be logged: each thing at once, and then again after `every` seconds."""
+
+    def __init__(self, every: float = 60.0, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._every = every
+        self._clock = clock
+        self._logged_at: dict[Hashable, float] = {}
+
+    def allows(self, what: Hashable) -> bool:
+        """Return whether this may be logged now; if so, it counts as logged."""
+        now = self._clock()
+        if now - self._logged_at.get(what, float("-inf")) < self._every:
+            return False
+        if len(self._logged_at) >= _MOST:
+            self._logged_at.clear()
+        self._logged_at[what] = now
         return True

@@ -44,15 +44,13 @@ def method_of(task: Task) -> str:
         OptionError: the method that the task asks for does not work with its database.
         MissingExtraError: the driver is not installed.
     """
-    wanted, dialect = task.manner.fetch, task.extraction.dialect
-    if dialect == "sqlite" or wanted == "sqlite":
-        if wanted not in ("auto", "sqlite") or dialect != "sqlite":
-            raise OptionError(f"fetch: {wanted} does not read {dialect}; leave it out")
-        return "sqlite"
+    wanted, methods = task.manner.fetch, task.extraction.methods
+    if wanted not in ("auto", *methods):
+        raise OptionError(f"fetch: {wanted} does not read {task.extraction.dialect}; leave it out")
     has_adbc = find_spec("adbc_driver_postgresql") is not None
     if wanted == "adbc" and not has_adbc:
         raise MissingExtraError("fetch=adbc needs a driver on every executor: pip install 'outbox-log[spark]'")
-    return wanted if wanted != "auto" else "adbc" if has_adbc else "psycopg"
+    return next(each for each in methods if wanted in (each, "auto") and (each != "adbc" or has_adbc))
 
 
 def broken_by(method: str) -> tuple[type[Exception], ...]:

@@ -36,7 +36,6 @@ _FILES = (
     "array<struct<path string, topic string, day string, rows bigint, bytes bigint, sha256 string, first_id bigint,"
     " last_id bigint>>"
 )
-_LOOK_EVERY_SECONDS = 0.5
 #: An error of this library, as it stands in the traceback of an executor.
 _OURS = re.compile(r"^outbox\.errors\.(\w+): (.+)$", re.MULTILINE)
 #: The beginnings of lines that report a disk error of an executor.
@@ -69,7 +68,10 @@ class Work:
 
 
 class Extract:
-    """Extracts window after window to one archive. `on_progress` is called twice a second while one is written."""
+    """Extracts window after window to one archive.
+
+    `on_progress` is called `every` so many seconds while a window is written.
+    """
 
     def __init__(
         self,
@@ -79,12 +81,14 @@ class Extract:
         wanted: Extraction = EVERYTHING,
         *,
         on_progress: Callable[[Going], object] | None = None,
+        every: float = 0.5,
     ) -> None:
         self._spark = spark
         self._archive = archive
         self._place = place
         self._wanted = wanted
         self._on_progress = on_progress
+        self._every = every
         self._planner = Planner(place)
         self._continuation = Continuation(archive, place, wanted, self._planner)
         self._begun = False
@@ -196,7 +200,7 @@ class Extract:
         stop, tell = threading.Event(), self._on_progress
 
         def look() -> None:
-            while not stop.wait(_LOOK_EVERY_SECONDS):
+            while not stop.wait(self._every):
                 done = [path.name.partition("-") for path in signs.iterdir()]
                 rows = sum(int(rows) for _, _, rows in done)
                 tell(Going(window=number, tasks=tasks, done=len(done), rows=rows))

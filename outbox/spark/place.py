@@ -11,6 +11,7 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from outbox.errors import DatabaseError, OptionError
+from outbox.store.dialects.kinds import is_file
 from outbox.store.label import label_of
 
 _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
@@ -106,7 +107,7 @@ def engine_options(url: URL) -> dict[str, Any]:
 
     The URL may set another timeout. SQLite has none.
     """
-    if url.get_backend_name() == "sqlite":
+    if is_file(url):
         return {"hide_parameters": True}
     defaults = {"connect_timeout": 10, "application_name": "outbox spark"}
     given = {name: value for name, value in defaults.items() if name not in url.query}
@@ -136,7 +137,7 @@ def _parsed(text: str, name: str) -> URL:
     backend = url.drivername.partition("+")[0]
     if backend in _POSTGRESQL:
         return url.set(drivername="postgresql+psycopg")
-    if backend != "sqlite":
+    if not is_file(url):
         raise OptionError(f"{name}: no outbox lives in {backend}; {_FORM}")
     if not url.database or url.database == ":memory:" or url.database.startswith("file:"):
         raise OptionError(

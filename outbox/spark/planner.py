@@ -14,14 +14,14 @@ from outbox.spark.connections import refused
 from outbox.spark.fetch import PAUSE
 from outbox.spark.place import Place, engine_options, require_file
 from outbox.spark.task import USUAL, Manner, Task
+from outbox.store.dialects.kinds import is_file
 from outbox.store.log import extraction
 from outbox.store.log.extraction import EVERYTHING, MESSAGES, Extraction, Narrowing, Span, columns_of, split
 from outbox.store.log.log import Log
 from outbox.store.log.stamp import Server, Stamp, purged, server_of, stamp, written
 
 if TYPE_CHECKING:
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel
+    from outbox.store.database import Channel, Database
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ class Planner:
     def __init__(self, place: Place, *, retries: int = 5) -> None:
         self.place = place
         self._retries = retries
-        self._opened: tuple[Database, Channel] | None = None
+        self._opened: Channel | None = None
 
     def now(self) -> Stamp:
         """Capture the position of now, and return it once a crash can no longer undo it."""
@@ -89,8 +89,8 @@ class Planner:
     ) -> Page:
         """Return where the first `limit` rows of a window end; with `after`, only rows with higher ids count."""
 
-        def look(database: Database, channel: Channel) -> Page:
-            parts = self._parts(database, channel, window, Extraction(dialect="", narrowing=narrowing), after, None)
+        def look(channel: Channel) -> Page:
+            parts = self._parts(channel, window, Extraction(dialect="", narrowing=narrowing), after, None)
             if not parts:
                 return Page(0, None, more=False)
             count, last = channel.rows(extraction.page(parts, limit))[0]
@@ -125,11 +125,11 @@ class Planner:
             whole: the window of which no row may be purged before a task ends; None: nothing is checked.
         """
 
-        def plan(database: Database, channel: Channel) -> list[Task]:
+        def plan(channel: Channel) -> list[Task]:
             wanted = Extraction(dialect="", columns=tuple(columns) or tuple(columns_of(MESSAGES)), narrowing=narrowing)
-            parts = self._parts(database, channel, window, wanted, after, upto)
+            parts = self._parts(channel, window, wanted, after, upto)
             pieces = [piece for part in parts for piece in _divided(part, partitions, rows_per_task)]
-            server, lsn = self._common(database, channel)
+            server, lsn = self._common(channel)
             return [
                 Task(place=self.place, server=server, extraction=each, manner=manner, whole=whole, replayed=lsn)
                 for each in pieces
@@ -151,33 +151,31 @@ class Planner:
     ) -> Task:
         """Return the one task that reads a whole table other than `messages`, as it is when the task runs."""
 
-        def plan(database: Database, channel: Channel) -> Task:
+        def plan(channel: Channel) -> Task:
             wanted = Extraction(
-                dialect=database.dialect.name,
+                dialect=channel.database.dialect.name,
                 schema=self.place.schema,
                 table=table,
                 columns=tuple(columns) or tuple(columns_of(table)),
                 narrowing=narrowing,
             )
-            server, lsn = self._common(database, channel)
+            server, lsn = self._common(channel)
             return Task(place=self.place, server=server, extraction=wanted, manner=manner, replayed=lsn)
 
         return self._ask(plan)
 
     def close(self) -> None:
         """Close the connection; the next call opens another."""
-        opened, self._opened = self._opened, None
-        if opened is not None:
-            database, channel = opened
+        channel, self._opened = self._opened, None
+        if channel is not None:
             channel.close()
-            database.engine.dispose()
+            channel.database.engine.dispose()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_opened": None}
 
     def _parts(
         self,
-        database: Database,
         channel: Channel,
         window: Window,
         wanted: Extraction,
@@ -185,28 +183,28 @@ class Planner:
         upto: int | None,
     ) -> list[Extraction]:
         """Return the late and the fresh part of a window, without a part that has no ids after `after` up to `upto`."""
-        wanted = replace(wanted, dialect=database.dialect.name, schema=self.place.schema)
+        wanted = replace(wanted, dialect=channel.database.dialect.name, schema=self.place.schema)
         found = []
-        for span in _spans(database, channel, window):
+        for span in _spans(channel, window):
             first = span.first if after is None else max(span.first, after + 1)
             last = span.last if upto is None else min(span.last, upto)
             if first <= last:
                 found.append(replace(wanted, span=replace(span, first=first, last=last)))
         return found
 
-    def _common(self, database: Database, channel: Channel) -> tuple[Server, str | None]:
+    def _common(self, channel: Channel) -> tuple[Server, str | None]:
         """Return what all tasks of a plan share: the server, and the place up to which a standby must replay its log.
 
         The place is None if no standby is read.
         """
-        lsn = written(database, channel)[1] if self.place.planner is not None else None
-        return server_of(database, channel), lsn
+        lsn = written(channel)[1] if self.place.planner is not None else None
+        return server_of(channel), lsn
 
-    def _ask(self, question: Callable[[Database, Channel], T]) -> T:
+    def _ask(self, question: Callable[[Channel], T]) -> T:
         failures = 0
         while True:
             try:
-                return question(*self._connected())
+                return question(self._connected())
             except StandbyError as error:
                 self.close()
                 raise StandbyError(
@@ -237,30 +235,28 @@ class Planner:
             f"{self.place.primary_label()} cannot be reached after {self._retries} more tries: {reason}"
         )
 
-    def _connected(self) -> tuple[Database, Channel]:
+    def _connected(self) -> Channel:
         """Return the connection; if there is none, open it and verify the database."""
         if self._opened is None:
-            database = self._database()
-            channel = database.open()
-            self._opened = database, channel
-            self._verify(database, channel)
+            self._opened = self._database().open()
+            self._verify(self._opened)
         return self._opened
 
-    def _verify(self, database: Database, channel: Channel) -> None:
+    def _verify(self, channel: Channel) -> None:
         from outbox.store import identity
         from outbox.store.operations.check import stored_identity
 
-        with database.explained():
-            stored = stored_identity(database, channel)
-            database.slots = stored.slots if stored else database.slots
-            identity.verify(database, channel)
-        patience = extraction.patience(database.dialect.name)
+        with channel.database.explained():
+            stored = stored_identity(channel)
+            channel.database.slots = stored.slots if stored else channel.database.slots
+            identity.verify(channel)
+        patience = extraction.patience(channel.database.dialect.name)
         if patience is not None:
             channel.run(patience)
 
     def _database(self) -> Database:
         url = self.place.primary.resolve()
-        if url.get_backend_name() == "sqlite":
+        if is_file(url):
             if self.place.schema is not None:
                 raise OptionError("schema: SQLite has no schemas; leave it out")
             require_file(url)
@@ -281,12 +277,12 @@ def _divided(part: Extraction, partitions: int | None, rows: int) -> list[Extrac
     return [replace(part, span=span) for span in split(part.span, partitions or -(-width // rows))]
 
 
-def _spans(database: Database, channel: Channel, window: Window) -> list[Span]:
+def _spans(channel: Channel, window: Window) -> list[Span]:
     """Return the ids between which the late and the fresh rows of a window lie."""
     if window.base == EARLIEST:
         # Read only the two ends of the log, not every row between them.
-        first, last = channel.rows(extraction.ends(database.schema))[0]
+        first, last = channel.rows(extraction.ends(channel.database.schema))[0]
         return [] if first is None else [Span(window, first, last)]
-    extent = Log(database).extent(channel, window)
+    extent = Log().extent(channel, window)
     late = [] if extent.late is None else [Span(window, *extent.late, late=True)]
     return late + ([] if extent.fresh is None else [Span(window, *extent.fresh)])

@@ -14,11 +14,11 @@ from outbox.errors import SubscriptionError
 from outbox.model.position import EARLIEST
 from outbox.spark.connections import rights_told
 from outbox.spark.place import Place, engine_options, require_file
+from outbox.store.dialects.kinds import is_file
 
 if TYPE_CHECKING:
     from outbox.spark.manifest import Archive, Manifest
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel
+    from outbox.store.database import Channel
 
 logger = logging.getLogger("outbox.extract")
 
@@ -41,13 +41,13 @@ class Registration:
         """
         from outbox.store.subscriptions.readers import Readers
 
-        with _connected(place) as (database, channel):
-            readers = Readers(database)
-            readers.require_registrable(channel, self.name, archive=str(archive.path), hold=self.hold)
-            self._require_archive(readers.window(channel, self.name), archive, last)
-            readers.register(channel, self.name, archive=str(archive.path), hold=self.hold, topics=topics)
+        with _connected(place) as channel:
+            readers = Readers(channel)
+            readers.require_registrable(self.name, archive=str(archive.path), hold=self.hold)
+            self._require_archive(readers.window(self.name), archive, last)
+            readers.register(self.name, archive=str(archive.path), hold=self.hold, topics=topics)
             window, position = (0, EARLIEST) if last is None else (last.window, last.until)
-            readers.advance(channel, self.name, window, position)
+            readers.advance(self.name, window, position)
 
     def require_possible(self, place: Place, archive: Archive, last: Manifest | None) -> None:
         """Check that this archive may register under the name, and write nothing.
@@ -58,10 +58,10 @@ class Registration:
         """
         from outbox.store.subscriptions.readers import Readers
 
-        with _connected(place) as (database, channel):
-            readers = Readers(database)
-            readers.require_registrable(channel, self.name, archive=str(archive.path), hold=self.hold)
-            self._require_archive(readers.window(channel, self.name), archive, last)
+        with _connected(place) as channel:
+            readers = Readers(channel)
+            readers.require_registrable(self.name, archive=str(archive.path), hold=self.hold)
+            self._require_archive(readers.window(self.name), archive, last)
 
     def _require_archive(self, window: int, archive: Archive, last: Manifest | None) -> None:
         """Refuse a new archive if the name has windows: the new one would lack messages that were purged since."""
@@ -76,8 +76,8 @@ class Registration:
         from outbox.store.subscriptions.readers import Readers
 
         try:
-            with _connected(place) as (database, channel):
-                Readers(database).advance(channel, self.name, manifest.window, manifest.until)
+            with _connected(place) as channel:
+                Readers(channel).advance(self.name, manifest.window, manifest.until)
         except Exception as error:
             logger.warning(
                 "%s: window %d is committed, but the database was not told, so retention waits where it did: %s",
@@ -88,17 +88,17 @@ class Registration:
 
 
 @contextmanager
-def _connected(place: Place) -> Iterator[tuple[Database, Channel]]:
+def _connected(place: Place) -> Iterator[Channel]:
     from outbox.store.database import Database
     from outbox.writing.engines import create_engine
 
     url = place.primary.resolve()
-    if url.get_backend_name() == "sqlite":
+    if is_file(url):
         require_file(url)
     engine = create_engine(url.render_as_string(hide_password=False), **engine_options(url))
     try:
         database = Database(engine, place.schema)
         with rights_told(), database.explained(), closing(database.open()) as channel:
-            yield database, channel
+            yield channel
     finally:
         engine.dispose()

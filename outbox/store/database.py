@@ -1,10 +1,11 @@
-"""A database that holds an outbox: its engine, its schema, its dialect."""
+"""A database that holds an outbox: its engine, its schema, its dialect; and the connections of our own to it."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from datetime import datetime
 from importlib import import_module
 from typing import Any
 
@@ -14,12 +15,18 @@ from sqlalchemy.pool import StaticPool
 
 from outbox.errors import DatabaseError, SchemaError
 from outbox.schema import SLOTS, Tables, tables
-from outbox.store.dialects.dialect import Channel, Dialect
+from outbox.store.dialects.dialect import Dialect, DriverChannel, Hint
+from outbox.store.dialects.kinds import KINDS
+from outbox.store.dialects.statements import Row
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TABLES = ("message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "meta")
-#: The kinds of database that may hold an outbox. Each is a folder of `dialects`, imported at the first use.
-_DIALECTS = ("postgresql", "sqlite")
+
+
+class Sql(str):
+    """A statement in which nothing is left to be filled in."""
+
+    __slots__ = ()
 
 
 class Database:
@@ -46,12 +53,29 @@ class Database:
         prefix = f'"{schema}".' if schema else ""
         self._names = {
             "now": self.dialect.now,
+            "later": self.later(":seconds"),
+            "id_in_ids": self.among("id", numbers="ids"),
+            "number": "xact_id" if self.dialect.transaction_ids else "id",
+            "identity": self.dialect.identity,
+            "incarnation": self.dialect.incarnation,
+            "installation": self.dialect.installation,
+            "share_lock": self.dialect.share_lock,
+            "skip_locked": self.dialect.skip_locked,
             **{name: f"{prefix}outbox_{name}" for name in _TABLES},
         }
+        self._filled: dict[object, Sql] = {}
 
-    def sql(self, statement: str, **parts: str) -> str:
-        """Fill table names, the clock and `parts` into a statement. Parts are ours, never a user's text."""
-        return statement.format(**self._names, **parts)
+    def sql(self, statement: str, **parts: str) -> Sql:
+        """Fill table names, the clock and `parts` into a statement. Parts are ours, never a user's text.
+
+        `{number}` is the column that a position counts, `{later}` is the clock, moved by `:seconds`, and `{id_in_ids}`
+        is true where `id` is in the list `:ids`.
+        """
+        template = (statement, *parts.items()) if parts else statement
+        filled = self._filled.get(template)
+        if filled is None:
+            filled = self._filled[template] = Sql(statement.format(**self._names, **parts))
+        return filled
 
     @property
     def names(self) -> dict[str, str]:
@@ -71,6 +95,12 @@ class Database:
         """Return a list as a parameter for `among`."""
         return self.dialect.bind_list(list(values))
 
+    def moment(self, value: Any) -> datetime:
+        """Return a moment that the driver has read from a column without nulls."""
+        moment = self.dialect.moment(value)
+        assert moment is not None
+        return moment
+
     def open(self) -> Channel:
         """Open a connection of our own.
 
@@ -78,7 +108,7 @@ class Database:
             DatabaseError: the engine's pool has one connection that all share.
         """
         self.require_independent_connections()
-        return self.dialect.connect(self.engine, self.wake_up_name)
+        return Channel(self, self.dialect.connect(self.engine, self.wake_up_name))
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -124,13 +154,58 @@ class Database:
             )
 
 
+class Channel:
+    """A connection of our own to a database, outside of the application's pool and of its transactions.
+
+    Every statement is a transaction unless `transaction()` holds it together with others. When the connection is lost,
+    its user drops all that it remembers of the database.
+    """
+
+    def __init__(self, database: Database, driver_channel: DriverChannel) -> None:
+        self.database = database
+        self._driver_channel = driver_channel
+        #: A descriptor that becomes readable when a wake-up arrives; None where these do not reach other processes.
+        self.fileno = driver_channel.fileno
+
+    def rows(self, statement: str, /, **parameters: Any) -> list[Row]:
+        """Run a statement and return its rows. What `Database.sql` fills in without parts is filled in here."""
+        return self._driver_channel.rows(self._filled(statement), parameters)
+
+    def run(self, statement: str, /, **parameters: Any) -> int:
+        """Run a statement and return how many rows it touched."""
+        return self._driver_channel.run(self._filled(statement), parameters)
+
+    def _filled(self, statement: str) -> Sql:
+        return statement if isinstance(statement, Sql) else self.database.sql(statement)
+
+    def transaction(self, *, patience: float | None = None) -> AbstractContextManager[None]:
+        """Commit the statements inside together, or not at all. `patience`: how long to wait for a lock, in seconds."""
+        return self._driver_channel.transaction(patience=patience)
+
+    def listen(self) -> None:
+        """Ask for wake-ups."""
+        self._driver_channel.listen()
+
+    def hinted(self) -> Hint | None:
+        """Return the hint of the wake-ups that have arrived since the last call; None: there were none."""
+        return self._driver_channel.hinted()
+
+    def notify(self, pause: float = 0.0) -> None:
+        """Wake the listeners of every process. `pause`: for how many seconds this process will not do so again."""
+        self._driver_channel.notify(pause)
+
+    def close(self) -> None:
+        """Close the connection, whatever state it is in. Never raises."""
+        self._driver_channel.close()
+
+
 def dialect_of(name: str) -> Dialect:
     """Return the dialect of a kind of database, by SQLAlchemy's name for it.
 
     Raises:
         DatabaseError: no outbox can be there.
     """
-    if name not in _DIALECTS:
+    if name not in KINDS:
         raise DatabaseError(f"no outbox on {name} yet; use PostgreSQL or SQLite")
     found: Dialect = import_module(f"outbox.store.dialects.{name}.dialect").DIALECT
     return found

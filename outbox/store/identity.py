@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from outbox.errors import DatabaseError, SchemaError
 from outbox.schema import VERSION
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 
 _READ = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
 _CREATE = """
@@ -27,21 +26,21 @@ class Identity:
     database_oid: int | None
 
 
-def verify(database: Database, channel: Channel) -> None:
+def verify(channel: Channel) -> None:
     """Refuse tables of another version or slot count, and a log whose ids another server drew."""
-    rows = channel.rows(database.sql(_READ))
+    rows = channel.rows(_READ)
     if not rows:
-        raise SchemaError(f"outbox_meta is empty; run: {database.upgrade_command}")
+        raise SchemaError(f"outbox_meta is empty; run: {channel.database.upgrade_command}")
     stored = Identity(*rows[0])
     if stored.version != VERSION:
         raise SchemaError(
-            f"the tables are of version {stored.version}, this is {VERSION}; run: {database.upgrade_command}"
+            f"the tables are of version {stored.version}, this is {VERSION}; run: {channel.database.upgrade_command}"
         )
-    if stored.slots != database.slots:
+    if stored.slots != channel.database.slots:
         raise SchemaError(
-            f"this outbox has {stored.slots} slots, not {database.slots}; say Outbox(…, slots={stored.slots})"
+            f"this outbox has {stored.slots} slots, not {channel.database.slots}; say Outbox(…, slots={stored.slots})"
         )
-    here = channel.rows(database.dialect.identity)[0]
+    here = channel.rows(channel.database.dialect.identity)[0]
     if (stored.system_identifier, stored.database_oid) != here:
         raise DatabaseError(
             "this database is a copy: its log was written on another server (or under another database oid), so stored"
@@ -49,8 +48,6 @@ def verify(database: Database, channel: Channel) -> None:
         )
 
 
-def establish(database: Database, channel: Channel) -> None:
+def establish(channel: Channel) -> None:
     """Write the row, for tables that were not made by our migrations; do nothing when it is there."""
-    dialect = database.dialect
-    statement = database.sql(_CREATE, identity=dialect.identity, installation=dialect.installation)
-    channel.run(statement, {"version": VERSION, "slots": database.slots})
+    channel.run(_CREATE, version=VERSION, slots=channel.database.slots)

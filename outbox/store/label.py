@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from sqlalchemy import URL
 
+from outbox.store.dialects.kinds import is_file
+
 
 def label_of(url: URL, schema: str | None = None) -> str:
     """Return host, database and schema, as `db1:5432/shop/tenant_a`; for SQLite the path of its file."""
-    if url.get_backend_name() == "sqlite":
+    if is_file(url):
         return "/".join(filter(None, (url.database or "memory", schema)))
     host = url.host or _said(url, "host") or _said(url, "service") or "localhost"
     port = f":{url.port}" if url.port else ""

@@ -27,12 +27,13 @@ from outbox.model.message import Message, uuid7
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Selection
 from outbox.outbox import Outbox
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel, Dialect
+from outbox.store.database import Channel, Database
+from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.statements import executor, run
 from outbox.store.idempotency.inbox import InboxRows
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.log import Limits, Log
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Log
 from outbox.store.operations import probe
 from outbox.store.subscriptions.acks import Acks
 from outbox.testing.dialect_parts import LeaseContract, ParkedContract
@@ -79,7 +80,7 @@ class DialectContract(LeaseContract, ParkedContract):
         with outbox.begin() as session:
             ids = outbox.send_all(session, messages)
 
-        found = read_whole(Log(outbox.database), channel)
+        found = read_whole(Log(), channel)
 
         assert ids == [message.message_id for message in messages]
         assert [message.message_id for message in found] == ids
@@ -103,14 +104,14 @@ class DialectContract(LeaseContract, ParkedContract):
                 outbox.send_all(session, [message])
             outbox.send_all(session, made[2:])
 
-        found = read_whole(Log(outbox.database), channel)
+        found = read_whole(Log(), channel)
 
         assert [{name: getattr(m, name) for name in fields} for m in found] == [fields, plain] * 2
         assert [(m.message_id, m.topic, m.attempt) for m in found] == [(m.message_id, "alpha", 1) for m in made]
 
     def test_times_are_those_of_the_database(self, outbox: Outbox, channel: Channel) -> None:
         """Check that a message is created, and its delay begins, between two readings of the database's clock."""
-        log = Log(outbox.database)
+        log = Log()
         before = log.now(channel).now
         with outbox.begin() as session:
             outbox.send_all(session, [Message("alpha", b"", delay=timedelta(hours=1)), Message("alpha", b"")])
@@ -131,7 +132,7 @@ class DialectContract(LeaseContract, ParkedContract):
             outbox.send(session, "alpha", body)
             outbox.send(session, "alpha", b"after it")
 
-        found = read_whole(Log(outbox.database), channel)
+        found = read_whole(Log(), channel)
 
         assert [message.body for message in found] == [body, b"after it"]
 
@@ -148,7 +149,7 @@ class DialectContract(LeaseContract, ParkedContract):
             with session.begin_nested():
                 outbox.send(session, "alpha", "2")
 
-        found = read_whole(Log(outbox.database), channel)
+        found = read_whole(Log(), channel)
 
         assert [message.body for message in found] == [b"1", b"2"]
 
@@ -163,7 +164,7 @@ class DialectContract(LeaseContract, ParkedContract):
         with outbox.begin() as session:
             later = outbox.send(session, "alpha", "later", dedup_key=_AWKWARD)
 
-        found = read_whole(Log(outbox.database), channel)
+        found = read_whole(Log(), channel)
 
         assert [message.body for message in found] == [b"1", b"2"]
         assert ids == [found[0].message_id, found[0].message_id, found[1].message_id]
@@ -187,12 +188,12 @@ class DialectContract(LeaseContract, ParkedContract):
 
     def test_acks_are_found_by_their_messages(self, outbox: Outbox, channel: Channel) -> None:
         """Find the acks of one subscription, however far apart their messages are in the log."""
-        acks, others = Acks(outbox.database, "relay"), Acks(outbox.database, "another")
-        acks.insert(channel, "writer", [3, 5, 4, 1_000_000])
-        acks.insert(channel, "writer", [9])
-        others.insert(channel, "writer", [4, 6])
+        acks, others = Acks(channel, "relay"), Acks(channel, "another")
+        acks.insert("writer", [3, 5, 4, 1_000_000])
+        acks.insert("writer", [9])
+        others.insert("writer", [4, 6])
 
-        found = [each.among(channel, [1, 4, 5, 6, 9, 1_000_000]) for each in (acks, others)]
+        found = [each.among([1, 4, 5, 6, 9, 1_000_000]) for each in (acks, others)]
 
         assert found == [{4, 5, 9, 1_000_000}, {4, 6}]
 
@@ -223,7 +224,7 @@ class DialectContract(LeaseContract, ParkedContract):
         """Find ids that are lower than those that were read before: no reader may go on behind the last id."""
         if outbox.database.dialect.one_writer:
             pytest.skip("one writer at a time cannot be overtaken")
-        log = Log(outbox.database)
+        log = Log()
         with outbox.engine.connect() as slow:
             outbox.send(slow, "alpha", "slow")
             with outbox.engine.begin() as quick:
@@ -239,7 +240,7 @@ class DialectContract(LeaseContract, ParkedContract):
 
     def test_an_idle_read_brings_nothing(self, outbox: Outbox, channel: Channel) -> None:
         """Read nothing, also beside a transaction that is open."""
-        log = Log(outbox.database)
+        log = Log()
         base = log.now(channel).position
         with outbox.engine.connect() as connection:
             outbox.send(connection, "alpha", "not yet")
@@ -253,7 +254,7 @@ class DialectContract(LeaseContract, ParkedContract):
         with outbox.begin() as session:
             outbox.send_all(session, [Message("alpha", str(n)) for n in range(rows)])
 
-        batches = list(batches_of(outbox.database, channel, _SMALL, Selection()))
+        batches = list(batches_of(channel, _SMALL, Selection()))
 
         assert [int(message.body) for batch in batches for message in batch] == list(range(rows))
         assert max(map(len, batches)) <= _SMALL.rows
@@ -264,7 +265,7 @@ class DialectContract(LeaseContract, ParkedContract):
         with outbox.begin() as session:
             outbox.send_all(session, [Message("alpha", bytes(size)) for size in sizes])
 
-        batches = list(batches_of(outbox.database, channel, _SMALL, Selection()))
+        batches = list(batches_of(channel, _SMALL, Selection()))
 
         assert [len(message.body) for batch in batches for message in batch] == sizes
         for batch in batches:
@@ -297,22 +298,22 @@ class DialectContract(LeaseContract, ParkedContract):
             half.topic = HALF_TOPIC
         with outbox.begin() as session:
             outbox.send_all(session, messages)
-        probe.direct(outbox.database, channel, topic="direct", subscription="relay")
+        probe.direct(channel, topic="direct", subscription="relay")
 
-        batches = batches_of(outbox.database, channel, limits, selection)
+        batches = batches_of(channel, limits, selection)
 
         assert [message.topic for batch in batches for message in batch] == expected * 3
 
     def test_a_position_never_falls(self, outbox: Outbox, channel: Channel) -> None:
         """Check heads also with a log that is purged empty: the next message is in the next window, once."""
-        log = Log(outbox.database)
+        log = Log()
         heads = [log.now(channel).position.head]
         for number in range(3):
             with outbox.begin() as session:
                 outbox.send(session, "alpha", str(number))
             heads.append(log.now(channel).position.head)
         base = log.now(channel).position
-        probe.empty(outbox.database, channel)
+        probe.empty(channel)
         empty = log.read_on(channel, base)
         assert empty.capture is not None
         heads.append(empty.capture.position.head)
@@ -325,8 +326,8 @@ class DialectContract(LeaseContract, ParkedContract):
         assert [message.body for message in found.messages] == [b"next"]
 
 
-def batches_of(database: Database, channel: Channel, limits: Limits, selection: Selection) -> Iterator[list[Message]]:
+def batches_of(channel: Channel, limits: Limits, selection: Selection) -> Iterator[list[Message]]:
     """Yield the log from its beginning in batches, as a worker reads it."""
-    cursor = Cursor(Log(database, limits, selection), Progress(EARLIEST))
+    cursor = Cursor(Log(limits, selection), Progress(EARLIEST))
     while (batch := cursor.read(channel)).seen:
         yield batch.messages

@@ -12,8 +12,7 @@ from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import Declaration
 from outbox.outbox import Outbox
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.log import Log
 from outbox.store.operations import probe
 from outbox.store.subscriptions.leases import Leases
@@ -29,88 +28,88 @@ _LONG, _OVER = timedelta(minutes=10), timedelta(seconds=-1)
 class LeaseContract:
     """The tests of leases: only the holder of the newest epoch may write progress, on the server that it read from."""
 
-    def test_a_lease_has_one_holder(self, database: Database, channel: Channel) -> None:
+    def test_a_lease_has_one_holder(self, channel: Channel) -> None:
         """Refuse others until the lease is released, or over by the database's clock; each holder's epoch is new."""
-        leases = _declared(database, channel)
-        first = leases.acquire(channel, _PARTITION, "first", _LONG)
-        refused = leases.acquire(channel, _PARTITION, "second", _LONG)
+        leases = _declared(channel)
+        first = leases.acquire(_PARTITION, "first", _LONG)
+        refused = leases.acquire(_PARTITION, "second", _LONG)
         assert first is not None
 
         assert refused is None
-        assert leases.renew(channel, first, _OVER)
-        second = leases.acquire(channel, _PARTITION, "second", _LONG)
+        assert leases.renew(first, _OVER)
+        second = leases.acquire(_PARTITION, "second", _LONG)
         assert second is not None and second.epoch > first.epoch
-        assert not leases.renew(channel, first, _LONG)
-        leases.release(channel, first)
-        assert leases.acquire(channel, _PARTITION, "third", _LONG) is None
-        leases.release(channel, second)
-        third = leases.acquire(channel, _PARTITION, "third", _LONG)
+        assert not leases.renew(first, _LONG)
+        leases.release(first)
+        assert leases.acquire(_PARTITION, "third", _LONG) is None
+        leases.release(second)
+        third = leases.acquire(_PARTITION, "third", _LONG)
         assert third is not None and third.epoch > second.epoch
 
-    def test_a_lost_lease_writes_nothing(self, database: Database, channel: Channel) -> None:
+    def test_a_lost_lease_writes_nothing(self, channel: Channel) -> None:
         """Refuse the holder of an old epoch: it can neither move the position nor hold the lease row."""
-        leases, progress = _declared(database, channel), ProgressLog(database)
-        incarnation = Log(database).now(channel).incarnation
-        old, new = _taken(leases, channel, "old", _OVER), _taken(leases, channel, "new", _LONG)
-        before = probe.count(database, channel, "progress")
+        leases, progress = _declared(channel), ProgressLog(channel)
+        incarnation = Log().now(channel).incarnation
+        old, new = _taken(leases, "old", _OVER), _taken(leases, "new", _LONG)
+        before = probe.count(channel, "progress")
 
-        settled = progress.settle(channel, old, 1, Progress(Position(7)), incarnation)
+        settled = progress.settle(old, 1, Progress(Position(7)), incarnation)
         with channel.transaction():
-            held = [leases.hold(channel, lease, incarnation) for lease in (old, new)]
+            held = [leases.hold(lease, incarnation) for lease in (old, new)]
 
         assert (settled, held) == (False, [False, True])
-        assert probe.count(database, channel, "progress") == before
-        assert progress.settle(channel, new, 1, Progress(Position(7)), incarnation)
+        assert probe.count(channel, "progress") == before
+        assert progress.settle(new, 1, Progress(Position(7)), incarnation)
 
-    def test_a_position_of_another_server_is_not_stored(self, database: Database, channel: Channel) -> None:
+    def test_a_position_of_another_server_is_not_stored(self, channel: Channel) -> None:
         """Refuse a position of another incarnation: a server that was restarted may give its numbers out again."""
-        leases, progress = _declared(database, channel), ProgressLog(database)
-        lease = _taken(leases, channel, "holder", _LONG)
-        elsewhere = Log(database).now(channel).incarnation + " restarted"
+        leases, progress = _declared(channel), ProgressLog(channel)
+        lease = _taken(leases, "holder", _LONG)
+        elsewhere = Log().now(channel).incarnation + " restarted"
 
-        settled = progress.settle(channel, lease, 1, Progress(Position(7)), elsewhere)
+        settled = progress.settle(lease, 1, Progress(Position(7)), elsewhere)
         with channel.transaction():
-            held = leases.hold(channel, lease, elsewhere)
+            held = leases.hold(lease, elsewhere)
 
         assert (settled, held) == (False, False)
-        assert _stored(progress, channel) == Progress(EARLIEST)
+        assert _stored(progress) == Progress(EARLIEST)
 
-    def test_the_newest_progress_counts(self, database: Database, channel: Channel) -> None:
+    def test_the_newest_progress_counts(self, channel: Channel) -> None:
         """Read the last progress of the newest epoch, however high the numbers before it are; also after a prune."""
-        leases, progress = _declared(database, channel), ProgressLog(database)
-        incarnation = Log(database).now(channel).incarnation
+        leases, progress = _declared(channel), ProgressLog(channel)
+        incarnation = Log().now(channel).incarnation
         inside = Progress(Position(3), Position(9, (4, 7)), 12)
-        seen = [_stored(progress, channel)]
-        old = _taken(leases, channel, "old", _LONG)
+        seen = [_stored(progress)]
+        old = _taken(leases, "old", _LONG)
         for n, each in enumerate([Progress(Position(20)), Progress(Position(30, (21, 25)))], 1):
-            assert progress.settle(channel, old, n, each, incarnation)
-            seen.append(_stored(progress, channel))
-        leases.release(channel, old)
-        new = _taken(leases, channel, "new", _LONG)
-        assert progress.settle(channel, new, 1, inside, incarnation)
-        seen.append(_stored(progress, channel))
+            assert progress.settle(old, n, each, incarnation)
+            seen.append(_stored(progress))
+        leases.release(old)
+        new = _taken(leases, "new", _LONG)
+        assert progress.settle(new, 1, inside, incarnation)
+        seen.append(_stored(progress))
 
-        progress.prune(channel, new.partition)
+        progress.prune(new.partition)
 
-        seen.append(_stored(progress, channel))
+        seen.append(_stored(progress))
         assert seen == [
             Progress(EARLIEST), Progress(Position(20)), Progress(Position(30, (21, 25))), inside, inside
         ]  # fmt: skip
 
-    def test_a_transaction_of_a_channel_is_whole(self, database: Database, channel: Channel) -> None:
+    def test_a_transaction_of_a_channel_is_whole(self, channel: Channel) -> None:
         """Roll back a transaction in which something raised; the channel can be used again."""
-        leases, progress = _declared(database, channel), ProgressLog(database)
-        incarnation = Log(database).now(channel).incarnation
-        lease = _taken(leases, channel, "holder", _LONG)
+        leases, progress = _declared(channel), ProgressLog(channel)
+        incarnation = Log().now(channel).incarnation
+        lease = _taken(leases, "holder", _LONG)
         try:
             with channel.transaction():
-                assert progress.settle(channel, lease, 1, Progress(Position(7)), incarnation)
+                assert progress.settle(lease, 1, Progress(Position(7)), incarnation)
                 raise ZeroDivisionError
         except ZeroDivisionError:
-            seen = [_stored(progress, channel)]
+            seen = [_stored(progress)]
         with channel.transaction():
-            assert progress.settle(channel, lease, 1, Progress(Position(8)), incarnation)
-        seen.append(_stored(progress, channel))
+            assert progress.settle(lease, 1, Progress(Position(8)), incarnation)
+        seen.append(_stored(progress))
 
         assert seen == [Progress(EARLIEST), Progress(Position(8))]
 
@@ -118,12 +117,10 @@ class LeaseContract:
 class ParkedContract:
     """The tests of parked messages: which of them may be tried now, and in which order."""
 
-    def test_parked_messages_come_in_the_order_of_their_keys(
-        self, outbox: Outbox, database: Database, channel: Channel
-    ) -> None:
+    def test_parked_messages_come_in_the_order_of_their_keys(self, outbox: Outbox, channel: Channel) -> None:
         """Read the due head of each key, and nothing behind a head that waits; a keyless message stands alone."""
         ids = _appended(outbox, channel, ["a", "b", "a", "b", None, None, "c"])
-        parked = Parked(database, _NAME)
+        parked = Parked(channel, _NAME)
         now, later = timedelta(0), timedelta(hours=1)
         parkings = {
             Parking(state="retry", blocks=True, attempts=1, error="x", delay=now): [ids[0], ids[4]],
@@ -132,79 +129,75 @@ class ParkedContract:
             Parking(state="dead", blocks=True, attempts=9, error="z"): [ids[6]],
         }
         with channel.transaction():
-            parked.park(channel, parkings)
+            parked.park(parkings)
 
-        assert _ready(parked, channel) == [(ids[0], 2), (ids[4], 2)]
-        assert parked.keys(channel, 4) == parked.held_among(channel, ["a", "b", "c", "d"]) == {"a", "b", "c"}
-        assert parked.keys(channel, 2) is None
-        assert 3_500 < (parked.next_due(channel) or 0) <= 3_600
-        parked.remove(channel, [ids[0]])
-        assert (parked.keys(channel, 4), parked.released_keys(channel)) == ({"b", "c"}, {"a"})
-        assert _ready(parked, channel, released=["a", "b"]) == [(ids[2], 1), (ids[4], 2)]
-        parked.change(channel, {Parking(state="retry", blocks=True, attempts=3, delay=now): [ids[1]]})
-        assert _ready(parked, channel, released=["a", "b"]) == [(ids[1], 4), (ids[2], 1), (ids[3], 1), (ids[4], 2)]
-        assert _ready(parked, channel, released=["a", "b"], sick=["alpha"]) == []
-        assert _ready(parked, channel, released=["a", "b"], rows=2) == [(ids[1], 4), (ids[2], 1)]
+        assert _ready(parked) == [(ids[0], 2), (ids[4], 2)]
+        assert parked.keys(4) == parked.held_among(["a", "b", "c", "d"]) == {"a", "b", "c"}
+        assert parked.keys(2) is None
+        assert 3_500 < (parked.next_due() or 0) <= 3_600
+        parked.remove([ids[0]])
+        assert (parked.keys(4), parked.released_keys()) == ({"b", "c"}, {"a"})
+        assert _ready(parked, released=["a", "b"]) == [(ids[2], 1), (ids[4], 2)]
+        parked.change({Parking(state="retry", blocks=True, attempts=3, delay=now): [ids[1]]})
+        assert _ready(parked, released=["a", "b"]) == [(ids[1], 4), (ids[2], 1), (ids[3], 1), (ids[4], 2)]
+        assert _ready(parked, released=["a", "b"], sick=["alpha"]) == []
+        assert _ready(parked, released=["a", "b"], rows=2) == [(ids[1], 4), (ids[2], 1)]
 
-    def test_parked_copies_are_exact_and_outlive_the_log(
-        self, outbox: Outbox, database: Database, channel: Channel
-    ) -> None:
+    def test_parked_copies_are_exact_and_outlive_the_log(self, outbox: Outbox, channel: Channel) -> None:
         """Copy bodies inside the database; a read brings as many as fit, one at least."""
         bodies = [bytes([n]) * 5_000 for n in range(4)]
         with outbox.begin() as session:
             outbox.send_all(session, [Message("alpha", body, key="k", headers={"n": "é"}) for body in bodies])
-        sent = Log(database).read_on(channel, EARLIEST).messages
-        parked = Parked(database, _NAME)
+        sent = Log().read_on(channel, EARLIEST).messages
+        parked = Parked(channel, _NAME)
         with channel.transaction():
             parking = Parking(state="retry", blocks=True, delay=timedelta(0))
-            parked.park(channel, {parking: [message.id or 0 for message in sent]})
-        probe.empty(database, channel)
+            parked.park({parking: [message.id or 0 for message in sent]})
+        probe.empty(channel)
 
-        ready = [each.message for each in parked.ready(channel, [], [], 10, 12_000)]
+        ready = [each.message for each in parked.ready([], [], 10, 12_000)]
 
         assert [(m.message_id, m.body, m.key, m.headers) for m in ready] == [
             (m.message_id, m.body, m.key, m.headers) for m in sent[:2]
         ]
 
-    def test_delayed_messages_fall_due_in_their_order(
-        self, outbox: Outbox, database: Database, channel: Channel
-    ) -> None:
+    def test_delayed_messages_fall_due_in_their_order(self, outbox: Outbox, channel: Channel) -> None:
         """Order messages by when they are due, not by when they were sent; one not due stays, and blocks nothing."""
-        log = Log(database)
+        log = Log()
         soon = [timedelta(milliseconds=ms) for ms in (300, 200, 100)]
         with outbox.begin() as session:
             delayed = [Message("alpha", b"", key="a", delay=delay) for delay in (*soon, timedelta(hours=1))]
             outbox.send_all(session, delayed)
         ids = [message.id or 0 for message in log.read_on(channel, EARLIEST).messages]
-        parked = Parked(database, _NAME)
+        parked = Parked(channel, _NAME)
         with channel.transaction():
-            parked.park(channel, {Parking(state="delayed", blocks=False): ids})
-        assert parked.keys(channel, 10) == set()
+            parked.park({Parking(state="delayed", blocks=False): ids})
+        assert parked.keys(10) == set()
         time.sleep(0.35)
 
-        assert parked.some_fell_due(channel)
+        assert parked.some_fell_due()
         with channel.transaction():
-            fallen = parked.fall_due(channel, 10)
+            fallen = parked.fall_due(10)
 
         assert fallen == ["a"] * 3
-        assert [id for id, _ in _ready(parked, channel, released=["a"])] == [ids[2], ids[1], ids[0]]
-        assert not parked.some_fell_due(channel)
+        assert [id for id, _ in _ready(parked, released=["a"])] == [ids[2], ids[1], ids[0]]
+        assert not parked.some_fell_due()
 
 
-def _declared(database: Database, channel: Channel) -> Leases:
+def _declared(channel: Channel) -> Leases:
     """Declare a subscription, and return its leases; no worker holds one."""
-    Subscriptions(database).declare(channel, Declaration(name=_NAME, destination="callable:contract"))
-    return Leases(database)
+    Subscriptions(channel).declare(Declaration(name=_NAME, destination="callable:contract"))
+    return Leases(channel)
 
 
-def _taken(leases: Leases, channel: Channel, owner: str, length: timedelta) -> Lease:
-    lease = leases.acquire(channel, _PARTITION, owner, length)
+def _taken(leases: Leases, owner: str, length: timedelta) -> Lease:
+    lease = leases.acquire(_PARTITION, owner, length)
     assert lease is not None
     return lease
 
 
-def _stored(progress: ProgressLog, channel: Channel) -> Progress:
-    newest = progress.newest(channel, _PARTITION)
+def _stored(progress: ProgressLog) -> Progress:
+    newest = progress.newest(_PARTITION)
     assert newest is not None
     return newest.progress
 
@@ -212,12 +205,12 @@ def _stored(progress: ProgressLog, channel: Channel) -> Progress:
 def _appended(outbox: Outbox, channel: Channel, keys: Sequence[str | None]) -> list[int]:
     with outbox.begin() as session:
         outbox.send_all(session, [Message("alpha", b"x", key=key) for key in keys])
-    return [message.id or 0 for message in Log(outbox.database).read_on(channel, EARLIEST).messages]
+    return [message.id or 0 for message in Log().read_on(channel, EARLIEST).messages]
 
 
 def _ready(
-    parked: Parked, channel: Channel, released: Sequence[str] = (), sick: Sequence[str] = (), rows: int = 10
+    parked: Parked, released: Sequence[str] = (), sick: Sequence[str] = (), rows: int = 10
 ) -> list[tuple[int, int]]:
     """Return the ids of what may be tried now, each with the number of its attempt."""
-    found = parked.ready(channel, released, sick, rows, 1_000_000)
+    found = parked.ready(released, sick, rows, 1_000_000)
     return [(each.message.id or 0, each.message.attempt) for each in found]

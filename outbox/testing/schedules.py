@@ -10,8 +10,9 @@ from sqlalchemy import Connection
 from outbox.model.message import Message
 from outbox.model.position import EARLIEST, Window
 from outbox.outbox import Outbox
-from outbox.store.dialects.dialect import Channel
-from outbox.store.log.log import Extent, Limits, Log
+from outbox.store.database import Channel
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Extent, Log
 from outbox.store.operations import probe
 
 _MOST_OPEN = 4
@@ -50,7 +51,7 @@ class Schedule:
         self._outbox = outbox
         self._channel = channel
         self._random = random.Random(seed)
-        self._log = Log(outbox.database)
+        self._log = Log()
         self._most_open = 1 if outbox.database.dialect.one_writer else _MOST_OPEN
         self._open: list[Connection] = []
         self._base = EARLIEST
@@ -112,7 +113,7 @@ class Schedule:
         assert reading.capture is not None
         assert reading.complete, "there are few messages"
         window = Window(self._base, reading.capture.position)
-        numbers = probe.numbers(self._outbox.database, self._channel)
+        numbers = probe.numbers(self._channel)
         expected = sorted(numbers.keys() - self._settled)
         held = sorted(id for id, number in numbers.items() if window.holds(number))
         assert held == expected, f"by the algebra {window} holds {held}; committed since the last read are {expected}"
@@ -131,7 +132,7 @@ class Schedule:
 
     def _check_pages(self, window: Window, expected: list[int]) -> None:
         for rows in (1, 2, 3, 1_000):
-            log = Log(self._outbox.database, Limits(rows=rows))
+            log = Log(Limits(rows=rows))
             brought = paged(log, self._channel, window, most=len(expected) + 2)
             assert brought == expected, f"pages of {rows} rows brought {brought}; {window} holds {expected}"
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from outbox.model.message import Message
+from outbox.runtime.clock import clock as monotonic
 from outbox.runtime.text import age, counted
+from outbox.worker.settings import Upkeep
 
 #: A logger of its own, because many people want to see these lines and few others.
 activity_logger = logging.getLogger("outbox.activity")
 
-_EVERY_SECONDS = 60.0
 #: Latencies are counted in steps of a tenth of a power of ten, 26 %; the shortest is a millisecond.
 _STEPS = 10
 _SHORTEST = 0.001
@@ -29,11 +29,20 @@ class Activity:
     To count them costs a few look-ups for a batch, and nothing for a message.
     """
 
-    def __init__(self, subscription: str, *, done: str = "sent") -> None:
-        """`done`: the word for what a worker of this kind does with messages."""
+    def __init__(
+        self,
+        subscription: str,
+        *,
+        done: str = "sent",
+        every: float = Upkeep.log_activity,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """`done`: the word for what a worker of this kind does with messages. `every`: seconds between two lines."""
         self._subscription = subscription
         self._done = done
-        self._began = time.monotonic()
+        self._every = every
+        self._clock = clock
+        self._began = self._clock()
         self._number = 0
         #: How many messages took at most the time of a step.
         self._took: Counter[int] = Counter()
@@ -58,16 +67,16 @@ class Activity:
 
     @property
     def due(self) -> bool:
-        """True when a minute is over since the last line."""
-        return time.monotonic() - self._began >= _EVERY_SECONDS
+        """True when it is time for the next line."""
+        return self._clock() - self._began >= self._every
 
     def tell(self, parked: Mapping[str, object]) -> None:
         """Log a line about what was done, unless nothing was done and nothing waits.
 
         `parked`: how many messages are parked, by state.
         """
-        seconds, number, took = time.monotonic() - self._began, self._number, self._took
-        self._began, self._number, self._took = time.monotonic(), 0, Counter()
+        seconds, number, took = self._clock() - self._began, self._number, self._took
+        self._began, self._number, self._took = self._clock(), 0, Counter()
         waiting = ", ".join(f"{parked[state]} {state}" for state in _WAITING if str(parked.get(state, 0)) != "0")
         if number or waiting:
             within = f", 99 % of them within {_shown(took)} of being written" if took else ""

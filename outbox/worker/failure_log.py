@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
+from outbox.runtime.clock import clock as monotonic
 from outbox.runtime.text import age, one_line
+from outbox.runtime.throttled_log import Throttle
 from outbox.store.failure import in_one_line, without_server
 from outbox.worker.failure_words import Sending, Words
 
@@ -45,6 +46,7 @@ class FailureLog:
         *,
         words: Words | None = None,
         note: Callable[[str, float], None] = lambda _text, _seconds: None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """`words`: the sentences for this subscription, if it sends nothing to a destination. `note` writes what the
         worker waits for, and for how many seconds already, to where `outbox status` reads it.
@@ -55,7 +57,8 @@ class FailureLog:
         self._note = note
         #: By topic; None: the destination accepts nothing at all.
         self._outages: dict[str | None, _Outage] = {}
-        self._said_at: dict[str | None, float] = {}
+        self._clock = clock
+        self._throttle = Throttle(_SAY_AGAIN_SECONDS, clock=clock)
         self._noted = False
         self._refused_chores: set[str] = set()
 
@@ -69,28 +72,26 @@ class FailureLog:
 
         `by_all`: why the destination accepts nothing at all, if that is so.
         """
-        now = time.monotonic()
+        at = self._clock()
         known = self._outages.get(None)
         if by_all is None and known is not None and all(error == known.error for error in answers.values()):
             by_all = known.error
         refused: dict[str | None, str] = {None: by_all} if by_all is not None else dict(answers.items())
         if by_all is None:
             self._outages.pop(None, None)
-        if max(len(self._outages), len(self._said_at)) + len(refused) > _MOST_TOPICS:
+        if len(self._outages) + len(refused) > _MOST_TOPICS:
             self._outages.clear()
-            self._said_at.clear()
         for place, error in refused.items():
-            self._outages.setdefault(place, _Outage(now, error)).error = error
-        news = [each for each in refused if now - self._said_at.get(each, float("-inf")) >= _SAY_AGAIN_SECONDS]
+            self._outages.setdefault(place, _Outage(at, error)).error = error
+        news = [each for each in refused if self._throttle.allows(each)]
         for place in news:
-            self._said_at[place] = now
             self._outages[place].logged = True
-        self._tell(news, now)
+        self._tell(news, at)
 
-    def _tell(self, news: list[str | None], now: float) -> None:
+    def _tell(self, news: list[str | None], at: float) -> None:
         for place in news[:_MOST_LINES]:
             outage = self._outages[place]
-            since = f" (since {age(now - outage.since)})" if now - outage.since >= 1 else ""
+            since = f" (since {age(at - outage.since)})" if at - outage.since >= 1 else ""
             why = one_line(without_server(outage.error, self._destination))
             logger.warning("%s: %s%s: %s", self._subscription, self._words.refused(place), since, why)
         if len(news) > _MOST_LINES:
@@ -101,7 +102,7 @@ class FailureLog:
         if self._noted or not self._outages:
             return
         place, outage = min(self._outages.items(), key=lambda each: each[1].since)
-        seconds = time.monotonic() - outage.since
+        seconds = self._clock() - outage.since
         if seconds >= _NOTE_SECONDS:
             self._noted = True
             why = one_line(without_server(outage.error, self._destination))
@@ -116,11 +117,11 @@ class FailureLog:
 
         `waited`: returns how many messages have waited for a topic, or for the destination.
         """
-        now = time.monotonic()
+        at = self._clock()
         for place in [each for each in self._outages if each is None or each in topics]:
             outage = self._outages.pop(place)
             if outage.logged:
-                lasted = age(now - outage.since)
+                lasted = age(at - outage.since)
                 logger.warning(
                     "%s: %s after %s; %s had waited",
                     self._subscription, self._words.accepted(place), lasted, waited(place),

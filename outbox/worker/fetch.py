@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from queue import SimpleQueue
 
 from outbox.runtime.failpoints import crash_point
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
 
 logger = logging.getLogger("outbox")
@@ -22,8 +21,8 @@ AHEAD = 2
 class Prefetcher:
     """Reads batch by batch. At most one read is under way; only the thread that reads may use the cursor."""
 
-    def __init__(self, database: Database, channel: Channel, cursor: Cursor) -> None:
-        self._database = database
+    def __init__(self, channel: Channel, cursor: Cursor) -> None:
+        self._database = channel.database
         self._channel = channel
         self._cursor = cursor
         #: How many batches were asked for and have not been received.

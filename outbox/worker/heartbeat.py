@@ -12,8 +12,7 @@ from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.subscriptions.leases import Leases
 
 logger = logging.getLogger("outbox")
@@ -37,7 +36,6 @@ class LeaseHeartbeat:
         lost: Callable[[], None],
     ) -> None:
         self._database = database
-        self._leases = Leases(database)
         self._lease = lease
         self._length = length
         self._every = every
@@ -101,7 +99,7 @@ class LeaseHeartbeat:
     def _renew(self, channel: Channel) -> None:
         before = clock()
         crash_point("worker.before_renew")
-        ours = self._leases.renew(channel, self._lease, self._length)
+        ours = Leases(channel).renew(self._lease, self._length)
         crash_point("worker.after_renew")
         with self._renewed:
             if ours:

@@ -9,18 +9,12 @@ from dataclasses import dataclass
 from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
 from outbox.model.position import Position
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.idempotency import dedup, inbox
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
+from outbox.worker.settings import Upkeep
 from outbox.worker.settle import Settlement
-
-_PROGRESS_SECONDS = 600.0
-_EXPIRED_SECONDS = 600.0
-_ACKS_SECONDS = 10.0
-#: After a portion when there is more to delete, so that messages are handled between the portions.
-_AGAIN_SECONDS = 0.1
 
 
 @dataclass(slots=True)
@@ -38,33 +32,34 @@ class Maintenance:
 
     def __init__(
         self,
-        database: Database,
         channel: Channel,
         lease: Lease,
         settlement: Settlement,
         finished: Finished | None,
-        failure_log: FailureLog | None = None,
+        failure_log: FailureLog | None,
+        upkeep: Upkeep,
     ) -> None:
         """`finished`: knows which messages of the subscription are done already; None: nobody else does them."""
         now = time.monotonic()
-        self._database = database
+        self._database = channel.database
         self._failure_log = failure_log
+        self._again = upkeep.prune_again
 
         def settled(_base: Position) -> bool:
             settlement.prune()
             return False
 
         def expired(_base: Position) -> bool:
-            handled, deduplicated = inbox.prune(database, channel), dedup.prune(database, channel)
+            handled, deduplicated = inbox.prune(channel), dedup.prune(channel)
             return handled >= inbox.PRUNED_AT_ONCE or deduplicated >= dedup.PRUNED_AT_ONCE
 
         self._chores = [
-            _Chore("old progress", _PROGRESS_SECONDS, now + _PROGRESS_SECONDS, settled),
-            _Chore("expired rows of inbox and dedup", _EXPIRED_SECONDS, now + _EXPIRED_SECONDS, expired),
+            _Chore("old progress", upkeep.prune_progress, now + upkeep.prune_progress, settled),
+            _Chore("expired rows of inbox and dedup", upkeep.prune_expired, now + upkeep.prune_expired, expired),
         ]
         if finished is not None:
             self._chores.append(
-                _Chore("what is done already", _ACKS_SECONDS, now, lambda base: finished.prune(channel, lease, base))
+                _Chore("what is done already", upkeep.prune_done, now, lambda base: finished.prune(lease, base))
             )
 
     def step(self, stored_base: Position) -> None:
@@ -73,7 +68,7 @@ class Maintenance:
         for chore in self._chores:
             if now >= chore.at:
                 more = self._done(chore, stored_base)
-                chore.at = time.monotonic() + (_AGAIN_SECONDS if more else chore.every)
+                chore.at = time.monotonic() + (self._again if more else chore.every)
 
     def _done(self, chore: _Chore, stored_base: Position) -> bool:
         """Do a chore; return whether there is more of it. When it is refused, messages are sent all the same."""

@@ -12,20 +12,17 @@ from tenacity.wait import wait_exponential
 from outbox.model.message import Message
 from outbox.model.retry import seconds_to_wait
 from outbox.runtime.text import counted, one_line
-from outbox.store.dialects.dialect import Channel
-from outbox.store.log.log import Limits
 from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.worker.activity_log import Activity
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.handle import BatchHandler, Outcome
 from outbox.worker.policy import BLOCKED, EXPIRED
+from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
 
 logger = logging.getLogger("outbox")
 
-#: Keys held in memory; beyond that every batch asks the database.
-_MOST_KEYS = 100_000
 _MOST_REQUESTS = _MOST_BURIED = 1000
 #: When an outage is over, messages that waited are counted up to this number.
 _MOST_WAITED = 10_000
@@ -41,19 +38,20 @@ _SICK_PAUSE = wait_exponential(multiplier=0.5, min=0.5, max=5)
 class ParkedKeys:
     """The keys that are held back, in memory: that is safe, because only the lease holder changes parked rows."""
 
-    def __init__(self, parked: Parked, channel: Channel) -> None:
+    def __init__(self, parked: Parked, most: int) -> None:
+        """`most`: so many keys are kept in memory; if there are more, the database is asked."""
         self._parked = parked
-        self._channel = channel
-        keys = parked.keys(channel, _MOST_KEYS)
+        self._most = most
+        keys = parked.keys(most)
         #: Keys that nothing holds back any more, but whose parked messages have to go first.
-        self.released = parked.released_keys(channel)
+        self.released = parked.released_keys()
         self._keys: set[str] | None = None if keys is None else keys | self.released
 
     def among(self, messages: Sequence[Message]) -> Collection[str | None]:
         """Return the keys that are held back, at least those of these messages."""
         if self._keys is not None:
             return self._keys
-        return self._parked.held_among(self._channel, {m.key for m in messages if m.key is not None})
+        return self._parked.held_among({m.key for m in messages if m.key is not None})
 
     def hold(self, keys: Iterable[str | None]) -> None:
         """Hold these keys back from now on."""
@@ -61,7 +59,7 @@ class ParkedKeys:
         self.released -= new
         if self._keys is not None:
             self._keys |= new
-            if len(self._keys) > _MOST_KEYS:
+            if len(self._keys) > self._most:
                 self._keys = None
 
     def fell_due(self, key: str | None) -> None:
@@ -75,7 +73,7 @@ class ParkedKeys:
 
     def reconsider(self, keys: Collection[str]) -> None:
         """Ask the database which of these keys are still held, after messages were done, discarded or replayed."""
-        still = self._parked.held_among(self._channel, keys) if keys else set()
+        still = self._parked.held_among(keys) if keys else set()
         if self._keys is not None:
             self._keys -= set(keys) - still
         self.released -= set(keys)
@@ -88,13 +86,13 @@ class _Sick:
     failures: int
 
 
-def carry_out_requests(parked: Parked, channel: Channel, settlement: Settlement) -> list[Request]:
+def carry_out_requests(parked: Parked, settlement: Settlement) -> list[Request]:
     """Carry out the requests of people on dead letters, a portion at a time; return those that were carried out."""
-    requests = parked.requests(channel, _MOST_REQUESTS)
+    requests = parked.requests(_MOST_REQUESTS)
     if requests:
         with settlement.held():
-            parked.discard(channel, [request.id for request in requests if request.verb == "discard"])
-            parked.replay(channel, [request.id for request in requests if request.verb == "replay"])
+            parked.discard([request.id for request in requests if request.verb == "discard"])
+            parked.replay([request.id for request in requests if request.verb == "replay"])
         for request in requests:
             by, why = (
                 one_line(request.by or "somebody"),
@@ -110,25 +108,23 @@ class ParkedQueue:
     def __init__(
         self,
         parked: Parked,
-        channel: Channel,
         settlement: Settlement,
         batch_handler: BatchHandler,
-        limits: Limits,
+        settings: Settings,
         failure_log: FailureLog | None = None,
         finished: Finished | None = None,
         activity: Activity | None = None,
     ) -> None:
         """`finished`: knows which messages are done already. `activity`: counts accepted messages."""
         self._parked = parked
-        self._channel = channel
         self._settlement = settlement
         self._batch_handler = batch_handler
-        self._limits = limits
+        self._limits = settings.limits
         self._failure_log = failure_log
         self._finished = finished
         self._activity = activity
         self._bury_at = 0.0
-        self.keys = ParkedKeys(parked, channel)
+        self.keys = ParkedKeys(parked, settings.upkeep.most_keys)
         self._sick: dict[str, _Sick] = {}
         self._look_at = 0.0
         #: Whether messages may wait for their destination, with or without keys.
@@ -155,7 +151,7 @@ class ParkedQueue:
         """Return how many more messages may wait for their destination."""
         if not self._some_wait:
             return most
-        waiting = self._parked.waiting(self._channel, most)
+        waiting = self._parked.waiting(most)
         self._some_wait = waiting > 0
         return most - waiting
 
@@ -165,7 +161,6 @@ class ParkedQueue:
             return False
         worked = self._carry_out_requests() + self._bury() + self._fall_due() > 0
         ready = self._parked.ready(
-            self._channel,
             self.keys.released,
             self._sick_topics(),
             self._limits.rows,
@@ -182,14 +177,14 @@ class ParkedQueue:
 
         Messages that are due, and could not be handled, do not shorten it: they wait for a change.
         """
-        now, due = time.monotonic(), self._parked.next_due(self._channel)
+        now, due = time.monotonic(), self._parked.next_due()
         moments = [sick.until for sick in self._sick.values() if sick.until > now]
         if due is not None:
             moments.append(now + max(0.02, due))
         return min([now + _LOOK_SECONDS, *moments])
 
     def _carry_out_requests(self) -> int:
-        requests = carry_out_requests(self._parked, self._channel, self._settlement)
+        requests = carry_out_requests(self._parked, self._settlement)
         if requests:
             self.keys.hold(request.key for request in requests if request.verb == "replay")
             self.keys.reconsider({request.key for request in requests if request.key is not None})
@@ -199,7 +194,7 @@ class ParkedQueue:
         """Remove dead letters that are done by now."""
         if self._finished is None or time.monotonic() < self._bury_at:
             return 0
-        found = self._finished.dead(self._channel, self._parked.subscription, _MOST_BURIED)
+        found = self._finished.dead(self._parked.subscription, _MOST_BURIED)
         if found:
             self._settlement.settle_parked([id for id, _ in found], [])
             self.keys.reconsider({key for _, key in found if key is not None})
@@ -207,10 +202,10 @@ class ParkedQueue:
         return len(found)
 
     def _fall_due(self) -> int:
-        if not self._parked.some_fell_due(self._channel):
+        if not self._parked.some_fell_due():
             return 0
         with self._settlement.held():
-            keys = self._parked.fall_due(self._channel, self._limits.rows)
+            keys = self._parked.fall_due(self._limits.rows)
         for key in keys:
             self.keys.fell_due(key)
         return len(keys)
@@ -222,7 +217,7 @@ class ParkedQueue:
         late = {r.message.id for r in ready if r.expired} - unanswered
         expired: Parkings = [(r.message, EXPIRED) for r in ready if r.message.id in late]
         to_send = [r.message for r in ready if r.message.id not in late]
-        done = self._finished.finished(self._channel, to_send) if self._finished is not None and to_send else set()
+        done = self._finished.finished(to_send) if self._finished is not None and to_send else set()
         outcome = self._batch_handler.run([m for m in to_send if m.id not in done], wait_for_destination=False, quota=0)
         self._tell_accepted(outcome)
         if self._activity is not None:
@@ -248,7 +243,7 @@ class ParkedQueue:
 
     def waited(self, topic: str | None, more: int = 0, *, at_least: bool = False) -> str:
         """Say how many messages have waited for the destination to accept a topic, or anything; `more`: of the log."""
-        number = self._parked.waited(self._channel, topic, _MOST_WAITED) + more
+        number = self._parked.waited(topic, _MOST_WAITED) + more
         said = f"{number} or more" if at_least or number >= _MOST_WAITED else str(number)
         return counted(said, "message")
 

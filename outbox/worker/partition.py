@@ -12,8 +12,7 @@ from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.position import Progress
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
@@ -33,10 +32,6 @@ from outbox.worker.settle import Parkings, Settlement, Unsettled
 logger = logging.getLogger("outbox")
 
 _DELAYED = Parking(state="delayed", blocks=False)
-#: An advanced position is stored after this time also when nothing matched, because the log is kept from the stored
-#: position on.
-_STORE_IDLE_SECONDS = 30.0
-_STORE_PASSED_SECONDS = 1.0
 
 
 class PartitionWorker:
@@ -47,7 +42,6 @@ class PartitionWorker:
 
     def __init__(
         self,
-        database: Database,
         channel: Channel,
         lease: Lease,
         log: Log,
@@ -69,16 +63,16 @@ class PartitionWorker:
         self._batch_handler = batch_handler
         self._policy = policy
         self._incarnation = log.now(channel).incarnation
-        newest = ProgressLog(database).newest(channel, lease.partition)
+        newest = ProgressLog(channel).newest(lease.partition)
         if newest is None:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
-        self._settlement = Settlement(database, channel, lease, self._incarnation, unsettled)
+        self._settlement = Settlement(channel, lease, self._incarnation, unsettled)
         self._settlement.rehearse(newest.progress)
-        parked = Parked(database, lease.partition.subscription)
+        parked = Parked(channel, lease.partition.subscription)
         self._parked_queue = ParkedQueue(
-            parked, channel, self._settlement, batch_handler, settings.limits, failure_log, finished, activity
+            parked, self._settlement, batch_handler, settings, failure_log, finished, activity
         )
-        self._prefetcher = Prefetcher(database, channel, Cursor(log, newest.progress, grace))
+        self._prefetcher = Prefetcher(channel, Cursor(log, newest.progress, grace))
         self._finished = finished
         self._failure_log = failure_log
         self._activity = activity
@@ -90,10 +84,11 @@ class PartitionWorker:
         self._handled_messages = 0
         self._settle_at = math.inf
         self._most = settings.limits.rows
+        self._upkeep = settings.upkeep
         self._settle_within = settings.settle_within.total_seconds()
         # A call may take long, and an outage hours: messages that were handled before are settled meanwhile.
         batch_handler.meanwhile = self.settle_handled
-        self._maintenance = Maintenance(database, channel, lease, self._settlement, finished, failure_log)
+        self._maintenance = Maintenance(channel, lease, self._settlement, finished, failure_log, settings.upkeep)
 
     def close(self) -> None:
         """End the thread that reads ahead."""
@@ -186,7 +181,7 @@ class PartitionWorker:
         """
         if self._finished is None or not messages:
             return messages
-        done = self._finished.finished(self._channel, messages)
+        done = self._finished.finished(messages)
         return [message for message in messages if message.id not in done] if done else messages
 
     def _more_available(self) -> bool:
@@ -241,7 +236,9 @@ class PartitionWorker:
         """Store the progress of a batch without messages for us, only once in a while to save writes."""
         idle = time.monotonic() - self._stored_at
         self._passed = self._passed or batch.seen > 0
-        if batch.end != self._stored and idle >= (_STORE_PASSED_SECONDS if self._passed else _STORE_IDLE_SECONDS):
+        if batch.end != self._stored and idle >= (
+            self._upkeep.store_passed if self._passed else self._upkeep.store_idle
+        ):
             self._settle(batch.end, [])
             if not batch.seen:
                 self._prefetcher.forget().move_to(batch.end)

@@ -5,7 +5,31 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import timedelta
 
-from outbox.store.log.log import Limits
+from outbox.store.log.limits import Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Upkeep:
+    """How often a worker does what no message waits for, in seconds; and how much it keeps in mind.
+
+    Nobody has to change these numbers; tests do, because they cannot wait for ten minutes.
+    """
+
+    #: Progress without messages for the subscription is stored so often: where rows were passed, and where none were.
+    store_passed: float = 1.0
+    store_idle: float = 30.0
+    #: Old rows are deleted so often: progress, expired rows of inbox and dedup, and what is known to be done already.
+    prune_progress: float = 600.0
+    prune_expired: float = 600.0
+    prune_done: float = 10.0
+    #: After a portion when there is more to delete, so that messages are handled between the portions.
+    prune_again: float = 0.1
+    #: The log gets a line about the messages that were sent so often.
+    log_activity: float = 60.0
+    #: The subscription of messages that writers have left behind is looked for so often, until it is there.
+    find_compensation: float = 1.0
+    #: So many keys that are held back are kept in memory; if there are more, the database is asked.
+    most_keys: int = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +43,7 @@ class Settings:
         renew_every: how often a lease is renewed; at least twice within its length.
         settle_within: messages that come in quick succession are settled together, at most so long after the handler
             was called with the first. A crash repeats them, and never more than one batch.
+        upkeep: how often it does what no message waits for.
 
     Raises:
         ValueError: `renew_every` leaves no second try within a lease.
@@ -29,6 +54,7 @@ class Settings:
     lease: timedelta = timedelta(seconds=10)
     renew_every: timedelta = timedelta(seconds=3)
     settle_within: timedelta = timedelta(milliseconds=5)
+    upkeep: Upkeep = Upkeep()
 
     def __post_init__(self) -> None:
         if self.renew_every * 2 > self.lease:

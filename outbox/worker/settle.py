@@ -13,8 +13,7 @@ from outbox.model.message import Message
 from outbox.model.parking import Parking
 from outbox.model.position import Progress
 from outbox.runtime.failpoints import crash_point
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
@@ -81,7 +80,6 @@ class Settlement:
 
     def __init__(
         self,
-        database: Database,
         channel: Channel,
         lease: Lease,
         incarnation: str,
@@ -89,12 +87,12 @@ class Settlement:
     ) -> None:
         self._unsettled = Unsettled() if unsettled is None else unsettled
         self._channel = channel
-        self._check_now = database.dialect.check_now
+        self._check_now = channel.database.dialect.check_now
         self._lease = lease
         self._incarnation = incarnation
-        self._leases = Leases(database)
-        self._progress = ProgressLog(database)
-        self._parked = Parked(database, lease.partition.subscription)
+        self._leases = Leases(channel)
+        self._progress = ProgressLog(channel)
+        self._parked = Parked(channel, lease.partition.subscription)
         self._n = 0
 
     def settle(self, end: Progress, parkings: Parkings) -> None:
@@ -140,25 +138,25 @@ class Settlement:
     def held(self) -> Iterator[None]:
         """Begin a transaction during which nobody else can take the lease; errors as in `settle`."""
         with self._channel.transaction():
-            if not self._leases.hold(self._channel, self._lease, self._incarnation):
+            if not self._leases.hold(self._lease, self._incarnation):
                 raise _lost(self._lease)
             yield
 
     def prune(self) -> None:
         """Delete progress that no longer counts."""
-        self._progress.prune(self._channel, self._lease.partition)
+        self._progress.prune(self._lease.partition)
 
     def _write(self, changes: ParkedChanges) -> None:
-        self._parked.park(self._channel, changes.parked)
-        self._parked.remove(self._channel, changes.removed)
+        self._parked.park(changes.parked)
+        self._parked.remove(changes.removed)
         if changes.removed or changes.changed:
             crash_point("worker.in_parked")
-        self._parked.change(self._channel, changes.changed)
+        self._parked.change(changes.changed)
 
     def _append(self, end: Progress) -> None:
         # One statement locks the lease row, checks epoch and incarnation, and writes.
         self._n += 1
-        if not self._progress.settle(self._channel, self._lease, self._n, end, self._incarnation):
+        if not self._progress.settle(self._lease, self._n, end, self._incarnation):
             raise _lost(self._lease)
 
 

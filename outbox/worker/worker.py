@@ -19,10 +19,10 @@ from outbox.runtime.fork import in_child
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.runtime.wakeup import Wake
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel, Hint
+from outbox.store.database import Channel, Database
+from outbox.store.dialects.dialect import Hint
 from outbox.store.failure import in_one_line
-from outbox.store.half_messages.op import Ops
+from outbox.store.half_messages.op import DecidedHalves
 from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
@@ -72,10 +72,12 @@ class Worker:
         serialize: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext,
         on_idle: Callable[[Channel], None] = lambda _channel: None,
         hung: HungCalls | None = None,
+        stop: Stop | None = None,
     ) -> None:
         """`start`: where a new subscription begins; None: somebody else creates it. `serialize`: held during each call
         of the handler; it calls its argument before it waits. `on_idle`: called again and again, with a connection that
-        does nothing else meanwhile. `hung`: the calls of earlier workers that did not come back.
+        does nothing else meanwhile. `hung`: the calls of earlier workers that did not come back. `stop`: this worker is
+        one of those that it stops.
         """
         self._database = database
         self._declared = declared
@@ -86,12 +88,13 @@ class Worker:
         self._serialize = serialize
         self._on_idle = on_idle
         self._failure_log = FailureLog(declared.name, declared.destination, words=words_of(declared), note=self._note)
-        self._activity = Activity(declared.name, done="sent" if declared.destination else "done")
+        done = "sent" if declared.destination else "done"
+        self._activity = Activity(declared.name, done=done, every=self._settings.upkeep.log_activity)
         self._stands_by = self._leases_differ = False
         self._new_owner()
         in_child(self._new_owner)
         self.wake = Wake()
-        self._stop = Stop()
+        self._stop = Stop(stop, wake=self.wake)
         self._throttled_log = ThrottledLog(logger)
         self._known = False
         self._watch = LeaseWatch(self._settings.lease)
@@ -149,7 +152,6 @@ class Worker:
         While a call of the handler hangs, the lease is not given back: it expires.
         """
         self._stop.ask()
-        self.wake.set()
 
     def reset(self) -> None:
         """Forget a stop that was not followed."""
@@ -208,14 +210,14 @@ class Worker:
             raise error
 
     def _declare(self, channel: Channel) -> Subscription:
-        ensure_outbox(self._database, channel)
-        known = Subscriptions(self._database).find(channel, self._declared.name)
+        ensure_outbox(channel)
+        known = Subscriptions(channel).find(self._declared.name)
         if known is None and self._known:
             # Declared anew, the subscription would begin at its start, and everything would be sent again.
             raise SubscriptionError(f"subscription {self._declared.name!r} was dropped under this worker")
         if known is None and self._start is None:
             raise SubscriptionError(f"there is no subscription {self._declared.name!r}")
-        subscription = Subscriptions(self._database).declare(channel, self._declared, self._start or "latest")
+        subscription = Subscriptions(channel).declare(self._declared, self._start or "latest")
         self._known = True
         if known is None or (known.destination is None and known.direct is None):
             logger.info("subscription %s begins at %s", subscription.name, self._start if known is None else "earliest")
@@ -257,7 +259,7 @@ class Worker:
             if not self._hung.unfinished:
                 # While calls hang the lease expires instead, or another worker would send their messages beside them.
                 with suppress(Exception):
-                    Leases(self._database).release(channel, lease)
+                    Leases(channel).release(lease)
 
     def _begin(
         self, channel: Channel, lease: Lease, subscription: Subscription, heartbeat: LeaseHeartbeat, caller: Caller
@@ -275,12 +277,11 @@ class Worker:
             serialize=self._serialize,
             failure_log=self._failure_log,
         )
-        log = Log(self._database, self._settings.limits, subscription.selection)
+        log = Log(self._settings.limits, subscription.selection)
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, lease.epoch)
         self._channel = channel
         self._polling = Polling(*(pause.total_seconds() for pause in self._settings.poll))
         return PartitionWorker(
-            self._database,
             channel,
             lease,
             log,
@@ -288,7 +289,7 @@ class Worker:
             batch_handler,
             policy,
             grace=Grace(subscription.grace, self._settings.poll) if subscription.grace else None,
-            finished=self._finished_of(subscription),
+            finished=self._finished_of(channel, subscription),
             failure_log=self._failure_log,
             unsettled=self._unsettled,
             activity=self._activity,
@@ -296,15 +297,15 @@ class Worker:
 
     def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
         """Wait for the lease; return it with a moment before it was taken, or None when a stop came first."""
-        leases, length = Leases(self._database), self._settings.lease
+        leases, length = Leases(channel), self._settings.lease
         while not self._stop.asked:
             self._on_idle(channel)
-            holder = leases.look(channel, partition)
+            holder = leases.look(partition)
             if holder is None:
                 raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
             self._noticed = self._noticed or holder.notice is not None
             claim, before = self._watch.look(holder), clock()
-            lease = leases.acquire(channel, partition, self.owner, length, claim)
+            lease = leases.acquire(partition, self.owner, length, claim)
             if lease is not None:
                 self._say_that_it_takes_over()
                 return lease, before
@@ -335,10 +336,10 @@ class Worker:
         """Sleep; return False when a stop is asked."""
         return self._stop.rest(seconds)
 
-    def _finished_of(self, subscription: Subscription) -> Finished | None:
+    def _finished_of(self, channel: Channel, subscription: Subscription) -> Finished | None:
         if subscription.kind == "check":
-            return Ops(self._database)
-        return None if subscription.direct is None else Acks(self._database, subscription.direct)
+            return DecidedHalves(channel)
+        return None if subscription.direct is None else Acks(channel, subscription.direct)
 
     def _policy_of(self, subscription: Subscription) -> HandlerPolicy:
         return replace(self._policy, block_on_dead=subscription.on_dead != "continue")
@@ -364,16 +365,16 @@ class Worker:
         """
         self._noticed = True
         with suppress(Exception), closing(self._database.open()) as channel:
-            Leases(self._database).note(channel, self._declared.name, describe(text)[:_MOST_NOTICE], since=since)
+            Leases(channel).note(self._declared.name, describe(text)[:_MOST_NOTICE], since=since)
 
     def _withdraw_notice(self, channel: Channel) -> None:
         self._failure_log.went_on()
         if self._noticed:
-            Leases(self._database).note(channel, self._declared.name, None)
+            Leases(channel).note(self._declared.name, None)
             self._noticed = False
 
     def _parked_counts(self, channel: Channel) -> dict[str, Count]:
-        return parked_counts(self._database, channel, self._declared.name)
+        return parked_counts(channel, self._declared.name)
 
     def _say_that_it_takes_over(self) -> None:
         if self._stands_by:

@@ -10,15 +10,12 @@ from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.pool import NullPool
 
 from outbox.errors import DatabaseError, MissingExtraError
-from outbox.store.dialects.sqlite.engine import configure, require_legacy_control
+from outbox.store.database import dialect_of
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
 
     Bind = Engine | sessionmaker[Session] | AsyncEngine | async_sessionmaker[AsyncSession]
-
-#: Drivers that block, for the threads of workers and hints.
-_BLOCKING = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
 
 
 def engine_of(bind: Bind) -> Engine:
@@ -38,8 +35,8 @@ def engine_of(bind: Bind) -> Engine:
         )
     if not engine.dialect.is_async:
         return engine
-    name = engine.dialect.name
-    return sqlalchemy.create_engine(engine.url.set(drivername=_BLOCKING.get(name, name)), poolclass=NullPool)
+    url = engine.url.set(drivername=dialect_of(engine.dialect.name).blocking)
+    return sqlalchemy.create_engine(url, poolclass=NullPool)
 
 
 def _hint(bind: object) -> str:
@@ -86,6 +83,6 @@ def create_engine(url: str, **options: Any) -> Engine:
 
 
 def _configure(engine: Engine, options: dict[str, Any]) -> None:
-    if engine.dialect.name == "sqlite":
-        require_legacy_control(options.get("connect_args", {}))
-        configure(engine)
+    configure = dialect_of(engine.dialect.name).configure_engine
+    if configure is not None:
+        configure(engine, options.get("connect_args", {}))

@@ -11,13 +11,11 @@ from queue import Empty, SimpleQueue
 
 from outbox.runtime.fork import in_child
 from outbox.runtime.linger import Linger
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.log.append import Sent
 
 logger = logging.getLogger("outbox")
 
-_RECONNECT_SECONDS = 5.0
 _LONGEST_WAIT_SECONDS = 30.0
 #: The pause between two hints where commits are many. Each hint tells the pause; workers look by themselves meanwhile.
 _BUSY_PAUSE_SECONDS = 0.05
@@ -25,6 +23,9 @@ _BUSY_PAUSE_SECONDS = 0.05
 
 class Notifier:
     """Tells workers that something was committed. It never blocks and never raises: commit hooks call it."""
+
+    #: After an error, the next connection is opened so many seconds later.
+    reconnect_seconds = 5.0
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -59,7 +60,7 @@ class Notifier:
         if thread is not None:
             self._signal.close()
             self._reset()
-            thread.join(timeout=_RECONNECT_SECONDS)
+            thread.join(timeout=self.reconnect_seconds)
 
     def _reset(self) -> None:
         """Begin without a thread, at first and in a forked child: a fork copies locks in any state, but no threads."""
@@ -150,7 +151,7 @@ def _notify_for_ever(reference: weakref.ref[Notifier], signal: _Signal) -> None:
             logger.debug("a wake-up was lost: %s", type(error).__name__)
             if channel is not None:
                 channel.close()
-            channel, pause = None, _RECONNECT_SECONDS
+            channel, pause = None, notifier.reconnect_seconds
         del notifier
         signal.rest(pause)
     if channel is not None:

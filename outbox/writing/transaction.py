@@ -75,7 +75,7 @@ class Transactions:
             DatabaseError: the outbox is not on PostgreSQL, or in another database.
         """
         if driver not in self._known:
-            if self._dialect.name != "postgresql":
+            if "psycopg" not in self._dialect.drivers:
                 raise DatabaseError(f"the outbox is on {self._dialect.name}, a psycopg connection is to PostgreSQL")
             self._require_home(driver)
             self._known.add(driver)

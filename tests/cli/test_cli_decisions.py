@@ -67,7 +67,7 @@ def resume(engine, destination):
 def hold(engine, name="relay"):
     database = Outbox(engine).database
     with closing(database.open()) as channel:
-        assert Leases(database).acquire(channel, Partition(name), "w0rker", timedelta(minutes=5))
+        assert Leases(channel).acquire(Partition(name), "w0rker", timedelta(minutes=5))
 
 
 def requests(engine):

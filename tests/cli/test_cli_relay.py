@@ -150,7 +150,7 @@ def test_an_unavailable_destination_ends_a_run_that_should_end_by_itself(engine)
 
 @pytest.mark.parametrize("how", ["--until-empty", "--once"])
 def test_messages_that_wait_for_a_destination_that_accepted_nothing_are_no_end(engine, how):
-    """Two topics: neither can tell of the other, so both are set aside after growing pauses. The text says why."""
+    """Two topics: neither can tell of the other, so both are parked after growing pauses. The text says why."""
     send(engine, "1")
     send(engine, "2", topic="mail")
     relay = ["relay", "--to", "nats://localhost:1", how, "--give-up-after"]
@@ -159,12 +159,12 @@ def test_messages_that_wait_for_a_destination_that_accepted_nothing_are_no_end(e
     status = outbox(engine, "status", "--json").json["subscriptions"][0]
 
     assert [(each.code, "nats://localhost:1 accepted nothing (NATS: " in each.err) for each in ended] == [(4, True)] * 2
-    assert ended[1].err.endswith("; set aside: 2 waiting\n")
+    assert ended[1].err.endswith("; parked: 2 waiting\n")
     assert (status["parked"]["waiting"], status["parked"]["dead"]) == (2, 0)
 
 
 def test_a_destination_that_comes_back_in_time_is_waited_for(sqlite_engine, stream):
-    """What was set aside while there was no stream is sent before the command gives up."""
+    """What was parked while there was no stream is sent before the command gives up."""
     stream.take("other")
     send(sqlite_engine, "1", topic="late.a")
     send(sqlite_engine, "2", topic="late.b")
@@ -184,13 +184,13 @@ def test_a_destination_that_is_not_that_of_the_direct_writers_is_refused_before_
     """Whether or not a relay has declared one before."""
     out = tmp_path / "out"
     send(sqlite_engine, "1")
-    with closing((database := Outbox(sqlite_engine).database).open()) as channel:
-        subscriptions = Subscriptions(database)
+    with closing(Outbox(sqlite_engine).database.open()) as channel:
+        subscriptions = Subscriptions(channel)
         subscriptions.declare(
-            channel, Declaration(name="relay:compensation", destination="nats://h:4222", kind="compensation"), "latest"
+            Declaration(name="relay:compensation", destination="nats://h:4222", kind="compensation"), "latest"
         )
         if declared:
-            subscriptions.declare(channel, Declaration(name="relay", destination="nats://h:4222"))
+            subscriptions.declare(Declaration(name="relay", destination="nats://h:4222"))
 
     ended = outbox(sqlite_engine, "relay", "--to", f"file://{out}", "--until-empty")
     _, _, advice = ended.err.strip().partition("run: outbox ")
@@ -237,8 +237,7 @@ def test_a_topic_that_is_not_accepted_is_named_in_the_log_with_the_destinations_
 
 def test_a_lease_that_never_comes_ends_a_run_that_should_end_by_itself(engine, tmp_path):
     with closing(Outbox(engine).database.open()) as channel:
-        database = Outbox(engine).database
-        assert Leases(database).acquire(channel, Partition("relay"), "somebody", timedelta(minutes=5))
+        assert Leases(channel).acquire(Partition("relay"), "somebody", timedelta(minutes=5))
 
     ended = outbox(engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty", "--give-up-after", "1s")
 
@@ -251,7 +250,7 @@ def test_what_was_set_aside_is_told_at_the_end(sqlite_engine, tmp_path):
 
     ended = outbox(sqlite_engine, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty")
 
-    assert (ended.code, ended.err.splitlines()[-1]) == (0, "relay: 0 sent; set aside: 1 delayed")
+    assert (ended.code, ended.err.splitlines()[-1]) == (0, "relay: 0 sent; parked: 1 delayed")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

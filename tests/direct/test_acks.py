@@ -10,8 +10,7 @@ from sqlalchemy import Engine, func, insert, select, text
 
 from outbox.model.lease import Lease, Partition
 from outbox.model.position import Position
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.log.log import Log
 from outbox.store.subscriptions import acks as ack
 from outbox.store.subscriptions.acks import SPAN, Acks
@@ -37,15 +36,15 @@ def channel(database: Database) -> Iterator[Channel]:
 
 
 @pytest.fixture
-def lease(database: Database, channel: Channel) -> Lease:
+def lease(channel: Channel) -> Lease:
     """The compensation's."""
-    lease = Leases(database).acquire(channel, PARTITION, "tests", timedelta(minutes=5))
+    lease = Leases(channel).acquire(PARTITION, "tests", timedelta(minutes=5))
     assert lease is not None
     return lease
 
 
-def pruned(database: Database, channel: Channel, lease: Lease, base: Position) -> bool:
-    return Acks(database, "relay").prune(channel, lease, base)
+def pruned(channel: Channel, lease: Lease, base: Position) -> bool:
+    return Acks(channel, "relay").prune(lease, base)
 
 
 def test_a_batch_is_a_row(engine, database):
@@ -76,7 +75,7 @@ def test_a_page_finds_its_acks_and_no_others(engine, database, channel):
     for _ in range(60):
         first = chance.randrange(5 * SPAN)
         page = sorted({first + chance.randrange(chance.choice((10, SPAN))) for _ in range(200)})
-        assert Acks(database, "relay").among(channel, page) == sent & set(page)
+        assert Acks(channel, "relay").among(page) == sent & set(page)
 
 
 def test_a_page_reads_the_acks_around_it_only(pg_engine):
@@ -101,18 +100,18 @@ def test_a_page_reads_the_acks_around_it_only(pg_engine):
 
 
 def test_an_ack_goes_when_the_stored_base_has_seen_it(engine, database, channel, lease):
-    before = Log(database).now(channel).position
+    before = Log().now(channel).position
     ids = write(engine, "1", "2")
     acked(engine, ids[:1])
-    between = Log(database).now(channel).position
+    between = Log().now(channel).position
     later = write(engine, "3")
     acked(engine, later)
     acked(engine, later, subscription="other")
-    after = Log(database).now(channel).position
+    after = Log().now(channel).position
 
     left = []
     for base in (before, between, after):
-        assert not pruned(database, channel, lease, base)
+        assert not pruned(channel, lease, base)
         left.append(stored_acks(engine))
 
     assert left == [[ids[:1], later, later], [later, later], [later]]
@@ -123,46 +122,46 @@ def test_an_ack_whose_transaction_is_open_at_the_base_stays(pg_engine):
     declare_compensation(pg_engine)
     database = Database(pg_engine)
     with closing(database.open()) as channel:
-        lease = Leases(database).acquire(channel, PARTITION, "tests", timedelta(minutes=5))
+        lease = Leases(channel).acquire(PARTITION, "tests", timedelta(minutes=5))
         assert lease is not None
         with pg_engine.connect() as long:
             long.execute(text("SELECT pg_current_xact_id()"))
             ids = write(pg_engine, "1")
             values = {"subscription": "relay", "writer": "w", "first_id": ids[0], "last_id": ids[0], "ids": str(ids)}
             long.execute(insert(database.tables.ack).values(**values, acked_at=func.now()))
-            base = Log(database).now(channel).position
+            base = Log().now(channel).position
             write(pg_engine, "2")
             long.commit()
-        pruned(database, channel, lease, base)
+        pruned(channel, lease, base)
         kept = stored_acks(pg_engine)
-        pruned(database, channel, lease, Log(database).now(channel).position)
+        pruned(channel, lease, Log().now(channel).position)
 
     assert (kept, stored_acks(pg_engine)) == ([ids], [])
 
 
 def test_a_late_owner_prunes_nothing(engine, database, channel, lease):
     acked(engine, write(engine, "1"))
-    successor = Leases(database).acquire(channel, PARTITION, "tests", timedelta(minutes=5))
+    successor = Leases(channel).acquire(PARTITION, "tests", timedelta(minutes=5))
     assert successor is not None
-    base = Log(database).now(channel).position
+    base = Log().now(channel).position
 
-    pruned(database, channel, lease, base)
+    pruned(channel, lease, base)
     kept = stored_acks(engine)
-    pruned(database, channel, successor, base)
+    pruned(channel, successor, base)
 
     assert (len(kept), stored_acks(engine)) == (1, [])
 
 
 def test_a_long_list_is_pruned_in_portions(engine, database, channel, lease, monkeypatch):
-    monkeypatch.setattr(ack, "_PRUNED", 3)
+    monkeypatch.setattr(ack, "PRUNED_AT_ONCE", 3)
     with engine.begin() as connection:
         ids = append(connection, *map(str, range(8)))
     for id in ids:
         acked(engine, [id])
-    base = Log(database).now(channel).position
+    base = Log().now(channel).position
 
     left = []
-    while pruned(database, channel, lease, base):
+    while pruned(channel, lease, base):
         left.append(len(stored_acks(engine)))
 
     assert (left, stored_acks(engine)) == ([5, 2], [])

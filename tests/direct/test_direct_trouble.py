@@ -16,9 +16,8 @@ from sqlalchemy import Engine
 from outbox import Message, Outbox, Reject, Retry, Unavailable, create_engine
 from outbox.direct import delivery
 from outbox.direct import dispatcher as rounds
-from outbox.direct import sends as direct_module
+from outbox.direct.sends import DirectSends
 from outbox.model.verdict import DONE
-from outbox.store.dialects.dialect import Channel
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.acks import Acks
 from outbox.testing.proxy import TcpProxy
@@ -152,7 +151,7 @@ def test_a_slow_destination_holds_up_no_commit_and_nothing_is_sent_twice(engine,
 
 
 def test_a_full_queue_leaves_the_rest_to_the_relay(engine, destination, monkeypatch):
-    monkeypatch.setattr(direct_module, "_MOST_WAITING", 5)
+    monkeypatch.setattr(DirectSends, "most_waiting", 5)
     over = threading.Event()
     destination.hanging = lambda _messages: not over.is_set()
     with writing_directly(engine, destination) as outbox:
@@ -341,11 +340,11 @@ def test_what_was_sent_is_not_sent_again_by_its_writer_because_its_ack_failed(en
     """Only what is left of the transaction is tried again."""
     insert, failures = Acks.insert, [1, 2]
 
-    def failing(acks: Acks, channel: Channel, writer: str, ids: Sequence[int]) -> None:
+    def failing(acks: Acks, writer: str, ids: Sequence[int]) -> None:
         if failures:
             failures.pop()
             raise OSError("away")
-        insert(acks, channel, writer, ids)
+        insert(acks, writer, ids)
 
     monkeypatch.setattr(Acks, "insert", failing)
     with writing_directly(engine, destination) as outbox:

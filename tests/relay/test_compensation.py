@@ -14,10 +14,9 @@ from outbox import HungHandlerError, Message, Outbox, Relay, SubscriptionError, 
 from outbox.admin import commands
 from outbox.model.subscription import Declaration, compensation_of
 from outbox.model.verdict import DONE
-from outbox.relay import compensation
 from outbox.runtime.fair_lock import FairLock
 from outbox.store.database import Database
-from outbox.store.log.log import Limits
+from outbox.store.log.limits import Limits
 from outbox.store.operations.purge import Purge
 from outbox.store.operations.status import standings
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -238,15 +237,14 @@ def test_an_embedded_relay_begins_again_beside_calls_that_hang(engine):
     assert not [thread for thread in threading.enumerate() if thread.name in ("outbox-compensation", "outbox-relay")]
 
 
-def test_a_second_worker_that_fails_is_heard_and_begins_again(engine, caplog, monkeypatch):
+def test_a_second_worker_that_fails_is_heard_and_begins_again(engine, caplog):
     """It was told to read something else, until somebody mends that."""
-    monkeypatch.setattr(compensation, "_LOOK_SECONDS", 0.1)
     destination = Destination()
     with closing(Database(engine).open()) as channel:
         declared = Declaration(
             name="relay:compensation", destination="test", kind="compensation", topics=("elsewhere",), grace=BRIEFLY
         )
-        Subscriptions(Database(engine)).declare(channel, declared, "latest")
+        Subscriptions(channel).declare(declared, "latest")
         write(engine, "left behind")
         relay = relay_of(engine, destination)
         relay.start()
@@ -332,7 +330,7 @@ def test_it_stands_in_the_status_with_what_is_its_own(engine):
     write(engine, "3", direct=None)
 
     with closing(Database(engine).open()) as channel:
-        _, found = standings(Database(engine), channel)
+        _, found = standings(channel)
 
     assert {each.subscription.name: each.backlog.number for each in found} == {"relay": 1, "relay:compensation": 2}
 
@@ -344,9 +342,9 @@ def test_nothing_is_purged_that_it_has_not_passed(engine):
     with closing(Database(engine).open()) as channel:
         delivered(Database(engine), destination="test")
         time.sleep(0.1)
-        before = Purge(Database(engine)).run(channel, timedelta(0))
+        before = Purge(channel).run(timedelta(0))
         relay_of(engine, Destination()).until_empty()
-        after = Purge(Database(engine)).run(channel, timedelta(0))
+        after = Purge(channel).run(timedelta(0))
 
     assert (before.rows, before.held_by) == (0, ("relay:compensation",))
     assert (after.rows, after.held_by) == (2, ())
@@ -360,14 +358,14 @@ def test_it_follows_its_subscription(engine):
     relay_of(engine, Destination()).until_empty()
     acked(engine, write(engine, "2"))
     with closing(database.open()) as channel:
-        subscriptions = Subscriptions(database)
-        main, own = subscriptions.get(channel, "relay"), subscriptions.get(channel, compensation_of("relay"))
+        subscriptions = Subscriptions(channel)
+        main, own = subscriptions.get("relay"), subscriptions.get(compensation_of("relay"))
         with pytest.raises(SubscriptionError, match="follows relay"):
-            commands.alter(database, channel, replace(own, destination="elsewhere"))
-        commands.alter(database, channel, replace(main, destination="elsewhere"))
-        altered = {each.name: each.destination for each in subscriptions.all(channel)}
-        commands.drop(database, channel, main)
-        left = subscriptions.all(channel)
+            commands.alter(channel, replace(own, destination="elsewhere"))
+        commands.alter(channel, replace(main, destination="elsewhere"))
+        altered = {each.name: each.destination for each in subscriptions.all()}
+        commands.drop(channel, main)
+        left = subscriptions.all()
 
     assert altered == {"relay": "elsewhere", "relay:compensation": "elsewhere"}
     assert (left, stored_acks(engine)) == ([], [])

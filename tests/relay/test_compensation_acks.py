@@ -12,7 +12,6 @@ from sqlalchemy import Engine
 from outbox.model.lease import Lease
 from outbox.model.position import Capture, Position
 from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
 from outbox.store.log.grace import Grace
 from outbox.store.subscriptions.acks import Acks
 from tests.support.destination import Destination
@@ -35,7 +34,7 @@ class AskedAtCapture(Acks):
             capture = super().look(now)
             if capture is not None:
                 with closing(AskedAtCapture.database.open()) as channel:
-                    acks = Acks(AskedAtCapture.database, "relay").among(channel, range(1, 1000))
+                    acks = Acks(channel, "relay").among(range(1, 1000))
                 AskedAtCapture.known.setdefault(capture.position, acks)
             return capture
 
@@ -44,7 +43,7 @@ class AskedAtCapture(Acks):
             AskedAtCapture.ripe = super().ripen()
             return AskedAtCapture.ripe
 
-    def among(self, channel: Channel, ids: Sequence[int]) -> set[int]:
+    def among(self, ids: Sequence[int]) -> set[int]:
         """From memory."""
         return set() if self.ripe is None else self.known[self.ripe] & set(ids)
 
@@ -52,11 +51,11 @@ class AskedAtCapture(Acks):
 class PrunedByAge(Acks):
     """Deletes acks that are older than the grace."""
 
-    def prune(self, channel: Channel, lease: Lease, stored_base: object) -> bool:
+    def prune(self, lease: Lease, stored_base: object) -> bool:
         """By their time."""
         time.sleep(BRIEFLY.total_seconds())
         statement = "DELETE FROM {ack} WHERE acked_at < {past}"
-        channel.run(self._database.sql(statement, past=self._database.later(str(-BRIEFLY.total_seconds()))))
+        self._channel.run(self._database.sql(statement, past=self._database.later(str(-BRIEFLY.total_seconds()))))
         return False
 
 

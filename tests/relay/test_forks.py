@@ -16,6 +16,7 @@ import sqlalchemy
 from sqlalchemy import Engine
 
 from outbox import Outbox
+from outbox.store.database import Channel
 from outbox.store.dialects.sqlite import channel as sqlite
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from tests.support.readers import bodies
@@ -218,7 +219,8 @@ def others_get_on(channels: list[Any], engine: Engine) -> bool:
 
     def look() -> None:
         with closing(Outbox(engine).database.open()) as opened:
-            free.extend(channel.rows("SELECT 1") == [(1,)] for channel in (opened, *channels))
+            others = (Channel(opened.database, each) for each in channels)
+            free.extend(channel.rows("SELECT 1") == [(1,)] for channel in (opened, *others))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()

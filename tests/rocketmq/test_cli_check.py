@@ -198,7 +198,7 @@ def test_once_does_not_wait_for_another_worker(engine):
     begun(engine)
     database = Outbox(engine).database
     with closing(database.open()) as channel:
-        assert Leases(database).acquire(channel, Partition("check:shop"), "w0rker", timedelta(minutes=5))
+        assert Leases(channel).acquire(Partition("check:shop"), "w0rker", timedelta(minutes=5))
 
     ended = outbox(engine, "check", "--once")
 

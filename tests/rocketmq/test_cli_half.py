@@ -393,7 +393,7 @@ def test_a_worker_asks_again_itself(engine):
     transaction = begun(engine)
     ask(engine)
     with closing(Outbox(engine).database.open()) as channel:
-        assert Leases(Outbox(engine).database).acquire(channel, Partition("check:shop"), "w0rker", timedelta(minutes=5))
+        assert Leases(channel).acquire(Partition("check:shop"), "w0rker", timedelta(minutes=5))
 
     ended = outbox(engine, "half", "resume", transaction.id, "--by", "ann", "--reason", "mended")
 
@@ -410,7 +410,7 @@ def test_who_asks_again_is_told_to_programs(engine, worker):
     ask(engine)
     if worker is not None:
         with closing(Outbox(engine).database.open()) as channel:
-            Leases(Outbox(engine).database).acquire(channel, Partition("check:shop"), worker, timedelta(minutes=5))
+            Leases(channel).acquire(Partition("check:shop"), worker, timedelta(minutes=5))
 
     ended = outbox(engine, "half", "resume", transaction.id, "--json")
 

@@ -8,6 +8,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox, create_engine, migrate
 from outbox.rocketmq import TransactionMQProducer, VerdictStandsError
+from outbox.rocketmq.business import Business
 from tests.support.command_line import outbox
 from tests.support.readers import delivered
 
@@ -92,7 +93,7 @@ def test_a_rollback_of_what_is_recorded_as_committed_is_refused(engine, business
 
 
 def test_a_rollback_while_the_business_is_under_way_does_nothing(engine, business, transaction, monkeypatch):
-    monkeypatch.setattr("outbox.rocketmq.business._ROLLBACK_PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(Business, "rollback_patience", 0.1)
     with Session(business) as session:
         transaction.join(session)
         ended = end(engine, "rollback", transaction, *record(business))

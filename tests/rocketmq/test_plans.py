@@ -17,10 +17,10 @@ from sqlalchemy import Engine, text
 
 from outbox import Message, create_engine
 from outbox.model.limits import HALF_TOPIC
-from outbox.store.database import Database
+from outbox.store.database import Database, Sql
 from outbox.store.dialects.statements import _PARAMETER
 from outbox.store.half_messages.half import Half, Halves
-from outbox.store.half_messages.op import Ops
+from outbox.store.half_messages.op import DecidedHalves, Ops
 from outbox.store.subscriptions.parked import Parked
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
@@ -108,12 +108,14 @@ STATES = {
 class Asked:
     """A connection that notes what it is asked, and knows nothing."""
 
-    def __init__(self) -> None:
+    def __init__(self, database: Database) -> None:
+        self.database = database
         self.statements: list[tuple[str, dict[str, Any]]] = []
 
-    def rows(self, statement: str, parameters: Any) -> list[tuple[Any, ...]]:
+    def rows(self, statement: str, /, **parameters: Any) -> list[tuple[Any, ...]]:
         """There are none."""
-        self.statements.append((statement, dict(parameters)))
+        filled = statement if isinstance(statement, Sql) else self.database.sql(statement)
+        self.statements.append((filled, parameters))
         return []
 
 
@@ -130,20 +132,19 @@ def of_a_transaction(database: Database, rows: int) -> dict[str, Any]:
     }
 
 
-def of_a_checker(database: Database, rows: int) -> dict[str, Any]:
-    """What is asked about a batch of half messages, and about what is set aside; each called with a connection."""
-    ops, parked = Ops(database), Parked(database, CHECK)
+def of_a_checker(rows: int) -> dict[str, Any]:
+    """What is asked about a batch of half messages, and about what is parked; each called with a connection."""
     keys = [f"tx-{n}" for n in range(1, rows, rows // 200)]
     messages = [Message("orders", b"", key=key) for key in keys]
     return {
-        "pending": lambda asked: ops.pending(asked, keys, timedelta(seconds=6)),
-        "finished": lambda asked: ops.finished(asked, messages),
-        "dead": lambda asked: ops.dead(asked, CHECK, 1000),
-        "ready": lambda asked: parked.ready(asked, [], [], 200, 8_000_000),
-        "next due": parked.next_due,
-        "fell due": parked.some_fell_due,
-        "requests": lambda asked: parked.requests(asked, 1000),
-        "released": parked.released_keys,
+        "pending": lambda asked: DecidedHalves(asked).pending(keys, timedelta(seconds=6)),
+        "finished": lambda asked: DecidedHalves(asked).finished(messages),
+        "dead": lambda asked: DecidedHalves(asked).dead(CHECK, 1000),
+        "ready": lambda asked: Parked(asked, CHECK).ready([], [], 200, 8_000_000),
+        "next due": lambda asked: Parked(asked, CHECK).next_due(),
+        "fell due": lambda asked: Parked(asked, CHECK).some_fell_due(),
+        "requests": lambda asked: Parked(asked, CHECK).requests(1000),
+        "released": lambda asked: Parked(asked, CHECK).released_keys(),
     }
 
 
@@ -203,8 +204,8 @@ def test_a_transaction_costs_the_same_among_very_many_without_a_verdict(logs, ro
 @pytest.mark.parametrize("name", BATCH)
 def test_a_checker_touches_what_it_asks_about(logs, rows, name, state):
     log, mode = STATES[state]
-    asked = Asked()
-    of_a_checker(Database(logs[log]), rows)[name](asked)
+    asked = Asked(Database(logs[log]))
+    of_a_checker(rows)[name](asked)
 
     done = [work(logs[log], statement, parameters, mode) for statement, parameters in asked.statements]
 
@@ -217,12 +218,12 @@ def test_a_checker_touches_what_it_asks_about(logs, rows, name, state):
 def test_of_a_crowd_that_is_due_few_are_looked_at(logs, rows, log):
     """All of it fell due at once, because nobody checked for a while; the pages of one look, of all tables."""
     database = Database(logs[log])
-    everything = Parked(database, CHECK)
     with closing(database.open()) as channel:
+        everything = Parked(channel, CHECK)
         channel.run("UPDATE outbox_parked SET due_at = due_at - interval '2 days' WHERE state = 'retry'")
-        everything.ready(channel, [], [], 200, 8_000_000)
+        everything.ready([], [], 200, 8_000_000)
         before = pages(channel)
-        found = everything.ready(channel, [], [], 200, 8_000_000)
+        found = everything.ready([], [], 200, 8_000_000)
         looked_at = pages(channel) - before
 
     assert [each.message.id for each in found] == [n for n in range(1, 500, 2) if n % (rows // 100) != 1][:200]
@@ -230,7 +231,7 @@ def test_of_a_crowd_that_is_due_few_are_looked_at(logs, rows, log):
 
 
 def pages(channel: Any) -> int:
-    """How many pages of what is set aside were looked at so far."""
+    """How many pages of what is parked were looked at so far."""
     channel.rows("SELECT pg_stat_force_next_flush()")
     question = """
         SELECT heap_blks_hit + heap_blks_read + idx_blks_hit + idx_blks_read

@@ -20,8 +20,8 @@ ONE_DATABASE = pytest.mark.parametrize("engine", ["sqlite"], indirect=True)
 
 def halves(engine: Engine) -> dict[tuple[str, str], HalfStatus]:
     """How half messages stand, by group and topic."""
-    with looking(engine) as (database, channel):
-        found = half_standings(database, channel, *standings(database, channel))
+    with looking(engine) as channel:
+        found = half_standings(channel, *standings(channel))
     return {(each.group, each.topic): each for each in found}
 
 
@@ -60,7 +60,7 @@ def test_messages_are_counted_by_group_and_topic(engine):
 
 @pytest.mark.parametrize(("again", "pending", "given_up"), [(False, (2, 1), (0, 0)), (True, (0, 0), (2, 1))])
 def test_what_was_asked_about_waits_until_it_is_given_up(engine, again, pending, given_up):
-    """It is set aside meanwhile; of a transaction that is given up all messages wait for a person."""
+    """It is parked meanwhile; of a transaction that is given up all messages wait for a person."""
     begun(engine, "orders", "orders", "mail")
 
     ask(engine, again=again)
@@ -72,7 +72,7 @@ def test_what_was_asked_about_waits_until_it_is_given_up(engine, again, pending,
 
 
 def test_a_verdict_on_what_was_given_up_counts_at_once(engine):
-    """Also before a worker has cleared what it set aside."""
+    """Also before a worker has cleared what it parked."""
     transaction = begun(engine, "orders", "orders")
     ask(engine)
 
@@ -269,11 +269,11 @@ def test_no_statement_reads_more_than_its_bound(pg_engine, plans):
         )
     with pg_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE"))
-    with looking(pg_engine) as (database, channel):
+    with looking(pg_engine) as channel:
         channel.run(f"SET plan_cache_mode = {plans}")
         explained = Explained(channel)
 
-        half_standings(database, cast("Any", explained), *standings(database, cast("Any", explained)))
+        half_standings(cast("Any", explained), *standings(cast("Any", explained)))
 
     most = max(
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]

@@ -177,7 +177,7 @@ def test_a_check_that_was_dropped_begins_at_the_oldest_that_is_pending(outbox):
     old.send("orders", b"1")
     first.shutdown()
     with closing(outbox.database.open()) as channel:
-        Subscriptions(outbox.database).drop(channel, CHECK)
+        Subscriptions(channel).drop(CHECK)
     second = producer_of(outbox, Listener())
     new = second.begin_transaction()
     new.send("orders", b"2")

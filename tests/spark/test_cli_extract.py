@@ -174,10 +174,8 @@ def test_a_name_that_a_shell_would_part_is_quoted_where_it_is_to_be_typed(outbox
     assert (ended.code, "run before: outbox subscriptions drop 'a b!'\n" in ended.err) == (2, True)
 
 
-def test_progress_is_told_when_there_is_some(monkeypatch, capsys):
-    monkeypatch.setattr("outbox.cli.extract._LINE_EVERY_SECONDS", 0.0)
-
-    with _progress() as tell:
+def test_progress_is_told_when_there_is_some(capsys):
+    with _progress(every=0.0) as tell:
         for done in range(3):
             tell(Going(window=7, tasks=2, done=done, rows=done * 5))
 

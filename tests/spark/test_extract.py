@@ -220,13 +220,13 @@ def test_only_the_topics_that_are_asked_for_come(outbox, path):
     assert (manifest.topics, ids_of(path)) == (("mail",), [2])
 
 
-def test_progress_is_told_while_it_works(outbox, path, monkeypatch):
-    monkeypatch.setattr("outbox.spark.job._LOOK_EVERY_SECONDS", 0.001)
+def test_progress_is_told_while_it_works(outbox, path):
     send(outbox, *map(str, range(20)))
     told: list[Going] = []
     wanted = Extraction(rows_per_task=2)
 
-    with closing(Extract(Here(), Archive(path), place_of(outbox.engine), wanted, on_progress=told.append)) as job:
+    place = place_of(outbox.engine)
+    with closing(Extract(Here(), Archive(path), place, wanted, on_progress=told.append, every=0.001)) as job:
         job.step()
 
     assert {(going.window, going.tasks) for going in told} == {(1, 10)}
@@ -584,7 +584,7 @@ def test_an_archive_whose_disk_is_not_mounted_is_not_begun_again(outbox, path):
 
     assert not path.exists() or not files_in(path)
     with closing(outbox.database.open()) as channel:
-        Subscriptions(outbox.database).drop(channel, "nightly")
+        Subscriptions(channel).drop("nightly")
     extracted(outbox.engine, path, register="nightly")
     assert ids_of(path) == [1]
 

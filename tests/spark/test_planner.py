@@ -19,7 +19,7 @@ from outbox.spark.connections import connected
 from outbox.spark.place import Address, Place
 from outbox.spark.planner import Page, Planner
 from outbox.spark.tables import arrow_schema
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.extraction import Extraction, Narrowing, Span, columns_of, settings
 from outbox.store.log.stamp import stamp
 from tests.spark.reading import bodies, place_of, read, tables_of
@@ -280,15 +280,15 @@ def test_a_stamp_is_not_released_before_the_flush(pg_engine: Engine) -> None:
 
     class Spy:
         def __init__(self, channel):
-            self._channel = channel
+            self._channel, self.database = channel, channel.database
 
-        def rows(self, statement, *parameters):
-            rows = self._channel.rows(statement, *parameters)
+        def rows(self, statement, /, **parameters):
+            rows = self._channel.rows(statement, **parameters)
             asked.extend(name for word, name in words.items() if word in statement)
             return [(False,)] if asked[-1] == "is it flushed" and len(asked) < 20 else rows
 
     with closing(database.open()) as channel:
-        stamp(database, cast("Channel", Spy(channel)), pause=lambda _: None)
+        stamp(cast("Channel", Spy(channel)), pause=lambda _: None)
 
     steps = [step for step, _ in itertools.groupby(asked)]
     assert steps == ["capture", "end", "is it flushed", "flush", "is it flushed", "capture"]
@@ -304,10 +304,10 @@ def test_a_stamp_from_before_a_crash_that_a_pooler_has_hidden_is_taken_again(pg_
         captures = 0
 
         def __init__(self, channel, crashes):
-            self._channel, self._crashes = channel, crashes
+            self._channel, self._crashes, self.database = channel, crashes, channel.database
 
-        def rows(self, statement, *parameters):
-            rows = self._channel.rows(statement, *parameters)
+        def rows(self, statement, /, **parameters):
+            rows = self._channel.rows(statement, **parameters)
             if "pg_current_snapshot" in statement:
                 self.captures += 1
                 ((_, incarnation, *rest),) = rows
@@ -317,9 +317,9 @@ def test_a_stamp_from_before_a_crash_that_a_pooler_has_hidden_is_taken_again(pg_
 
     with closing(database.open()) as channel:
         once = Pooler(channel, crashes=1)
-        stamped = stamp(database, cast("Channel", once))
+        stamped = stamp(cast("Channel", once))
         with pytest.raises(DatabaseError, match="5 times while its position was captured; if a pooler"):
-            stamp(database, cast("Channel", Pooler(channel, crashes=10)))
+            stamp(cast("Channel", Pooler(channel, crashes=10)))
 
     assert (stamped.position.head < 900_000, once.captures) == (True, 4)
 

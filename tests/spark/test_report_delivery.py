@@ -1,4 +1,4 @@
-"""The delivery report counts what was written and set aside, and measures each batch by its oldest message."""
+"""The delivery report counts what was written and parked, and measures each batch by its oldest message."""
 
 from datetime import UTC, datetime, timedelta
 

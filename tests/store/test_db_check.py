@@ -23,7 +23,7 @@ def found(engine: Engine, schema: str | None = None, slots: int | None = None) -
     """Where something is wrong, and what."""
     database = Database(engine, schema)
     with closing(database.open()) as channel:
-        return [f"{each.where} {each.problem}" for each in findings(database, channel, slots)]
+        return [f"{each.where} {each.problem}" for each in findings(channel, slots)]
 
 
 def do(engine: Engine, *statements: str) -> None:
@@ -150,7 +150,7 @@ def test_a_fix_that_is_a_statement_mends_it(pg_engine, what):
     do(pg_engine, ON_POSTGRESQL[what][0])
     database = Database(pg_engine)
     with closing(database.open()) as channel:
-        (finding,) = findings(database, channel)
+        (finding,) = findings(channel)
 
     do(pg_engine, finding.fix)
 
@@ -187,7 +187,7 @@ def test_commits_that_a_crash_takes_back_are_found(role_engine, source):
     before = found(role_engine)
     do(role_engine, change)
     with closing(Database(role_engine).open()) as channel:
-        (finding,) = findings(Database(role_engine), channel)
+        (finding,) = findings(channel)
 
     assert before == []
     assert str(finding) == (
@@ -262,7 +262,7 @@ def advice(engine: Engine) -> list[tuple[str, str]]:
     """What is wrong, and what to do."""
     database = Database(engine)
     with closing(database.open()) as channel:
-        return [(f"{each.where} {each.problem}", each.fix) for each in findings(database, channel)]
+        return [(f"{each.where} {each.problem}", each.fix) for each in findings(channel)]
 
 
 MEND = {
@@ -294,7 +294,7 @@ def fill_every_table(engine: Engine) -> None:
         outbox.send_all(session, [Message("orders", b"1"), Message("orders", b"2")])
     acked(engine, [1])
     with closing(outbox.database.open()) as channel, channel.transaction():
-        Parked(outbox.database, "relay").park(channel, {Parking(state="dead", blocks=True): [1]})
+        Parked(channel, "relay").park({Parking(state="dead", blocks=True): [1]})
 
 
 @pytest.mark.parametrize("where", KNOWN)
@@ -370,7 +370,7 @@ def test_the_sequence_of_a_schema_is_its_own(pg_engine):
 
     database = Database(pg_engine, "Shop")
     with closing(database.open()) as channel:
-        (finding, _) = findings(database, channel)
+        (finding, _) = findings(channel)
     do(pg_engine, finding.fix)
 
     assert finding.fix == 'ALTER TABLE "Shop".outbox_message ALTER id RESTART WITH 8'

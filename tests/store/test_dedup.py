@@ -238,7 +238,7 @@ def test_the_same_message_twice_is_a_repetition_too(engine):
 def pruned(outbox: Outbox) -> int:
     """How many keys go, as a lease holder deletes what has expired."""
     with closing(outbox.database.open()) as channel:
-        return prune(outbox.database, channel)
+        return prune(channel)
 
 
 def test_a_key_that_a_transaction_is_claiming_anew_is_not_pruned(engine):
@@ -273,7 +273,7 @@ def test_pruning_does_not_read_the_keys_that_are_good(pg_engine):
         connection.execute(text(_FILL), {"day": timedelta(days=1)})
         connection.execute(text("ANALYZE outbox_dedup"))
     with closing(outbox.database.open()) as channel, channel.transaction():
-        gone = prune(outbox.database, channel)
+        gone = prune(channel)
         read = channel.rows(_READ_IN_SEQUENCE)[0][0]
 
     assert (gone, read) == (1000, 0)

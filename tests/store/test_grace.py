@@ -12,11 +12,11 @@ import pytest
 from outbox import create_engine, migrate
 from outbox.model.position import Progress
 from outbox.model.subscription import Declaration
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.log.cursor import Cursor
 from outbox.store.log.grace import Grace
-from outbox.store.log.log import Limits, Log
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Log
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.testing.servers import PostgresServer
 from outbox.worker.settings import Settings
@@ -50,8 +50,8 @@ class Clock:
 class Reads:
     """A cursor with a grace, and what it brought at which second."""
 
-    def __init__(self, database: Database, channel: Channel, limits: Limits | None = None) -> None:
-        log = Log(database, limits or Limits())
+    def __init__(self, channel: Channel, limits: Limits | None = None) -> None:
+        log = Log(limits or Limits())
         self.clock = Clock()
         grace = Grace(TEN_SECONDS, (HALF_A_SECOND, HALF_A_SECOND), self.clock)
         self.channel = channel
@@ -76,7 +76,7 @@ def test_the_grace_counts_from_the_commit_not_from_the_insert(pg_engine):
     """Transactions commit in another order than they wrote, one after it was open for longer than the grace."""
     database = Database(pg_engine)
     with closing(database.open()) as channel, pg_engine.connect() as early, pg_engine.connect() as late:
-        reads = Reads(database, channel)
+        reads = Reads(channel)
         append(early, "drawn first")
         append(late, "drawn second")
         reads.until(2)
@@ -95,7 +95,7 @@ def test_every_position_ripens_for_itself(engine):
     """One grace after the other would make it two graces for whoever just missed the first."""
     database = Database(engine)
     with closing(database.open()) as channel:
-        reads = Reads(database, channel)
+        reads = Reads(channel)
         for second in range(1, 15):
             reads.until(second)
             write(engine, str(second))
@@ -108,7 +108,7 @@ def test_a_window_of_many_pages_ends_where_it_was_ripe(engine):
     """What is committed while it is paged waits for its own grace."""
     database = Database(engine)
     with closing(database.open()) as channel:
-        reads = Reads(database, channel, Limits(rows=10))
+        reads = Reads(channel, Limits(rows=10))
         reads.until(1)
         write(engine, *map(str, range(95)))
         reads.until(11)
@@ -126,7 +126,7 @@ def test_a_capture_counts_from_its_answer(engine, monkeypatch):
     """While it was on its way somebody may have committed: that, too, it may have seen."""
     database = Database(engine)
     with closing(database.open()) as channel:
-        reads = Reads(database, channel)
+        reads = Reads(channel)
         now = Log.now
 
         def slow(log, channel):
@@ -284,7 +284,7 @@ def test_a_grace_belongs_to_the_subscription(engine, name):
 
     def grace(declared: timedelta | None) -> timedelta:
         declaration = Declaration(name=name, destination="callable:tests", grace=declared)
-        return Subscriptions(database).declare(channel, declaration).grace
+        return Subscriptions(channel).declare(declaration).grace
 
     with closing(database.open()) as channel:
         assert [grace(each) for each in (GRACE, None, GRACE / 2)] == [GRACE, GRACE, GRACE]

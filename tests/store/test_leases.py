@@ -13,8 +13,7 @@ from outbox import LeaseLostError, Outbox
 from outbox.model.lease import Claim, Lease, Partition
 from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Position, Progress
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
 from outbox.store.log.log import Log
@@ -37,30 +36,30 @@ def outbox(engine: Engine) -> Outbox:
 
 
 def test_a_lease_is_one_worker_s_until_it_is_given_back(outbox, channel):
-    leases = Leases(outbox.database)
-    mine = leases.acquire(channel, PARTITION, "me", LENGTH)
+    leases = Leases(channel)
+    mine = leases.acquire(PARTITION, "me", LENGTH)
     assert mine == Lease(PARTITION, 1, "me")
-    taken = leases.acquire(channel, PARTITION, "you", LENGTH)
-    holder = leases.look(channel, PARTITION)
+    taken = leases.acquire(PARTITION, "you", LENGTH)
+    holder = leases.look(PARTITION)
     assert holder is not None
-    leases.release(channel, mine)
-    yours = leases.acquire(channel, PARTITION, "you", LENGTH)
+    leases.release(mine)
+    yours = leases.acquire(PARTITION, "you", LENGTH)
 
     assert (taken, holder.owner, holder.epoch, holder.live) == (None, "me", 1, True)
     assert yours == Lease(PARTITION, 2, "you")
 
 
 def test_a_renewal_moves_the_end_and_only_the_owner_s_counts(outbox, channel):
-    leases = Leases(outbox.database)
-    mine = leases.acquire(channel, PARTITION, "me", LENGTH)
+    leases = Leases(channel)
+    mine = leases.acquire(PARTITION, "me", LENGTH)
     assert mine is not None
-    before = leases.look(channel, PARTITION)
-    assert leases.renew(channel, mine, timedelta(minutes=1))
-    after = leases.look(channel, PARTITION)
-    assert not leases.renew(channel, replace(mine, epoch=0), timedelta(hours=1))
+    before = leases.look(PARTITION)
+    assert leases.renew(mine, timedelta(minutes=1))
+    after = leases.look(PARTITION)
+    assert not leases.renew(replace(mine, epoch=0), timedelta(hours=1))
     assert before is not None
     assert after is not None
-    assert after == leases.look(channel, PARTITION)
+    assert after == leases.look(PARTITION)
 
     assert (before.renewals, after.renewals) == (0, 1)
     assert before.lease_until is not None
@@ -69,12 +68,12 @@ def test_a_renewal_moves_the_end_and_only_the_owner_s_counts(outbox, channel):
 
 
 def test_a_late_release_takes_nothing_from_the_next_owner(outbox, channel):
-    leases = Leases(outbox.database)
-    mine = leases.acquire(channel, PARTITION, "me", timedelta(0))
-    yours = leases.acquire(channel, PARTITION, "you", LENGTH)
+    leases = Leases(channel)
+    mine = leases.acquire(PARTITION, "me", timedelta(0))
+    yours = leases.acquire(PARTITION, "you", LENGTH)
     assert mine is not None
-    leases.release(channel, mine)
-    holder = leases.look(channel, PARTITION)
+    leases.release(mine)
+    holder = leases.look(PARTITION)
     assert holder is not None
 
     assert yours == Lease(PARTITION, 2, "you")
@@ -82,10 +81,10 @@ def test_a_late_release_takes_nothing_from_the_next_owner(outbox, channel):
 
 
 def test_there_is_no_lease_without_its_subscription(outbox, channel):
-    leases = Leases(outbox.database)
+    leases = Leases(channel)
 
-    assert leases.acquire(channel, Partition("unknown"), "me", LENGTH) is None
-    assert leases.look(channel, Partition("unknown")) is None
+    assert leases.acquire(Partition("unknown"), "me", LENGTH) is None
+    assert leases.look(Partition("unknown")) is None
 
 
 CLOCKS = {
@@ -100,32 +99,38 @@ def moved(engine: Engine, seconds: int) -> Database:
     return Database(engine, dialect=replace(dialect, now=clock.format(moved=f"{seconds:+d}")))
 
 
-def test_a_lease_expires_by_the_clock_of_the_database(engine, outbox, channel):
-    assert Leases(outbox.database).acquire(channel, PARTITION, "me", LENGTH) is not None
+def acquired(database: Database, owner: str) -> Lease | None:
+    """Try to take the lease, by the clock of this database."""
+    with closing(database.open()) as channel:
+        return Leases(channel).acquire(PARTITION, owner, LENGTH)
 
-    early = Leases(moved(engine, 8)).acquire(channel, PARTITION, "you", LENGTH)
-    late = Leases(moved(engine, 12)).acquire(channel, PARTITION, "you", LENGTH)
+
+def test_a_lease_expires_by_the_clock_of_the_database(engine, outbox, channel):
+    assert Leases(channel).acquire(PARTITION, "me", LENGTH) is not None
+
+    early = acquired(moved(engine, 8), "you")
+    late = acquired(moved(engine, 12), "you")
 
     assert (early, late) == (None, Lease(PARTITION, 2, "you"))
 
 
 def test_a_lease_that_does_not_move_is_taken_though_the_clock_stepped_back(engine, outbox, channel):
     """By the database's clock it is good for an hour; the waiter has seen it stand still."""
-    leases = Leases(outbox.database)
-    assert Leases(moved(engine, 3600)).acquire(channel, PARTITION, "me", LENGTH) is not None
-    seen = leases.look(channel, PARTITION)
+    leases = Leases(channel)
+    assert acquired(moved(engine, 3600), "me") is not None
+    seen = leases.look(PARTITION)
     assert seen is not None
     wrong = [replace(seen, renewals=seen.renewals + 1), replace(seen, epoch=seen.epoch + 1)]
     claims = [*(Claim(expired=False, seen=holder) for holder in wrong), Claim(seen=seen), Claim(), None]
 
-    assert [leases.acquire(channel, PARTITION, "you", LENGTH, claim) for claim in claims] == [None] * 5
+    assert [leases.acquire(PARTITION, "you", LENGTH, claim) for claim in claims] == [None] * 5
     claim = Claim(expired=False, seen=seen)
-    assert leases.acquire(channel, PARTITION, "you", LENGTH, claim) == Lease(PARTITION, 2, "you")
+    assert leases.acquire(PARTITION, "you", LENGTH, claim) == Lease(PARTITION, 2, "you")
 
 
 def test_a_worker_waits_for_a_lease_that_stands_still_no_longer_than_a_lease(engine, outbox, channel):
-    Subscriptions(outbox.database).declare(channel, declared())
-    assert Leases(moved(engine, 3600)).acquire(channel, PARTITION, "gone", LENGTH) is not None
+    Subscriptions(channel).declare(declared())
+    assert acquired(moved(engine, 3600), "gone") is not None
     send(outbox, "1")
 
     settings = Settings(lease=timedelta(seconds=1), renew_every=timedelta(milliseconds=300))
@@ -160,14 +165,14 @@ def test_two_workers_share_nothing(outbox):
 
 def zombie(outbox: Outbox, channel: Channel) -> tuple[Settlement, Lease]:
     """Who had the lease, and has not noticed yet that another one has it."""
-    leases = Leases(outbox.database)
-    incarnation = Log(outbox.database).now(channel).incarnation
-    Subscriptions(outbox.database).declare(channel, declared())
-    mine = leases.acquire(channel, PARTITION, "me", timedelta(0))
+    leases = Leases(channel)
+    incarnation = Log().now(channel).incarnation
+    Subscriptions(channel).declare(declared())
+    mine = leases.acquire(PARTITION, "me", timedelta(0))
     assert mine is not None
-    yours = leases.acquire(channel, PARTITION, "you", LENGTH)
+    yours = leases.acquire(PARTITION, "you", LENGTH)
     assert yours is not None
-    return Settlement(outbox.database, channel, mine, incarnation), yours
+    return Settlement(channel, mine, incarnation), yours
 
 
 def test_a_worker_without_its_lease_settles_nothing(outbox, channel):
@@ -176,7 +181,7 @@ def test_a_worker_without_its_lease_settles_nothing(outbox, channel):
     with pytest.raises(LeaseLostError, match="another worker owns it now"):
         settlement.settle(Progress(Position(900)), [])
 
-    stored = ProgressLog(outbox.database).newest(channel, PARTITION)
+    stored = ProgressLog(channel).newest(PARTITION)
     assert stored is not None
     assert stored.progress == Progress(EARLIEST)
 
@@ -184,7 +189,7 @@ def test_a_worker_without_its_lease_settles_nothing(outbox, channel):
 def test_a_worker_without_its_lease_parks_nothing(outbox, channel):
     settlement, _ = zombie(outbox, channel)
     send(outbox, "1")
-    reading = Log(outbox.database).read_on(channel, EARLIEST)
+    reading = Log().read_on(channel, EARLIEST)
     parkings = [(reading.messages[0], Parking(state="dead", blocks=True, error="?"))]
 
     with pytest.raises(LeaseLostError):
@@ -203,15 +208,15 @@ def delivered_after(outbox: Outbox) -> list[Any]:
 
 def test_the_owner_settles_beside_a_zombie(outbox, channel):
     stale, lease = zombie(outbox, channel)
-    incarnation = Log(outbox.database).now(channel).incarnation
-    owner = Settlement(outbox.database, channel, lease, incarnation)
+    incarnation = Log().now(channel).incarnation
+    owner = Settlement(channel, lease, incarnation)
 
     owner.settle(Progress(Position(5)), [])
     with pytest.raises(LeaseLostError):
         stale.settle(Progress(Position(9)), [])
     owner.settle(Progress(Position(7)), [])
 
-    stored = ProgressLog(outbox.database).newest(channel, PARTITION)
+    stored = ProgressLog(channel).newest(PARTITION)
     assert stored is not None
     assert stored.progress == Progress(Position(7))
 
@@ -219,14 +224,13 @@ def test_the_owner_settles_beside_a_zombie(outbox, channel):
 def test_a_transaction_of_the_owner_holds_the_lease_until_its_end(pg_engine):
     """Who takes it over waits, so that what is written under the old epoch is there before."""
     outbox = Outbox(pg_engine)
-    leases = Leases(outbox.database)
     with closing(outbox.database.open()) as mine, closing(outbox.database.open()) as yours:
-        incarnation = Log(outbox.database).now(mine).incarnation
-        lease = leases.acquire(mine, PARTITION, "me", timedelta(0))
+        incarnation = Log().now(mine).incarnation
+        lease = Leases(mine).acquire(PARTITION, "me", timedelta(0))
         assert lease is not None
         taken: list[Lease | None] = []
-        taker = threading.Thread(target=lambda: taken.append(leases.acquire(yours, PARTITION, "you", LENGTH)))
-        with Settlement(outbox.database, mine, lease, incarnation).held():
+        taker = threading.Thread(target=lambda: taken.append(Leases(yours).acquire(PARTITION, "you", LENGTH)))
+        with Settlement(mine, lease, incarnation).held():
             taker.start()
             assert not eventually(lambda: bool(taken), 0.3)
         taker.join(10)

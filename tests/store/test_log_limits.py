@@ -1,4 +1,4 @@
-"""What one read brings, of the log and of what is set aside: in order, never more than the limits of rows and bytes."""
+"""What one read brings, of the log and of what is parked: in order, never more than the limits of rows and bytes."""
 
 from contextlib import closing
 from datetime import timedelta
@@ -9,7 +9,8 @@ from outbox import Message, Outbox
 from outbox.model.parking import Parking
 from outbox.model.position import Position, Progress
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.log import Limits, Log
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.worker.settings import Settings
 from tests.support.readers import Collector, send, texts, worker
@@ -49,7 +50,7 @@ def test_a_window_of_any_size_around_the_limit_comes_whole_and_once(engine, rows
     outbox = Outbox(engine)
     send(outbox, *map(str, range(rows)))
     with closing(outbox.database.open()) as channel:
-        cursor = Cursor(Log(outbox.database, SMALL), Progress(Position(0)))
+        cursor = Cursor(Log(SMALL), Progress(Position(0)))
         found: list[str] = []
         for _ in range(20):
             batch = cursor.read(channel)
@@ -69,14 +70,14 @@ def test_what_is_set_aside_keeps_to_the_limits_of_rows_and_bytes(engine, channel
         outbox.send_all(
             session, [Message("t", bytes(size), key=f"k{n}" if n % 2 else None) for n, size in enumerate(sizes)]
         )
-    parked, now = Parked(outbox.database, "relay"), timedelta(0)
+    parked, now = Parked(channel, "relay"), timedelta(0)
     with channel.transaction():
-        parked.park(channel, {Parking(state="retry", blocks=True, delay=now): list(range(1, len(sizes) + 1))})
+        parked.park({Parking(state="retry", blocks=True, delay=now): list(range(1, len(sizes) + 1))})
 
     portions: list[list[Message]] = []
-    while ready := parked.ready(channel, [], [], SMALL.rows, SMALL.bytes):
+    while ready := parked.ready([], [], SMALL.rows, SMALL.bytes):
         portions.append([each.message for each in ready])
-        parked.remove(channel, [message.id or 0 for message in portions[-1]])
+        parked.remove([message.id or 0 for message in portions[-1]])
 
     assert [(m.id, len(m.body)) for portion in portions for m in portion] == list(enumerate(sizes, 1))
     lengths = [[len(message.body) for message in portion] for portion in portions]

@@ -17,12 +17,12 @@ from sqlalchemy import Engine, text
 from outbox import create_engine
 from outbox.model.position import Position, Progress, Window
 from outbox.model.subscription import Selection
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.statements import _PARAMETER
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.log import _BODIES, Limits, Log
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import _BODIES, Log
 from outbox.testing.servers import PostgresServer
 from tests.conftest import adopt
 
@@ -244,7 +244,7 @@ def test_reading_on_stays_bounded_when_the_driver_has_prepared_it(logs, rows, lo
     """Psycopg prepares a statement that comes often, and PostgreSQL may then plan it once and for all."""
     database = Database(logs[log])
     channel = database.open()
-    reader = Log(database, selection=Selection(topics=topics))
+    reader = Log(selection=Selection(topics=topics))
     for _ in range(12):
         reader.read_on(channel, Position(rows - 5, (OLD,)))
 
@@ -263,7 +263,7 @@ def test_reading_on_beside_an_open_writer_stays_bounded_when_it_was_planned_on_a
     """So every installation begins: PostgreSQL plans the statement then, and goes on with that plan."""
     head, open_one = 100_000, 99_990
     channel = Database(pg_engine).open()
-    reader = Log(Database(pg_engine), selection=Selection(topics=topics))
+    reader = Log(selection=Selection(topics=topics))
     fill(pg_engine, first, analysed_first=False)
     with pg_engine.begin() as connection:
         connection.execute(text("ANALYZE outbox_message"))
@@ -297,8 +297,8 @@ def test_a_backlog_is_paged_at_the_same_price_from_the_first_page_to_the_last(lo
     database = Database(logs[log])
     channel = database.open()
     base, target = Position(rows - 40_000, (OLD, rows // 2)), Position(rows + 1)
-    extent = Log(database).extent(channel, Window(base, target))
-    cursor = Cursor(Log(database, Limits(rows=1000)), Progress(base, target, -1))
+    extent = Log().extent(channel, Window(base, target))
+    cursor = Cursor(Log(Limits(rows=1000)), Progress(base, target, -1))
 
     ids: list[int] = []
     price_of_pages: list[int] = []

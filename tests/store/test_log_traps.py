@@ -24,7 +24,7 @@ from tests.support.waiting import eventually
 def test_a_transaction_that_has_written_captures_nothing(pg_engine):
     """Its own rows would count as settled, and nobody would read them after its commit."""
     outbox = Outbox(pg_engine)
-    log = Log(outbox.database)
+    log = Log()
     with closing(outbox.database.open()) as channel:
         with channel.transaction():
             assert log.now(channel).position.head > 0
@@ -109,7 +109,7 @@ def test_a_standby_is_refused():
             with pytest.raises(DatabaseError, match=r"this server is a standby.*connect to the primary"):
                 delivered(Outbox(copy).database)
             with closing(Database(copy).open()) as channel, pytest.raises(DatabaseError, match="standby"):
-                Log(Database(copy)).now(channel)
+                Log().now(channel)
             copy.dispose()
         assert texts(delivered(Outbox(primary).database)) == ["1"]
         primary.dispose()
@@ -301,7 +301,7 @@ def test_purging_everything_does_not_set_a_position_back(sqlite_engine):
     with sqlite_engine.begin() as connection:
         connection.execute(text("DELETE FROM outbox_message"))
     with closing(outbox.database.open()) as channel:
-        position = Log(outbox.database).now(channel).position
+        position = Log().now(channel).position
     seen.append(texts(delivered(outbox.database)))
     send(outbox, "3")
     seen.append(texts(delivered(outbox.database)))

@@ -29,18 +29,18 @@ def set_aside(engine, channel, keys, asides):
     outbox = Outbox(engine)
     with outbox.begin() as session:
         outbox.send_all(session, [Message("t", b"x", key=key) for key in keys])
-    ids = [message.id or 0 for message in Log(outbox.database).read_on(channel, EARLIEST).messages]
-    parked = Parked(outbox.database, "relay")
+    ids = [message.id or 0 for message in Log().read_on(channel, EARLIEST).messages]
+    parked = Parked(channel, "relay")
     with channel.transaction():
         for id, (state, due) in zip(ids, asides, strict=True):
             delay = None if due is None else -timedelta(seconds=due)
-            parked.park(channel, {Parking(state=state, blocks=True, delay=delay): [id]})
+            parked.park({Parking(state=state, blocks=True, delay=delay): [id]})
     return parked, ids
 
 
 def ready(parked, channel, rows):
-    released = parked.released_keys(channel)
-    return [(each.message.id, each.message.key) for each in parked.ready(channel, released, [], rows, 1_000_000)]
+    released = parked.released_keys()
+    return [(each.message.id, each.message.key) for each in parked.ready(released, [], rows, 1_000_000)]
 
 
 def drained(parked, channel):
@@ -49,7 +49,7 @@ def drained(parked, channel):
     while found := ready(parked, channel, FEW):
         order += found
         with channel.transaction():
-            parked.remove(channel, [id for id, _ in found])
+            parked.remove([id for id, _ in found])
     return order
 
 

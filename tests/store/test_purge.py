@@ -57,12 +57,12 @@ def numbered(count) -> list[bytes]:
 
 def purge(outbox, older_than=NOTHING, batch=2) -> Purged:
     with closing(outbox.database.open()) as channel:
-        return Purge(outbox.database, batch=batch).run(channel, older_than)
+        return Purge(channel, batch=batch).run(older_than)
 
 
 def now(outbox) -> Position:
     with closing(outbox.database.open()) as channel:
-        return Log(outbox.database).now(channel).position
+        return Log().now(channel).position
 
 
 def kept(outbox) -> list[bytes]:
@@ -99,7 +99,7 @@ def test_a_young_row_between_old_ones_stays(outbox):
     aged(outbox, *(body for body in numbered(7) if body not in (b"2", b"5")))
     Relay(outbox, Destination()).until_empty()
     with closing(outbox.database.open()) as channel:
-        rehearsed = Purge(outbox.database, batch=2).rehearse(channel, WEEK)
+        rehearsed = Purge(channel, batch=2).rehearse(WEEK)
 
     purged = purge(outbox, WEEK)
 
@@ -120,7 +120,7 @@ def test_the_slowest_subscription_decides(outbox):
     settle(outbox.engine, Progress(now(outbox)))
     with closing(outbox.database.open()) as channel:
         declared = Declaration(name="slow", destination="callable:test")
-        Subscriptions(outbox.database).declare(channel, declared, start="latest")
+        Subscriptions(channel).declare(declared, start="latest")
     send(outbox, b"4", b"5")
     settle(outbox.engine, Progress(now(outbox)))
 
@@ -140,7 +140,7 @@ def test_a_window_that_is_half_done_is_not_passed(outbox):
 def test_without_any_subscription_it_refuses(outbox):
     send(outbox, b"a")
     with closing(outbox.database.open()) as channel:
-        Subscriptions(outbox.database).drop(channel, "relay")
+        Subscriptions(channel).drop("relay")
 
     with pytest.raises(SubscriptionError, match="no subscription"):
         purge(outbox)
@@ -192,8 +192,8 @@ def test_a_later_purge_forgets_nothing_of_an_earlier_one(outbox):
     purge(outbox)
     first = meta(outbox)
     with closing(outbox.database.open()) as channel:
-        Subscriptions(outbox.database).drop(channel, "relay")
-        Subscriptions(outbox.database).declare(channel, Declaration(name="relay", destination="callable:test"))
+        Subscriptions(channel).drop("relay")
+        Subscriptions(channel).declare(Declaration(name="relay", destination="callable:test"))
     send(outbox, b"6")
 
     purge(outbox)
@@ -208,17 +208,17 @@ def test_rows_and_record_go_together_or_not_at_all(outbox):
     channel = outbox.database.open()
     written, run = [], channel.run
 
-    def lose_the_second(statement, parameters=None):
+    def lose_the_second(statement, /, **parameters):
         if "purged = :purged" in statement:
             written.append(parameters)
             if len(written) == 2:
                 raise ConnectionError
-        return run(statement, parameters or {})
+        return run(statement, **parameters)
 
     channel.run = lose_the_second
 
     with closing(channel), pytest.raises(ConnectionError):
-        Purge(outbox.database, batch=2).run(channel, NOTHING)
+        Purge(channel, batch=2).run(NOTHING)
 
     assert (len(kept(outbox)), meta(outbox).purged_id) == (3, 2)
 
@@ -228,7 +228,7 @@ def test_a_rehearsal_counts_what_would_go_and_deletes_nothing(outbox):
     settle(outbox.engine, Progress(now(outbox)))
 
     with closing(outbox.database.open()) as channel:
-        rehearsed = Purge(outbox.database, batch=2).rehearse(channel, NOTHING)
+        rehearsed = Purge(channel, batch=2).rehearse(NOTHING)
 
     assert (rehearsed.rows, len(kept(outbox)), tuple(meta(outbox))) == (5, 5, (None, 0))
     assert purge(outbox).rows == 5
@@ -290,10 +290,10 @@ def test_of_what_is_kept_elsewhere_only_what_its_position_sees_goes(pg_engine):
     send(outbox, b"3")
     settle(outbox.engine, Progress(now(outbox)))
     with closing(outbox.database.open()) as channel:
-        work = Purge(outbox.database, batch=2)
-        kept_elsewhere = Kept(old=work.old(channel, NOTHING), position=position)
+        work = Purge(channel, batch=2)
+        kept_elsewhere = Kept(old=work.old(NOTHING), position=position)
 
-        rehearsed, purged = (do(channel, NOTHING, kept=kept_elsewhere) for do in (work.rehearse, work.run))
+        rehearsed, purged = (do(NOTHING, kept=kept_elsewhere) for do in (work.rehearse, work.run))
 
     assert (rehearsed.rows, purged.rows, kept(outbox)) == (2, 2, [b"late", b"3"])
 
@@ -302,10 +302,10 @@ def test_of_what_is_kept_elsewhere_nothing_goes_that_was_not_old_when_it_was_com
     send(outbox, *numbered(3))
     settle(outbox.engine, Progress(now(outbox)))
     with closing(outbox.database.open()) as channel:
-        work = Purge(outbox.database)
-        old = Old(before=work.old(channel, NOTHING).before, last_id=2)
+        work = Purge(channel)
+        old = Old(before=work.old(NOTHING).before, last_id=2)
 
-        purged = work.run(channel, NOTHING, kept=Kept(old=old, position=now(outbox)))
+        purged = work.run(NOTHING, kept=Kept(old=old, position=now(outbox)))
 
     assert (purged.rows, kept(outbox)) == (2, [b"3"])
 
@@ -333,7 +333,7 @@ def test_purging_without_pause_beside_writers_and_a_relay_loses_nothing(engine):
         database = Database(engine)
         with closing(database.open()) as channel:
             while not stop.wait(0.01):
-                Purge(database, batch=7).run(channel, NOTHING)
+                Purge(channel, batch=7).run(NOTHING)
 
     purger = threading.Thread(target=purge_on)
     purger.start()

@@ -28,9 +28,9 @@ def outbox(engine: Engine) -> Outbox:
 def register(outbox, position=None, *, name="nightly", window=1, **options) -> None:
     with closing(outbox.database.open()) as channel:
         options = {"archive": "/archive", "hold": MONTH, **options}
-        Readers(outbox.database).register(channel, name, **options)
+        Readers(channel).register(name, **options)
         if position is not None:
-            Readers(outbox.database).advance(channel, name, window, position)
+            Readers(channel).advance(name, window, position)
 
 
 def long_ago(outbox, days: int) -> None:
@@ -46,7 +46,7 @@ def long_ago(outbox, days: int) -> None:
 
 def hold(outbox, name="nightly"):
     with closing(outbox.database.open()) as channel:
-        return Readers(outbox.database).hold(channel, Subscriptions(outbox.database).get(channel, name))
+        return Readers(channel).hold(Subscriptions(channel).get(name))
 
 
 def positions(outbox) -> list[tuple[int, int, str]]:
@@ -112,7 +112,7 @@ def test_the_hold_that_was_given_last_counts(outbox):
     register(outbox, hold=timedelta(days=60), topics=("orders",))
 
     with closing(outbox.database.open()) as channel:
-        found = Subscriptions(outbox.database).get(channel, "nightly")
+        found = Subscriptions(channel).get("nightly")
     assert (hold(outbox).released, found.hold, found.topics) == (False, timedelta(days=60), ("orders",))
 
 
@@ -162,9 +162,9 @@ def test_a_name_belongs_to_one_archive(outbox):
 def test_only_the_extract_itself_changes_what_it_is(outbox):
     register(outbox)
     with closing(outbox.database.open()) as channel:
-        stored = Subscriptions(outbox.database).get(channel, "nightly")
+        stored = Subscriptions(channel).get("nightly")
         with pytest.raises(SubscriptionError, match=r"outbox extract /archive --register nightly"):
-            commands.alter(outbox.database, channel, stored)
+            commands.alter(channel, stored)
 
 
 def test_a_reader_that_is_dropped_holds_nothing_back(outbox):
@@ -172,7 +172,7 @@ def test_a_reader_that_is_dropped_holds_nothing_back(outbox):
     register(outbox)
     settle(outbox.engine, Progress(now(outbox)))
     with closing(outbox.database.open()) as channel:
-        commands.drop(outbox.database, channel, Subscriptions(outbox.database).get(channel, "nightly"))
+        commands.drop(channel, Subscriptions(channel).get("nightly"))
 
     assert (purge(outbox).rows, positions(outbox)) == (1, [])
 
@@ -182,7 +182,7 @@ def test_a_reader_alone_lets_old_messages_go_and_a_released_one_does_not(outbox)
     send(outbox, "1")
     register(outbox, now(outbox))
     with closing(outbox.database.open()) as channel:
-        Subscriptions(outbox.database).drop(channel, "relay")
+        Subscriptions(channel).drop("relay")
     aged(outbox, b"1")
     assert purge(outbox, WEEK).rows == 1
 

@@ -6,7 +6,7 @@ from sqlalchemy import text
 from outbox import DatabaseError, Message, Outbox, Relay, SubscriptionError
 from outbox.model.position import Position
 from outbox.model.verdict import DONE
-from outbox.store.log.log import Limits
+from outbox.store.log.limits import Limits
 from outbox.store.operations.restore import accept, restore
 from outbox.worker.settings import Settings
 
@@ -68,7 +68,7 @@ def test_a_restored_log_delivers_what_was_not_sent_and_what_comes(outbox, pg_eng
     with pytest.raises(DatabaseError, match="outbox restore"):
         Relay(outbox, destination).until_empty()
     channel = outbox.database.open()
-    restore(outbox.database, channel)
+    restore(channel)
     channel.close()
     Relay(outbox, destination).until_empty()
     send(outbox, b"later")
@@ -87,7 +87,7 @@ def test_subscriptions_that_stood_apart_miss_nothing(outbox, pg_engine):
     pretend_copy(pg_engine)
     channel = outbox.database.open()
 
-    restore(outbox.database, channel)
+    restore(channel)
     channel.close()
     Relay(outbox, slow, name="slow").until_empty()
 
@@ -107,7 +107,7 @@ def test_a_window_that_is_half_done_goes_on_where_it_was(outbox, pg_engine):
     pretend_copy(pg_engine)
     channel = outbox.database.open()
 
-    restore(outbox.database, channel)
+    restore(channel)
     channel.close()
     Relay(outbox, destination, settings=paged).until_empty()
 
@@ -124,7 +124,7 @@ def test_an_upgraded_server_keeps_its_positions(outbox, pg_engine):
     channel = outbox.database.open()
     destination = Collected()
 
-    accept(outbox.database, channel)
+    accept(channel)
     channel.close()
     Relay(outbox, destination).until_empty()
 
@@ -137,5 +137,5 @@ def test_a_log_is_not_restored_under_a_live_worker(outbox, pg_engine):
     channel = outbox.database.open()
 
     with pytest.raises(SubscriptionError, match="a worker of relay is alive"):
-        restore(outbox.database, channel)
+        restore(channel)
     channel.close()

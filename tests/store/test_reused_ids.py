@@ -28,7 +28,7 @@ def send(outbox: Outbox, *bodies: str) -> None:
 
 
 def parked(engine: Engine) -> list[tuple[int, bytes, str]]:
-    """Id, body and state of what is set aside."""
+    """Id, body and state of what is parked."""
     with engine.connect() as connection:
         rows = connection.execute(text("SELECT id, body, state FROM outbox_parked ORDER BY id"))
         return [(row[0], bytes(row[1]), row[2]) for row in rows]
@@ -60,7 +60,7 @@ def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine
         relay_to(destination, outbox).until_empty()
 
     assert str(raised.value) == (
-        "relay: message 1 of the log cannot be set aside, because another message is parked under this id; nothing was"
+        "relay: message 1 of the log cannot be parked, because another message is parked under this id; nothing was"
         " settled. Ids are given out again when the log was truncated or its sequence restored: run outbox db check,"
         " which says how to mend the sequence. Then replay or discard the parked message (outbox dead show 1 --name"
         " relay); the worker goes on when it is gone"
@@ -75,11 +75,11 @@ def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine
 def test_a_message_that_is_parked_already_stays_as_it_is(engine, channel):
     outbox = Outbox(engine)
     send(outbox, "first", "second")
-    parks = Parked(outbox.database, "relay")
+    parks = Parked(channel, "relay")
 
     for parking, ids in ((RETRY, [1]), (DEAD, [1, 2])):
         with channel.transaction():
-            parks.park(channel, {parking: ids})
+            parks.park({parking: ids})
 
     assert parked(engine) == [(1, b"first", "retry"), (2, b"second", "dead")]
 
@@ -87,16 +87,16 @@ def test_a_message_that_is_parked_already_stays_as_it_is(engine, channel):
 def test_messages_are_compared_only_where_some_were_parked_already(engine, channel, monkeypatch):
     outbox, compared = Outbox(engine), []
 
-    def rows(_statement, parameters):
+    def rows(_statement, /, **parameters):
         compared.append(parameters["ids"])
         return []
 
     send(outbox, "first", "second", "third")
-    parks = Parked(outbox.database, "relay")
+    parks = Parked(channel, "relay")
     monkeypatch.setattr(channel, "rows", rows)
     for ids in ([1, 2], [2, 3]):
         with channel.transaction():
-            parks.park(channel, {RETRY: ids})
+            parks.park({RETRY: ids})
 
     assert compared == [outbox.database.bind([2, 3])]
 
@@ -105,19 +105,19 @@ def test_another_subscription_may_have_parked_what_it_likes(engine, channel):
     outbox = Outbox(engine)
     send(outbox, "old")
     with channel.transaction():
-        Parked(outbox.database, "other").park(channel, {DEAD: [1]})
+        Parked(channel, "other").park({DEAD: [1]})
     begin_again(engine)
     send(outbox, "new")
 
     with channel.transaction():
-        Parked(outbox.database, "relay").park(channel, {DEAD: [1]})
+        Parked(channel, "relay").park({DEAD: [1]})
 
     assert sorted(parked(engine)) == [(1, b"new", "dead"), (1, b"old", "dead")]
 
 
 def test_a_compensation_sends_what_has_the_id_of_a_message_that_was_acknowledged(engine):
     """Its own ack counts, however many there are from before."""
-    destination, log = Destination(), Log(Outbox(engine).database)
+    destination, log = Destination(), Log()
     declare_compensation(engine, BRIEFLY)
     acked(engine, write(engine, "old 1", "old 2", "old 3"))
     with closing(Outbox(engine).database.open()) as channel:

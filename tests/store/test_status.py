@@ -14,8 +14,9 @@ from outbox import Done, Outbox, Reject, Relay
 from outbox.model.lease import Partition
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Declaration
-from outbox.store.database import Database
-from outbox.store.log.log import Limits, Log
+from outbox.store.database import Channel, Database
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Log
 from outbox.store.operations.parked_status import Count
 from outbox.store.operations.status import SubscriptionStatus, standings
 from outbox.store.subscriptions.leases import Leases
@@ -42,41 +43,40 @@ def fill(engine: Engine, rows: int, rare: int = 1_000) -> None:
 
 
 @contextmanager
-def looking(engine: Engine) -> Iterator[tuple[Database, Any]]:
-    database = Database(engine)
-    channel = database.open()
+def looking(engine: Engine) -> Iterator[Channel]:
+    channel = Database(engine).open()
     try:
-        yield database, channel
+        yield channel
     finally:
         channel.close()
 
 
 def standing(engine: Engine, name: str = "relay") -> SubscriptionStatus:
-    with looking(engine) as (database, channel):
-        _, found = standings(database, channel)
+    with looking(engine) as channel:
+        _, found = standings(channel)
     return next(each for each in found if each.subscription.name == name)
 
 
 def subscribe(engine: Engine, name: str, *topics: str) -> None:
-    with looking(engine) as (database, channel):
+    with looking(engine) as channel:
         declared = Declaration(name=name, destination="callable:test", topics=topics or None)
-        Subscriptions(database).declare(channel, declared)
+        Subscriptions(channel).declare(declared)
 
 
 def settle(engine: Engine, progress: Progress, name: str = "relay") -> None:
     """Store progress as a worker does."""
-    with looking(engine) as (database, channel):
-        leases = Leases(database)
-        lease = leases.acquire(channel, Partition(name), "test", timedelta(seconds=10))
+    with looking(engine) as channel:
+        leases = Leases(channel)
+        lease = leases.acquire(Partition(name), "test", timedelta(seconds=10))
         assert lease is not None
-        incarnation = Log(database).now(channel).incarnation
-        assert ProgressLog(database).settle(channel, lease, 1, progress, incarnation)
-        leases.release(channel, lease)
+        incarnation = Log().now(channel).incarnation
+        assert ProgressLog(channel).settle(lease, 1, progress, incarnation)
+        leases.release(lease)
 
 
 def now(engine: Engine):
-    with looking(engine) as (database, channel):
-        return Log(database).now(channel).position
+    with looking(engine) as channel:
+        return Log().now(channel).position
 
 
 class Sink:
@@ -204,13 +204,14 @@ class Explained:
 
     def __init__(self, channel):
         self._channel = channel
+        self.database = channel.database
         self.plans = []
 
-    def rows(self, statement, parameters=None):
+    def rows(self, statement, /, **parameters):
         """What it returns, once it is explained."""
-        (plan,) = self._channel.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", parameters or {})[0]
+        (plan,) = self._channel.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {statement}", **parameters)[0]
         self.plans.append((plan if isinstance(plan, list) else json.loads(plan))[0]["Plan"])
-        return self._channel.rows(statement, parameters or {})
+        return self._channel.rows(statement, **parameters)
 
     def nodes(self):
         """All nodes of all plans."""
@@ -233,11 +234,11 @@ def test_no_statement_reads_more_than_its_bound(pg_engine, plans, analysed):
     settle(pg_engine, Progress(EARLIEST, now(pg_engine), 150_000), "halfway")
     with pg_engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("ANALYZE" if analysed else "SELECT 1"))
-    with looking(pg_engine) as (database, channel):
+    with looking(pg_engine) as channel:
         channel.run(f"SET plan_cache_mode = {plans}")
         explained = Explained(channel)
 
-        _, found = standings(database, cast("Any", explained))
+        _, found = standings(cast("Any", explained))
 
     most = max(
         (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
@@ -254,12 +255,12 @@ def test_ten_million_rows_take_no_longer_than_the_eye_notices(pg_engine, full):
     for _ in range(10):
         fill(pg_engine, 1_000_000 if full else 50_000)
     subscribe(pg_engine, "picky", "rare")
-    with looking(pg_engine) as (database, channel):
-        standings(database, channel)
+    with looking(pg_engine) as channel:
+        standings(channel)
         took = []
         for _ in range(5):
             started = time.perf_counter()
-            standings(database, channel)
+            standings(channel)
             took.append(time.perf_counter() - started)
 
     assert sorted(took)[2] <= (0.2 if full else 2.0)

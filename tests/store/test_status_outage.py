@@ -158,7 +158,7 @@ def test_a_dead_letter_alone_is_not_late(engine):
 
 
 def test_a_worker_that_waits_with_messages_in_the_log_says_for_what_and_since_when(engine):
-    """While it tries one after the other nothing is set aside: only the worker knows."""
+    """While it tries one after the other nothing is parked: only the worker knows."""
     destination = Destination()
     send(engine, *["orders"] * 100)
     with Outbox(engine).running(destination):
@@ -176,12 +176,12 @@ def test_the_first_moment_of_a_trouble_is_kept(engine):
     """A worker says the same again while it lasts."""
     database = Outbox(engine).database
     with closing(database.open()) as channel:
-        Leases(database).note(channel, "relay", "away")
+        Leases(channel).note("relay", "away")
         first = status(engine)["noticed_at"]
         time.sleep(0.05)
-        Leases(database).note(channel, "relay", "away")
+        Leases(channel).note("relay", "away")
         second = status(engine)["noticed_at"]
-        Leases(database).note(channel, "relay", "other")
+        Leases(channel).note("relay", "other")
         third = status(engine)["noticed_at"]
 
     assert (first == second, second == third) == (True, False)
@@ -192,8 +192,8 @@ def test_a_worker_that_was_killed_is_told_as_soon_as_its_lease_is_over(engine):
     send(engine, "fine")
     Relay(Outbox(engine), Destination()).until_empty()
     assert outbox(engine, "status", "--check").code == 0
-    with closing((database := Outbox(engine).database).open()) as channel:
-        assert Leases(database).acquire(channel, Partition("relay"), "w", timedelta(milliseconds=1))
+    with closing(Outbox(engine).database.open()) as channel:
+        assert Leases(channel).acquire(Partition("relay"), "w", timedelta(milliseconds=1))
         time.sleep(0.1)
 
     said = outbox(engine, "status", "--check")

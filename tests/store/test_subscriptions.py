@@ -12,7 +12,7 @@ from outbox import Message, Outbox, Reject, Relay, SubscriptionError
 from outbox.model.lease import Partition
 from outbox.model.message import uuid7
 from outbox.model.subscription import Start
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.destination import Destination, failing, relay_to
@@ -32,10 +32,10 @@ def outbox(engine: Engine) -> Outbox:
 
 
 def test_the_first_worker_fixes_what_the_migration_left_open(outbox, channel):
-    subscriptions = Subscriptions(outbox.database)
-    before = subscriptions.get(channel, "relay")
-    subscriptions.declare(channel, declared(topics=("a", "b"), on_dead="continue"))
-    after = subscriptions.get(channel, "relay")
+    subscriptions = Subscriptions(channel)
+    before = subscriptions.get("relay")
+    subscriptions.declare(declared(topics=("a", "b"), on_dead="continue"))
+    after = subscriptions.get("relay")
 
     assert (before.destination, before.topics, before.on_dead) == (None, None, None)
     assert after == replace(before, destination="callable:tests", topics=("a", "b"), on_dead="continue")
@@ -117,14 +117,14 @@ def rows_of(engine: Engine) -> list[Any]:
 def altered_while_standing_by(outbox: Outbox, channel: Channel, relay: Relay, caplog, **changes: Any) -> None:
     """Let a relay wait for the lease of somebody who changes its subscription, and then work until nothing is left."""
     caplog.set_level("INFO", "outbox.lease")
-    subscriptions, leases = Subscriptions(outbox.database), Leases(outbox.database)
-    lease = leases.acquire(channel, Partition("relay"), "somebody", timedelta(minutes=10))
+    subscriptions, leases = Subscriptions(channel), Leases(channel)
+    lease = leases.acquire(Partition("relay"), "somebody", timedelta(minutes=10))
     assert lease is not None
     with ThreadPoolExecutor(1) as pool:
         done = pool.submit(relay.until_empty)
         stands_by = eventually(lambda: "standing by" in caplog.text, 20)
-        subscriptions.alter(channel, replace(subscriptions.get(channel, "relay"), **changes))
-        leases.release(channel, lease)
+        subscriptions.alter(replace(subscriptions.get("relay"), **changes))
+        leases.release(lease)
         assert stands_by
         done.result(20)
 
@@ -175,7 +175,7 @@ def test_an_unknown_name_is_told_which_there_are(outbox, channel):
     delivered(outbox.database, name="billing")
 
     with pytest.raises(SubscriptionError, match="no subscription 'bilking'; there are: billing, relay"):
-        Subscriptions(outbox.database).get(channel, "bilking")
+        Subscriptions(channel).get("bilking")
 
 
 @pytest.mark.parametrize("name", ["a b", "ä😀", "'; DROP TABLE outbox_subscription; --", "%s", ":name", "x" * 500])
@@ -183,15 +183,15 @@ def test_a_name_is_kept_as_it_is(outbox, channel, name):
     send(outbox, "1")
 
     assert texts(delivered(outbox.database, name=name)) == ["1"]
-    assert [found.name for found in Subscriptions(outbox.database).all(channel)] == sorted([name, "relay"])
+    assert [found.name for found in Subscriptions(channel).all()] == sorted([name, "relay"])
 
 
 def test_a_dropped_subscription_begins_anew(outbox, channel):
     send(outbox, "1")
     delivered(outbox.database, name="billing")
-    Subscriptions(outbox.database).drop(channel, "billing")
+    Subscriptions(channel).drop("billing")
 
-    assert Subscriptions(outbox.database).find(channel, "billing") is None
+    assert Subscriptions(channel).find("billing") is None
     assert texts(delivered(outbox.database, name="billing", topics=("orders",))) == ["1"]
 
 

@@ -6,13 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from typing import Any
 
 from tenacity import wait_fixed
 
 from outbox import Done, Message, Outbox, Reject, Relay, Retry, RetryPolicy, Unavailable, Verdict
 from outbox.model.verdict import DONE
-from outbox.store.log.log import Limits
-from outbox.worker.settings import Settings
+from outbox.store.log.limits import Limits
+from outbox.worker.settings import Settings, Upkeep
 
 Answer = Callable[[Message], Verdict]
 
@@ -85,7 +86,10 @@ BAD: dict[str, Verdict | Exception] = {
 }
 
 
-def relay_to(destination: Destination, outbox: Outbox, **options: object) -> Relay:
+UPKEEP = Upkeep()
+
+
+def relay_to(destination: Destination, outbox: Outbox, upkeep: Upkeep = UPKEEP, **options: Any) -> Relay:
     """A relay with short pauses and a short lease."""
     chosen: dict[str, object] = {
         "retry": RetryPolicy(attempts=3, wait=wait_fixed(0.05)),
@@ -94,6 +98,7 @@ def relay_to(destination: Destination, outbox: Outbox, **options: object) -> Rel
             poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
             lease=timedelta(seconds=3),
             renew_every=timedelta(milliseconds=500),
+            upkeep=upkeep,
         ),
         **options,
     }

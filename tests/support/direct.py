@@ -13,7 +13,7 @@ from outbox import Outbox, Relay
 from outbox.model.message import uuid7
 from outbox.model.subscription import Declaration, Subscription, compensation_of
 from outbox.store.database import Database
-from outbox.store.log.log import Limits
+from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
@@ -52,7 +52,7 @@ def acked(engine: Engine, ids: Sequence[int], subscription: str = "relay") -> No
     """As a writer says that it has sent these."""
     database = Database(engine)
     with closing(database.open()) as channel:
-        Acks(database, subscription).insert(channel, "writer", ids)
+        Acks(channel, subscription).insert("writer", ids)
 
 
 def stored_acks(engine: Engine) -> list[list[int]]:
@@ -67,7 +67,7 @@ def declare_compensation(engine: Engine, grace: timedelta = BRIEFLY, name: str =
     database = Database(engine)
     declared = Declaration(name=compensation_of(name), destination=None, kind="compensation", grace=grace)
     with closing(database.open()) as channel:
-        return Subscriptions(database).declare(channel, declared, "latest")
+        return Subscriptions(channel).declare(declared, "latest")
 
 
 class Timed(Collector):

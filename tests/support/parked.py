@@ -1,4 +1,4 @@
-"""What is set aside, as a test sees it."""
+"""What is parked, as a test sees it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def messages(*keys: str | None, first: int = 1, topic: str = "orders") -> list[M
 
 
 def again(message: Message, attempt: int) -> Message:
-    """The same message as it is read from where it was set aside."""
+    """The same message as it is read from where it was parked."""
     copy = Message(message.topic, message.body, key=message.key)
     copy.id, copy.message_id, copy.attempt = message.id, message.message_id, attempt
     return copy

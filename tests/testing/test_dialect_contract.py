@@ -53,11 +53,11 @@ def never_falls(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
 
 
 def one_holder(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
-    suite.test_a_lease_has_one_holder(outbox.database, channel)
+    suite.test_a_lease_has_one_holder(channel)
 
 
 def parked(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
-    suite.test_parked_messages_come_in_the_order_of_their_keys(outbox, outbox.database, channel)
+    suite.test_parked_messages_come_in_the_order_of_their_keys(outbox, channel)
 
 
 _BY_TRANSACTION = {"order": ("ORDER BY id LIMIT", "ORDER BY xact_id, id LIMIT")}

@@ -189,16 +189,14 @@ def test_what_waits_because_there_was_nothing_else_to_try_keeps_the_destinations
 
 
 @pytest.fixture
-def clock(monkeypatch):
+def clock():
     """A clock that a test sets, in seconds."""
-    moments = [100.0]
-    monkeypatch.setattr("outbox.worker.failure_log.time.monotonic", lambda: moments[-1])
-    return moments
+    return [100.0]
 
 
 def test_a_topic_that_is_not_accepted_is_told_once_in_a_while(caplog, clock):
     """Of many a few are named, and the number of the others."""
-    failure_log = FailureLog("relay", "nats://h:4222")
+    failure_log = FailureLog("relay", "nats://h:4222", clock=lambda: clock[-1])
 
     for moment in (100.0, 130.0, 161.0):
         clock.append(moment)
@@ -216,7 +214,7 @@ def test_a_topic_that_is_not_accepted_is_told_once_in_a_while(caplog, clock):
 
 def test_a_server_that_is_away_is_told_as_such_and_so_is_the_end_of_it(caplog, clock):
     """One that is accepted again while the server was not reported as away is told by its topic."""
-    failure_log = FailureLog("relay", "nats://h:4222/shop")
+    failure_log = FailureLog("relay", "nats://h:4222/shop", clock=lambda: clock[-1])
     away = "NATS: nats://h:4222: connection refused"
 
     failure_log.refused({"orders": away}, by_all=away)
@@ -233,7 +231,7 @@ def test_a_server_that_is_away_is_told_as_such_and_so_is_the_end_of_it(caplog, c
 
 
 def test_a_topic_is_accepted_again_when_a_message_of_it_is(caplog, clock):
-    failure_log = FailureLog("relay", "nats://h:4222")
+    failure_log = FailureLog("relay", "nats://h:4222", clock=lambda: clock[-1])
     failure_log.refused({"orders": "no stream"})
     failure_log.accepted({"mail"}, str)
     assert failure_log.in_trouble
@@ -246,7 +244,7 @@ def test_a_topic_is_accepted_again_when_a_message_of_it_is(caplog, clock):
 
 
 def test_a_destination_that_flaps_fills_no_log(caplog, clock):
-    failure_log = FailureLog("relay", "nats://h:4222")
+    failure_log = FailureLog("relay", "nats://h:4222", clock=lambda: clock[-1])
 
     for second in range(50):
         clock.append(100.0 + second)
@@ -294,7 +292,9 @@ def test_a_probe_of_a_server_that_is_away_costs_one_call_of_one_message():
 
 def test_a_paused_worker_notes_it_once_after_a_second(clock):
     notes = []
-    failure_log = FailureLog("relay", "nats://h:4222", note=lambda text, since: notes.append((text, since)))
+    failure_log = FailureLog(
+        "relay", "nats://h:4222", note=lambda text, since: notes.append((text, since)), clock=lambda: clock[-1]
+    )
     failure_log.refused({"orders": "no stream"})
 
     for moment in (100.5, 101.0, 105.0):
@@ -311,7 +311,9 @@ def test_a_check_back_speaks_of_half_messages_of_its_group(caplog, clock):
     """All of them have one topic, which says nothing to those who read the log."""
     notes, topic = [], "RMQ_SYS_TRANS_HALF_TOPIC"
     words = CheckingBack("shop")
-    failure_log = FailureLog("check:shop", "check:shop", words=words, note=lambda text, _: notes.append(text))
+    failure_log = FailureLog(
+        "check:shop", "check:shop", words=words, note=lambda text, _: notes.append(text), clock=lambda: clock[-1]
+    )
     failure_log.refused({topic: "no answer in 20 s"})
     clock.append(165.0)
     failure_log.paused()

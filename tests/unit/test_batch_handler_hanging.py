@@ -83,7 +83,7 @@ def test_the_answer_of_a_call_that_hung_for_a_while_is_used():
 
 
 def test_a_message_that_hangs_again_when_it_is_due_again_is_counted_again():
-    """It is read anew from where it was set aside, by a worker that was started anew."""
+    """It is read anew from where it was parked, by a worker that was started anew."""
     handler = Handler()
     (poison,) = messages("a")
     with hanging(handler, 1):
@@ -122,7 +122,7 @@ def test_too_many_hung_calls_end_it():
 
 
 def test_who_does_not_give_up_makes_only_so_many_calls_beside_those_that_hang():
-    """What they have is set aside meanwhile, and comes once."""
+    """What they have is parked meanwhile, and comes once."""
     handler = Handler()
     stage = Stage(handler, HASTY, rests=1000, gives_up=False)
     with hanging(handler, *range(1, 20)):

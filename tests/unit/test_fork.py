@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -130,7 +131,7 @@ def test_a_lock_that_is_held_is_free_there():
 
 def test_a_producers_connections_stay_with_the_parent():
     """Also the one that the parent is using: its child waits for none."""
-    connections = Connections(SimpleNamespace, 1)
+    connections = Connections(lambda: cast("Any", SimpleNamespace()), 1)
 
     def opens_its_own() -> bool:
         with connections.one() as other:

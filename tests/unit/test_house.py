@@ -9,6 +9,7 @@ import grimp
 import pytest
 
 import outbox
+from outbox.store.dialects.kinds import KINDS
 
 PACKAGE = Path(outbox.__file__).parent
 #: Files on the longest way down. It may become shorter.
@@ -42,13 +43,32 @@ def longest_way(imports: dict[str, set[str]]) -> tuple[str, ...]:
     return max(map(way, imports), key=len)
 
 
+def nodes() -> Iterator[tuple[Path, ast.AST]]:
+    """Everything that is written in the package, with its file."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield from ((path.relative_to(PACKAGE), node) for node in ast.walk(ast.parse(path.read_text())))
+
+
 def private_imports() -> Iterator[str]:
     """Names that a file takes from another, although they begin with an underscore."""
-    for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("outbox"):
-                names = (each.name for each in node.names if each.name.startswith("_"))
-                yield from (f"{path.relative_to(PACKAGE)} takes {name} from {node.module}" for name in names)
+    for path, node in nodes():
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("outbox"):
+            names = (each.name for each in node.names if each.name.startswith("_"))
+            yield from (f"{path} takes {name} from {node.module}" for name in names)
+
+
+def compares_a_kind(node: ast.AST) -> bool:
+    """Whether something is compared with the name of a kind of database."""
+    if not isinstance(node, ast.Compare):
+        return False
+    return any(isinstance(each, ast.Constant) and each.value in KINDS for each in ast.walk(node))
+
+
+def takes_both(node: ast.AST) -> bool:
+    """Whether a function takes a database and a channel, which knows its database."""
+    if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        return False
+    return {"database", "channel"} <= {each.arg for each in (*node.args.args, *node.args.kwonlyargs)}
 
 
 def test_no_file_imports_itself_by_way_of_others(imports):
@@ -69,3 +89,30 @@ def test_the_longest_way_down_does_not_grow(imports, capsys):
 
 def test_no_file_takes_what_is_private_to_another():
     assert list(private_imports()) == []
+
+
+def test_only_dialects_compare_the_name_of_a_database():
+    where = (f"{path}:{getattr(node, 'lineno', 0)}" for path, node in nodes() if compares_a_kind(node))
+
+    assert [each for each in where if not each.startswith("store/dialects/")] == []
+
+
+def test_a_function_takes_a_channel_or_a_database():
+    """A channel and the database of another one would not be noticed."""
+    assert [f"{path}:{getattr(node, 'lineno', 0)}" for path, node in nodes() if takes_both(node)] == []
+
+
+@pytest.mark.parametrize(("source", "seen"), [
+    ("engine.dialect.name == 'sqlite'", True),
+    ("'postgresql' != name", True),
+    ("name in ('mysql', 'sqlite')", True),
+    ("'sqlite:' in url", False),
+])  # fmt: skip
+def test_a_comparison_would_be_seen(source, seen):
+    assert any(map(compares_a_kind, ast.walk(ast.parse(source)))) == seen
+
+
+def test_a_function_that_takes_both_would_be_seen():
+    sources = ("def f(database, channel): ...", "def f(channel, *, database): ...", "def f(channel, name): ...")
+
+    assert [any(map(takes_both, ast.walk(ast.parse(source)))) for source in sources] == [True, True, False]

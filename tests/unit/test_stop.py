@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from outbox.runtime.stop import Stop
+from outbox.runtime.wakeup import Wake
 
 
 @pytest.fixture
@@ -47,3 +48,34 @@ def test_a_stop_that_was_followed_is_forgotten(stop):
     stop.withdraw()
 
     assert (stop.asked, stop.rest(0.01)) == (False, True)
+
+
+def test_a_stop_within_another_is_asked_when_that_one_is(stop):
+    inner = Stop(stop)
+    ended = list[bool]()
+    resting = threading.Thread(target=lambda: ended.append(inner.rest(120)), daemon=True)
+    resting.start()
+    stop.ask()
+    resting.join(30)
+
+    assert (ended, inner.asked) == ([False], True)
+    stop.withdraw()
+    assert not inner.asked
+
+
+def test_a_stop_within_another_can_be_asked_alone(stop):
+    inner, beside = Stop(stop), Stop(stop)
+    inner.ask()
+    stop.withdraw()
+
+    assert (inner.asked, stop.asked, beside.asked) == (True, False, False)
+    inner.withdraw()
+    assert not inner.asked
+
+
+def test_a_wake_up_that_somebody_waits_on_is_set_as_well(stop):
+    wake = Wake()
+    inner = Stop(Stop(stop), wake=wake)
+    stop.ask()
+
+    assert (wake.wait(120), inner.asked) == (True, True)

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from outbox.runtime.throttled_log import ThrottledLog
+from outbox.runtime.throttled_log import Throttle, ThrottledLog
 
 
 @pytest.fixture
@@ -34,3 +34,21 @@ def test_after_a_long_silence_it_begins_with_the_shortest_pause(lines):
 
 def test_a_single_trouble_now_and_then_is_logged_each_time(lines):
     assert lines(range(0, 1000, 200)) == [0, 200, 400, 600, 800]
+
+
+def test_each_thing_may_be_logged_at_once_and_then_once_in_a_while():
+    moments = [0.0]
+    throttle = Throttle(60.0, clock=lambda: moments[-1])
+    said = []
+    for second in range(150):
+        moments.append(second)
+        said += [(second, each) for each in ("one", "other")[: 1 + (second >= 10)] if throttle.allows(each)]
+
+    assert said == [(0, "one"), (10, "other"), (60, "one"), (70, "other"), (120, "one"), (130, "other")]
+
+
+def test_of_very_many_things_the_throttle_forgets_the_first_ones():
+    throttle = Throttle(60.0, clock=lambda: 1.0)
+
+    assert all(map(throttle.allows, range(10_001)))
+    assert [throttle.allows(0), throttle.allows(10_000)] == [True, False]

@@ -6,18 +6,16 @@ import pytest
 
 from outbox import Done, Outbox
 from outbox.model.message import Message
-from outbox.worker import activity_log
 from outbox.worker.activity_log import Activity
+from outbox.worker.settings import Settings, Upkeep
 from tests.support.waiting import eventually
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
 @pytest.fixture
-def clock(monkeypatch):
-    moments = [100.0]
-    monkeypatch.setattr("outbox.worker.activity_log.time.monotonic", lambda: moments[-1])
-    return moments
+def clock():
+    return [100.0]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +35,7 @@ def written(seconds: float, number: int = 1, delay: float = 0.0) -> list[Message
 
 
 def test_a_line_says_how_many_how_quickly_and_what_waits(clock, told):
-    work = Activity("relay")
+    work = Activity("relay", clock=lambda: clock[-1])
     work.count(written(0.004, 990), NOW)
     work.count(written(30, 10), NOW)
     clock.append(160.0)
@@ -53,7 +51,7 @@ def test_a_line_says_how_many_how_quickly_and_what_waits(clock, told):
 
 
 def test_the_slow_ones_are_not_left_out(clock, told):
-    work = Activity("relay")
+    work = Activity("relay", clock=lambda: clock[-1])
     work.count(written(0.004, 980), NOW)
     work.count(written(30, 20), NOW)
     work.tell({})
@@ -62,7 +60,7 @@ def test_the_slow_ones_are_not_left_out(clock, told):
 
 
 def test_an_idle_minute_is_told_only_if_something_waits(clock, told):
-    work = Activity("relay")
+    work = Activity("relay", clock=lambda: clock[-1])
     work.tell_if_due(dict)
     clock.append(161.0)
     work.tell_if_due(dict)
@@ -72,10 +70,9 @@ def test_an_idle_minute_is_told_only_if_something_waits(clock, told):
     assert told() == ["relay: 0 messages sent in 1 min; 1 waiting"]
 
 
-def test_a_relay_tells_it(engine, told, monkeypatch):
-    monkeypatch.setattr(activity_log, "_EVERY_SECONDS", 0.5)
+def test_a_relay_tells_it(engine, told):
     outbox = Outbox(engine)
-    with outbox.running(lambda _message: Done()):
+    with outbox.running(lambda _message: Done(), settings=Settings(upkeep=Upkeep(log_activity=0.5))):
         with outbox.begin() as session:
             outbox.send_all(session, [Message("orders", b"1") for _ in range(7)])
         assert eventually(lambda: any(line.startswith("relay: 7 messages sent in ") for line in told()), 20)

@@ -3,18 +3,13 @@
 import time
 from datetime import timedelta
 
-import pytest
 from sqlalchemy import text
 
 from outbox import Inbox, Outbox
-from outbox.worker import maintenance as chores
+from outbox.worker.settings import Settings, Upkeep
 from tests.support.waiting import eventually
 
-
-@pytest.fixture
-def quick_chores(monkeypatch):
-    monkeypatch.setattr(chores, "_EXPIRED_SECONDS", 0.1)
-    monkeypatch.setattr(chores, "_AGAIN_SECONDS", 0.01)
+OFTEN = Settings(upkeep=Upkeep(prune_expired=0.1, prune_again=0.01))
 
 
 def keys(engine) -> list[str]:
@@ -24,7 +19,6 @@ def keys(engine) -> list[str]:
         return sorted([*found, *handled])
 
 
-@pytest.mark.usefixtures("quick_chores")
 def test_expired_dedup_keys_and_inbox_rows_go_while_a_relay_works(engine):
     short, long = timedelta(milliseconds=1), timedelta(days=1)
     for name, window in (("soon", short), ("later", long)):
@@ -35,7 +29,7 @@ def test_expired_dedup_keys_and_inbox_rows_go_while_a_relay_works(engine):
                 Inbox(engine, f"consumer {name} {number}", retention=window).once(session, id)
     time.sleep(0.05)
 
-    with Outbox(engine).running(lambda message: None):
+    with Outbox(engine).running(lambda message: None, settings=OFTEN):
         gone = eventually(lambda: not any("soon" in key for key in keys(engine)))
 
     assert gone

@@ -22,8 +22,8 @@ def alter(engine: Engine, on_dead: OnDead) -> None:
     """As `outbox subscriptions alter relay --on-dead`."""
     database = Outbox(engine).database
     with closing(database.open()) as channel:
-        stored = Subscriptions(database).get(channel, "relay")
-        commands.alter(database, channel, replace(stored, on_dead=on_dead))
+        stored = Subscriptions(channel).get("relay")
+        commands.alter(channel, replace(stored, on_dead=on_dead))
 
 
 def stored_policy(engine: Engine) -> str | None:

@@ -1,4 +1,4 @@
-"""What was set aside takes its turn: in the order of its key, for every message of a topic, and at little cost."""
+"""What was parked takes its turn: in the order of its key, for every message of a topic, and at little cost."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from sqlalchemy import Engine, text, update
 
 from outbox import HungHandlerError, Message, Outbox, Reject, Relay, Retry, Unavailable
 from outbox.model.verdict import DONE
-from outbox.store.log.log import Limits
+from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.parked import Parked
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
@@ -28,7 +28,7 @@ SMALL = Settings(
 
 
 def parked(engine: Engine) -> list[tuple[int, str, int]]:
-    """Id, state and attempts of what is set aside."""
+    """Id, state and attempts of what is parked."""
     with engine.connect() as connection:
         rows = connection.execute(text("SELECT id, state, attempts FROM outbox_parked ORDER BY id"))
         return [(row[0], row[1], row[2]) for row in rows]
@@ -196,7 +196,7 @@ def test_a_blocked_message_of_a_missing_topic_holds_its_key_when_its_turn_comes(
 
 
 def test_a_message_that_raises_does_not_hold_up_what_is_due_beside_it(engine):
-    """All is set aside, nothing else flows, and the first of it raises: the others of its topic arrive."""
+    """All is parked, nothing else flows, and the first of it raises: the others of its topic arrive."""
     outbox, destination = Outbox(engine), Destination(lambda _message: Retry("not yet", timedelta(seconds=0.2)))
     fill(outbox, 10, keys=10)
     relay_to(destination, outbox).until_empty()

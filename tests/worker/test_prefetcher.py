@@ -9,9 +9,10 @@ import pytest
 from outbox import Message, Outbox
 from outbox.model.position import Position, Progress
 from outbox.model.verdict import Verdict
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
-from outbox.store.log.log import Limits, Log
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Log
 from outbox.worker.fetch import AHEAD, Prefetcher
 from outbox.worker.settings import Settings
 from tests.support.readers import Collector, send, texts, worker
@@ -41,13 +42,13 @@ def cursor(engine):
     """Ten messages, one a batch."""
     outbox = Outbox(engine)
     send(outbox, *"0123456789")
-    return Counting(Log(outbox.database, Limits(rows=1)))
+    return Counting(Log(Limits(rows=1)))
 
 
 @pytest.fixture
 def reader(engine, cursor):
     database = Outbox(engine).database
-    with closing(database.open()) as channel, closing(Prefetcher(database, channel, cursor)) as reader:
+    with closing(database.open()) as channel, closing(Prefetcher(channel, cursor)) as reader:
         yield reader
 
 

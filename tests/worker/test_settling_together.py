@@ -10,10 +10,9 @@ from sqlalchemy import Engine, text
 from outbox import Message, Outbox, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.runtime.fair_lock import FairLock
-from outbox.store.log.log import Limits
-from outbox.worker import partition
+from outbox.store.log.limits import Limits
 from outbox.worker.polling import Polling
-from outbox.worker.settings import Settings
+from outbox.worker.settings import Settings, Upkeep
 from outbox.worker.worker import Worker
 from tests.support.readers import Collector, at_work, declared, send, texts, worker
 from tests.support.waiting import eventually
@@ -23,6 +22,7 @@ BRISK = Settings(
     limits=Limits(rows=3),
     poll=(timedelta(milliseconds=10), timedelta(milliseconds=10)),
     settle_within=timedelta(days=1),
+    upkeep=Upkeep(store_idle=LATER, store_passed=LATER),
 )
 
 
@@ -30,8 +30,6 @@ BRISK = Settings(
 def outbox(engine, monkeypatch):
     """An outbox whose workers take any messages for many, and settle them when they must."""
     monkeypatch.setattr(Polling, "many", property(lambda _: True))
-    for each in ("_STORE_IDLE_SECONDS", "_STORE_PASSED_SECONDS"):
-        monkeypatch.setattr(partition, each, LATER)
     return Outbox(engine)
 
 

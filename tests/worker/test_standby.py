@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 
 from outbox import Outbox, Relay
 from outbox.model.lease import Claim, Holder
-from outbox.store.log.log import Limits
+from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.leases import Leases
 from outbox.worker.calls import Call, Handler
 from outbox.worker.settings import Settings

@@ -15,7 +15,8 @@ from outbox import Message, Outbox, Reject, Relay, StandbyError
 from outbox.model.lease import Partition
 from outbox.model.position import Capture
 from outbox.runtime import failpoints
-from outbox.store.log.log import Limits, Log
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.worker.heartbeat import LeaseHeartbeat
 from outbox.worker.settings import Settings
@@ -37,7 +38,7 @@ BRISK = Settings(
 def take_lease(outbox: Outbox, length: timedelta) -> None:
     """As a worker that is killed right after."""
     channel = outbox.database.open()
-    assert Leases(outbox.database).acquire(channel, Partition("relay"), "dead", length) is not None
+    assert Leases(channel).acquire(Partition("relay"), "dead", length) is not None
     channel.close()
 
 
@@ -234,17 +235,18 @@ def test_a_lease_is_given_back_when_there_is_no_connection_for_its_renewals(pg_e
 def test_a_worker_sits_out_a_failover_but_does_not_begin_on_a_standby(engine, monkeypatch):
     """The address may lead to a standby for a while, until that is promoted."""
     outbox, destination = Outbox(engine), Destination()
-    relay, captured = relay_to(destination, outbox), Log._captured
+    relay = relay_to(destination, outbox)
     fill(outbox, 1)
     relay.start()
     assert eventually(lambda: len(destination.messages) == 1)
 
-    monkeypatch.setattr(Log, "_captured", standby)
-    fill(outbox, 1)
-    with pytest.raises(StandbyError):
-        Relay(outbox, Destination(), name="other").until_empty()
-    time.sleep(2.5)
-    monkeypatch.setattr(Log, "_captured", captured)
+    with monkeypatch.context() as failed_over:
+        for read in ("now", "read_on"):
+            failed_over.setattr(Log, read, standby)
+        fill(outbox, 1)
+        with pytest.raises(StandbyError):
+            Relay(outbox, Destination(), name="other").until_empty()
+        time.sleep(2.5)
     arrived = eventually(lambda: len(destination.messages) == 2)
     relay.stop()
     relay.join(20)

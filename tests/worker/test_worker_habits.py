@@ -6,6 +6,7 @@ import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -21,9 +22,8 @@ from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.locking import begin_immediate
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.worker import maintenance as chores
 from outbox.worker import partition
-from outbox.worker.settings import Settings
+from outbox.worker.settings import Settings, Upkeep
 from tests.support.readers import Collector, at_work, send, worker
 from tests.support.waiting import eventually
 
@@ -31,6 +31,7 @@ from tests.support.waiting import eventually
 SHORTEST, LONGEST = 0.015625, 0.0625
 BRISK = Settings(poll=(timedelta(seconds=SHORTEST), timedelta(seconds=LONGEST)))
 NEVER = 1e9
+PRUNING = replace(BRISK, upkeep=Upkeep(prune_progress=0.05, store_idle=NEVER))
 
 
 # Progress
@@ -53,15 +54,13 @@ def age(engine: Engine, hours: list[int]) -> None:
     rows = zip(ages(engine), hours, strict=True)
     with closing(database.open()) as channel, channel.transaction():
         for (epoch, n, _), old in rows:
-            channel.run(update, {"epoch": epoch, "n": n, "hours": old})
+            channel.run(update, epoch=epoch, n=n, hours=old)
 
 
-def test_progress_goes_after_a_day_but_never_the_newest(engine, monkeypatch):
+def test_progress_goes_after_a_day_but_never_the_newest(engine):
     """Where the partition stands is in the newest row alone, however long ago that was written."""
-    monkeypatch.setattr(chores, "_PROGRESS_SECONDS", 0.05)
-    monkeypatch.setattr(partition, "_STORE_IDLE_SECONDS", NEVER)
     outbox, handler = Outbox(engine), Collector()
-    with at_work(worker(outbox.database, handler, settings=BRISK)):
+    with at_work(worker(outbox.database, handler, settings=PRUNING)):
         for number in range(1, 4):
             send(outbox, str(number))
             # The first row of an owner is where it found the partition.
@@ -73,15 +72,13 @@ def test_progress_goes_after_a_day_but_never_the_newest(engine, monkeypatch):
     assert ages(engine) == [(1, 3, 23), (1, 4, 48)]
 
 
-def test_a_silent_owner_prunes_nothing_that_counts(engine, monkeypatch):
+def test_a_silent_owner_prunes_nothing_that_counts(engine):
     """A day of silence, a restart, and another day: the only row is old."""
-    monkeypatch.setattr(chores, "_PROGRESS_SECONDS", 0.05)
-    monkeypatch.setattr(partition, "_STORE_IDLE_SECONDS", NEVER)
     outbox = Outbox(engine)
     send(outbox, "1")
     worker(outbox.database, Collector()).until_empty()
     age(engine, [25] * len(ages(engine)))
-    with at_work(worker(outbox.database, Collector(), settings=BRISK)):
+    with at_work(worker(outbox.database, Collector(), settings=PRUNING)):
         assert eventually(lambda: ages(engine) == [(2, 1, 0)])
         age(engine, [25])
         time.sleep(0.5)
@@ -102,29 +99,29 @@ def taken_back(outbox: Outbox) -> None:
 
 
 @pytest.mark.parametrize(
-    ("meanwhile", "after"),
-    [(in_another_topic, "_STORE_PASSED_SECONDS"), (taken_back, "_STORE_IDLE_SECONDS")],
+    ("meanwhile", "upkeep"),
+    [
+        (in_another_topic, Upkeep(store_passed=0.1, store_idle=NEVER)),
+        (taken_back, Upkeep(store_passed=NEVER, store_idle=0.1)),
+    ],
     ids=["rows of other topics", "no rows at all"],
 )
-def test_a_silent_topic_pins_nothing(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Outbox], None], after: str
-) -> None:
+def test_a_silent_topic_pins_nothing(engine: Engine, meanwhile: Callable[[Outbox], None], upkeep: Upkeep) -> None:
     """What has passed by is not read again by the next owner, and may be purged."""
-    for name in ("_STORE_PASSED_SECONDS", "_STORE_IDLE_SECONDS"):
-        monkeypatch.setattr(partition, name, 0.1 if name == after else NEVER)
+    settings = replace(BRISK, upkeep=upkeep)
     outbox, handler = Outbox(engine), Collector()
 
     def position() -> Position:
         with closing(outbox.database.open()) as channel:
-            return Log(outbox.database).now(channel).position
+            return Log().now(channel).position
 
     def stored() -> Position:
         with closing(outbox.database.open()) as channel:
-            newest = ProgressLog(outbox.database).newest(channel, Partition("relay"))
+            newest = ProgressLog(channel).newest(Partition("relay"))
         assert newest is not None
         return newest.progress.base
 
-    with at_work(worker(outbox.database, handler, settings=BRISK, topics=("orders",))):
+    with at_work(worker(outbox.database, handler, settings=settings, topics=("orders",))):
         send(outbox, "first")
         assert eventually(lambda: bool(handler.messages))
         meanwhile(outbox)
@@ -275,7 +272,7 @@ def test_sqlite_s_own_pauses_are_out_of_the_way(sqlite_engine):
     with closing(holder), closing(waiter):
         holder._driver.execute("BEGIN IMMEDIATE")
         begin_immediate(waiter._driver.execute, seconds=20, pause=pause)
-        assert waiter.rows("PRAGMA busy_timeout") == [(1000,)]
+        assert waiter.rows("PRAGMA busy_timeout", {}) == [(1000,)]
     assert len(pauses) == 50
 
 

@@ -87,7 +87,7 @@ def run(outbox: Outbox, messages: list[Fields]) -> Attempts:
 
 
 def arrived(outbox: Outbox) -> list[dict[str, object]]:
-    """What a worker hands over or sets aside, in the order of the log."""
+    """What a worker hands over or parks, in the order of the log."""
     found = {message.id or 0: said(message) for message in delivered(outbox.database)}
     with outbox.engine.begin() as connection:
         for row in connection.execute(outbox.database.tables.parked.select()).mappings():

@@ -16,9 +16,11 @@ from sqlalchemy import text
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, create_engine, migrate
-from outbox.store.dialects.dialect import Channel, Hint
+from outbox.store.database import Channel
+from outbox.store.dialects.dialect import Hint
 from outbox.testing.proxy import TcpProxy
 from outbox.worker.settings import Settings
+from outbox.writing.notifier import Notifier
 from tests.support.destination import Destination
 from tests.support.directly import writing_directly
 from tests.support.readers import Collector, bodies, send, worker
@@ -213,7 +215,7 @@ def test_a_commit_does_not_wait_for_its_hint(postgres, pg_engine, how):
 
 
 def test_a_lost_notify_connection_is_opened_again(pg_engine, monkeypatch):
-    monkeypatch.setattr("outbox.writing.notifier._RECONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(Notifier, "reconnect_seconds", 0.05)
     outbox = Outbox(pg_engine)
     send(outbox, "1")
     with listening(outbox) as ear:
@@ -357,7 +359,7 @@ def test_signal_handlers_commit_in_the_middle_of_a_hint(engine):
 
 
 def test_closed_hints_end_their_thread_however_long_it_takes_to_connect(pg_engine, monkeypatch):
-    monkeypatch.setattr("outbox.writing.notifier._RECONNECT_SECONDS", 0.05)
+    monkeypatch.setattr(Notifier, "reconnect_seconds", 0.05)
     outbox, answered, others = Outbox(pg_engine), Event(), set(enumerate_threads())
 
     def away() -> Channel:

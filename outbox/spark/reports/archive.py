@@ -23,8 +23,7 @@ from outbox.model.position import EARLIEST
 from outbox.spark import archived, offset
 from outbox.spark.files import sha256_of
 from outbox.spark.manifest import Archive, ArchivedFile, Manifest
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.extraction import MESSAGES, columns_of
 from outbox.store.log.stamp import Stamp, server_of
 from outbox.store.operations.purge import Kept, Purge, Purged
@@ -80,7 +79,6 @@ class Candidates:
 
 def compare_with_archive(
     spark: SparkSession,
-    database: Database,
     channel: Channel,
     path: str | PathLike[str],
     older_than: timedelta,
@@ -95,8 +93,7 @@ def compare_with_archive(
 
     Args:
         spark: a session.
-        database: the database with the messages.
-        channel: a connection to it.
+        channel: a connection to the database with the messages.
         path: the folder of the archive.
         older_than: how long messages are kept, by the clock of the database.
         source: the options by which Spark reads the same database: url, urlEnv or service, and schema.
@@ -107,13 +104,11 @@ def compare_with_archive(
         PositionError: the archive is of another server.
         SubscriptionError: there is no subscription, so it is not known which messages are still needed.
     """
-    found = candidates(database, channel, path, older_than)
+    found = candidates(channel, path, older_than)
     return found if isinstance(found, Comparison) else compare_candidates(spark, found, source=source, width=width)
 
 
-def candidates(
-    database: Database, channel: Channel, path: str | PathLike[str], older_than: timedelta
-) -> Candidates | Comparison:
+def candidates(channel: Channel, path: str | PathLike[str], older_than: timedelta) -> Candidates | Comparison:
     """Return, without Spark, the messages that might be purged; if there are none, return an empty comparison.
 
     Raises:
@@ -123,10 +118,10 @@ def candidates(
     """
     archive = Archive(path)
     last = archive.newest()
-    _require_same_server(database, channel, archive, last)
-    purge = Purge(database)
-    kept = purge.passed(channel, Kept(old=purge.old(channel, older_than), position=last.until))
-    if not purge.rehearse(channel, older_than, kept=kept).rows:
+    _require_same_server(channel, archive, last)
+    purge = Purge(channel)
+    kept = purge.passed(Kept(old=purge.old(older_than), position=last.until))
+    if not purge.rehearse(older_than, kept=kept).rows:
         # Messages that become old, or get a verdict, from now on are not compared, so nothing may be purged.
         return Comparison(kept=replace(kept, position=EARLIEST), ranges=())
     return Candidates(archive, last, kept)
@@ -150,9 +145,7 @@ def compare_candidates(
     )
 
 
-def purge_archived(
-    database: Database, channel: Channel, older_than: timedelta, compared: Comparison, *, rehearsal: bool = False
-) -> Purged:
+def purge_archived(channel: Channel, older_than: timedelta, compared: Comparison, *, rehearsal: bool = False) -> Purged:
     """Delete only messages that every subscription is past and that were proven to be in the archive.
 
     Messages that are committed after the comparison are not among them, whatever ids they have: the archive's position
@@ -162,12 +155,12 @@ def purge_archived(
         ArchiveError: a range differs (the text names the first one); nothing is deleted.
     """
     _require_same(compared)
-    purge = Purge(database)
-    return (purge.rehearse if rehearsal else purge.run)(channel, older_than, kept=compared.kept)
+    purge = Purge(channel)
+    return (purge.rehearse if rehearsal else purge.run)(older_than, kept=compared.kept)
 
 
-def _require_same_server(database: Database, channel: Channel, archive: Archive, last: Manifest) -> None:
-    here, there = server_of(database, channel), last.server
+def _require_same_server(channel: Channel, archive: Archive, last: Manifest) -> None:
+    here, there = server_of(channel), last.server
     if here != there:
         raise PositionError(
             f"{archive.path} was extracted from another server, timeline or outbox ({here.unlike(there)}), so it"

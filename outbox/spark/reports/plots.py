@@ -262,7 +262,7 @@ def _parked(axes: Axes, rows: Sequence[Row]) -> None:
     for row in rows:
         bars[row["subscription"], row["state"]][row["age"]] = row["messages"]
     if not bars:
-        _nothing(axes, "nothing is set aside")
+        _nothing(axes, "nothing is parked")
         return
     places = sorted(bars, key=lambda place: -sum(bars[place].values()))[:_MOST_BARS]
     names = [f"{_short(subscription, 20)}: {state}" for subscription, state in places]

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, MetaData
 
 from outbox.model.message import Message
+from outbox.store.dialects.finding import Finding
 from outbox.store.dialects.statements import Parameters, Row, Script
 
 if TYPE_CHECKING:
@@ -36,17 +37,13 @@ class Hint(NamedTuple):
     pause: float = 0.0
 
 
-class Channel(Protocol):
-    """A connection of our own, outside of the application's pool and of its transactions.
+class DriverChannel(Protocol):
+    """What a dialect says of a connection of our own; `Channel` makes its statements and uses it."""
 
-    Every statement is a transaction unless `transaction()` holds it together with others. When the connection is lost,
-    its user drops all that it remembers of the database.
-    """
-
-    def rows(self, statement: str, parameters: Parameters = ...) -> list[Row]:
+    def rows(self, statement: str, parameters: Parameters) -> list[Row]:
         """Run a statement and return its rows."""
 
-    def run(self, statement: str, parameters: Parameters = ...) -> int:
+    def run(self, statement: str, parameters: Parameters) -> int:
         """Run a statement and return how many rows it touched."""
 
     def transaction(self, *, patience: float | None = None) -> AbstractContextManager[None]:
@@ -113,6 +110,11 @@ class Dialect:
     """
 
     name: str
+    #: Whether tables may be in a schema.
+    schemas: bool
+    #: Whether a position counts the server's transactions, by the column `xact_id`; otherwise it counts rows, by their
+    #: ids, which are the file's own.
+    transaction_ids: bool
     #: The database's clock as SQL: one value during one statement. Tests replace it.
     now: str
     #: That clock, moved by `{seconds}`.
@@ -132,7 +134,7 @@ class Dialect:
     #: Whether hints reach other processes.
     notifies: bool
     #: Opens a channel, given an engine and the name of the wake-ups.
-    connect: Callable[[Engine, str], Channel]
+    connect: Callable[[Engine, str], DriverChannel]
     #: Whether an error of the driver means that the channel is gone, or busy, and a later try may work.
     transient: Callable[[Exception], bool]
     #: Whether an error of the driver means that our tables are not there.
@@ -177,6 +179,8 @@ class Dialect:
     #: rollback.
     commits_every_statement: Callable[[Any], bool]
     is_aborted: Callable[[Any], bool]
+    #: SQLAlchemy's name for this database with the driver that blocks, for threads of our own.
+    blocking: str
     #: The drivers of SQLAlchemy for which those two can be told.
     drivers: frozenset[str]
     #: The place to which an engine, or a driver's own connection, leads; None where that cannot be told. Opens no
@@ -184,6 +188,14 @@ class Dialect:
     location: Callable[[Any], Location | None]
     #: Corrects how an engine begins and ends transactions; None where nothing is wrong.
     prepare_engine: Callable[[Engine], None] | None
+    #: Sets up an engine of our own, given the arguments for its driver; None where nothing is to be done.
+    configure_engine: Callable[[Engine, Mapping[str, Any]], None] | None
+    #: Makes others wait who upgrade the tables of this name, until the transaction ends.
+    serialize_upgrades: Callable[[Connection, str], None]
+    #: Finds what is wrong with the tables in ways of this database only, given the names of those that are there; and
+    #: with the ids that it will draw, given the column with the highest id, and that id.
+    check_tables: Callable[[Connection, MetaData, Collection[str]], Iterator[Finding]]
+    check_ids: Callable[[Connection, Mapping[str, str], str, int], Iterator[Finding]]
     #: Checks constraints at once that would otherwise be checked at the commit; None where no constraint can wait.
     check_now: str | None
     #: A clause that keeps a row as it is until the transaction ends, without writing a new version of it.

@@ -12,8 +12,7 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.position import Position
 from outbox.runtime.failpoints import crash_point
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.dialects.statements import Script, Statement
 from outbox.store.half_messages.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way
 
@@ -122,17 +121,6 @@ class Ops:
             way=dialect.header.format(headers="headers", name=WAY),
             recorded_in=dialect.header.format(headers="headers", name=RECORDED_IN),
         )
-        among = database.among("transaction_id", texts="transactions")
-        self._among = database.sql(_AMONG, chosen=among)
-        self._dead = database.sql(_DEAD)
-        self._pending = database.sql(
-            _PENDING,
-            age=dialect.seconds.format(since="m.created_at", until=dialect.now),
-            immunity=dialect.header.format(headers="m.headers", name=IMMUNITY),
-            chosen=database.among("m.key", texts="transactions"),
-        )
-
-    # Verdicts
 
     def commit(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
         """Write the commit and append the messages, both or neither. Call it inside a transaction."""
@@ -178,37 +166,48 @@ class Ops:
         """Run a statement that fails, so that PostgreSQL answers the COMMIT of this transaction with a rollback."""
         yield Statement("SELECT 1 / 0", returns=True)
 
-    # Questions of a worker
+    def _bound(self, transaction: str, op: Op, by: str, group: str | None) -> dict[str, object]:
+        return {"transaction": transaction, "op": op, "decided_by": by, "producer_group": group}
 
-    def finished(self, channel: Channel, messages: Sequence[Message]) -> set[int]:
+
+class DecidedHalves:
+    """Tells a worker and a checker which transactions have a verdict."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._database = channel.database
+
+    def finished(self, messages: Sequence[Message]) -> set[int]:
         """Return the log ids of half messages whose transaction has a verdict."""
-        bound = {"transactions": self._database.bind({message.key for message in messages})}
-        decided = {row[0] for row in channel.rows(self._among, bound)}
+        statement = self._database.sql(_AMONG, chosen=self._database.among("transaction_id", texts="transactions"))
+        transactions = self._database.bind({message.key for message in messages})
+        decided = {row[0] for row in self._channel.rows(statement, transactions=transactions)}
         return {message.id or 0 for message in messages if message.key in decided}
 
-    def dead(self, channel: Channel, subscription: str, limit: int) -> list[tuple[int, str | None]]:
+    def dead(self, subscription: str, limit: int) -> list[tuple[int, str | None]]:
         """Return log id and key of dead half messages whose transaction has received a verdict since."""
-        rows = channel.rows(self._dead, {"subscription": subscription, "limit": limit})
-        return [(id, key) for id, key in rows]
+        return [(id, key) for id, key in self._channel.rows(_DEAD, subscription=subscription, limit=limit)]
 
-    def prune(self, _channel: Channel, _lease: Lease, _stored_base: Position) -> bool:
+    def prune(self, _lease: Lease, _stored_base: Position) -> bool:
         """Delete nothing, because the purge deletes an op, after its half messages."""
         return False
 
-    # Questions of a checker
-
-    def pending(self, channel: Channel, transactions: Iterable[str], immunity: timedelta) -> dict[str, Pending]:
+    def pending(self, transactions: Iterable[str], immunity: timedelta) -> dict[str, Pending]:
         """Read how transactions stand, by the database's clock; those whose half messages are gone are left out.
 
         `immunity`: the least immunity of a message, also of one that asks for none or for less.
         """
+        dialect = self._database.dialect
+        statement = self._database.sql(
+            _PENDING,
+            age=dialect.seconds.format(since="m.created_at", until=dialect.now),
+            immunity=dialect.header.format(headers="m.headers", name=IMMUNITY),
+            chosen=self._database.among("m.key", texts="transactions"),
+        )
         found: dict[str, Pending] = {}
-        for key, age, asked, op in channel.rows(self._pending, {"transactions": self._database.bind(transactions)}):
+        for key, age, asked, op in self._channel.rows(statement, transactions=self._database.bind(transactions)):
             old = timedelta(seconds=age)
             immune_for = max(immunity, timedelta(seconds=int(asked or 0))) - old
             known = found.setdefault(key, Pending(age=old, immune_for=immune_for, op=op))
             known.age, known.immune_for = max(known.age, old), max(known.immune_for, immune_for)
         return found
-
-    def _bound(self, transaction: str, op: Op, by: str, group: str | None) -> dict[str, object]:
-        return {"transaction": transaction, "op": op, "decided_by": by, "producer_group": group}

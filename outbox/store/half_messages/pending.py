@@ -10,8 +10,8 @@ from datetime import datetime, timedelta
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.subscription import Subscription, check_of
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import COLUMNS, Channel
+from outbox.store.database import Channel
+from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import GIVEN_UP_TOPIC, IMMUNITY, REAL_TOPIC, WAY, Way
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -96,45 +96,44 @@ class HalfTransaction:
 class HalfTransactions:
     """The transactions of one outbox that have half messages."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._database = channel.database
 
-    def pending(
-        self, channel: Channel, *, group: str | None = None, given_up: bool = False, limit: int
-    ) -> list[HalfTransaction]:
+    def pending(self, *, group: str | None = None, given_up: bool = False, limit: int) -> list[HalfTransaction]:
         """Return at most `limit` transactions without a verdict, the oldest first, in the order of their ids.
 
         `group`: only those of this producer group. `given_up`: only those that wait for a person, the oldest first.
         """
         if given_up:
-            checks = [each.name for each in self._checks(channel) if group is None or each.name == check_of(group)]
+            checks = [each.name for each in self._checks() if group is None or each.name == check_of(group)]
             statement = self._database.sql(
                 _GIVEN_UP, of_groups=self._database.among("p.subscription", texts="subscriptions")
             )
-            keys = channel.rows(statement, {"subscriptions": self._database.bind(checks), "limit": limit})
+            keys = self._channel.rows(statement, subscriptions=self._database.bind(checks), limit=limit)
         else:
             statement = self._database.sql(_PENDING, of_group="TRUE" if group is None else "m.tags = :producer_group")
-            keys = channel.rows(statement, {"producer_group": group, "limit": limit})
-        found = self._of(channel, [key for (key,) in keys])
+            keys = self._channel.rows(statement, producer_group=group, limit=limit)
+        found = self._of([key for (key,) in keys])
         return [found[key] for (key,) in keys if key in found]
 
-    def find(self, channel: Channel, transaction: str) -> tuple[HalfTransaction | None, Decided | None]:
+    def find(self, transaction: str) -> tuple[HalfTransaction | None, Decided | None]:
         """Return a transaction, and the verdict that stands; None for either of them that is not there."""
-        return self._of(channel, [transaction]).get(transaction), self._decided(channel, transaction)
+        return self._of([transaction]).get(transaction), self._decided(transaction)
 
-    def messages(self, channel: Channel, transaction: str) -> list[Message]:
+    def messages(self, transaction: str) -> list[Message]:
         """Return the half messages of a transaction as they are stored, in their order."""
-        return self._database.dialect.messages(channel.rows(self._database.sql(_ROWS), {"transaction": transaction}))
+        return self._database.dialect.messages(self._channel.rows(_ROWS, transaction=transaction))
 
-    def _decided(self, channel: Channel, transaction: str) -> Decided | None:
+    def _decided(self, transaction: str) -> Decided | None:
         chosen = self._database.among("transaction_id", texts="transactions")
-        rows = channel.rows(self._database.sql(_OPS, chosen=chosen), self._bound([transaction]))
+        rows = self._channel.rows(self._database.sql(_OPS, chosen=chosen), **self._bound([transaction]))
         if not rows:
             return None
         _, op, decided_by, decided_at = rows[0]
         return Decided(op=op, decided_by=decided_by, decided_at=self._moment(decided_at))
 
-    def _of(self, channel: Channel, transactions: Sequence[str]) -> dict[str, HalfTransaction]:
+    def _of(self, transactions: Sequence[str]) -> dict[str, HalfTransaction]:
         """Return these transactions by id, without those whose half messages are gone."""
         database, dialect = self._database, self._database.dialect
         chosen = database.among("m.key", texts="transactions")
@@ -148,11 +147,11 @@ class HalfTransactions:
         )
         bound = self._bound(transactions)
         rows, parked = defaultdict[str, list[Row]](list), defaultdict[str, list[Row]](list)
-        for row in channel.rows(messages, bound):
+        for row in self._channel.rows(messages, **bound):
             rows[row[0]].append(row)
-        for row in channel.rows(database.sql(_PARKED, chosen=chosen), {**bound, "prefix": check_of("")}):
+        for row in self._channel.rows(database.sql(_PARKED, chosen=chosen), **bound, prefix=check_of("")):
             parked[row[0]].append(row)
-        checks = {each.name: each for each in self._checks(channel)}
+        checks = {each.name: each for each in self._checks()}
         return {key: self._made(found, parked[key], checks) for key, found in rows.items()}
 
     def _made(self, rows: list[Row], parked: list[Row], checks: dict[str, Subscription]) -> HalfTransaction:
@@ -179,13 +178,11 @@ class HalfTransactions:
             given_up_ids=dead,
         )
 
-    def _checks(self, channel: Channel) -> list[Subscription]:
-        return [each for each in Subscriptions(self._database).all(channel) if each.kind == "check"]
+    def _checks(self) -> list[Subscription]:
+        return [each for each in Subscriptions(self._channel).all() if each.kind == "check"]
 
     def _bound(self, transactions: Sequence[str]) -> dict[str, object]:
         return {"transactions": self._database.bind(transactions)}
 
     def _moment(self, value: object) -> datetime:
-        moment = self._database.dialect.moment(value)
-        assert moment is not None
-        return moment
+        return self._database.moment(value)

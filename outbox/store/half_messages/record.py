@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import URL
 
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.dialects.statements import Script, Statement
 from outbox.store.half_messages.op import Op
 
@@ -67,7 +66,7 @@ class Records:
         `patience` seconds for its end, and raises the driver's error after that. None: no verdict can be read.
         """
         with channel.transaction(patience=patience):
-            channel.run(self._insert, {"transaction": transaction, "verdict": "rollback"})
+            channel.run(self._insert, transaction=transaction, verdict="rollback")
         # A statement of its own: the insert's snapshot may be older than the row that it met.
-        rows = channel.rows(self._find, {"transaction": transaction})
+        rows = channel.rows(self._find, transaction=transaction)
         return rows[0][0] if rows else None

@@ -7,8 +7,7 @@ from datetime import timedelta
 from uuid import UUID
 
 from outbox.model.message import Message
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.dialects.statements import Script, Statement
 
 PRUNED_AT_ONCE = 1_000
@@ -17,7 +16,7 @@ PRUNED_AT_ONCE = 1_000
 #: The keys are inserted in their order, so that two writers cannot wait for each other.
 _CLAIM = """
     INSERT INTO {dedup} AS known (dedup_key, message_id, expires_at)
-    SELECT name, id, {expires} FROM {pairs} WHERE true ORDER BY name
+    SELECT name, id, {later} FROM {pairs} WHERE true ORDER BY name
     ON CONFLICT (dedup_key) DO UPDATE SET message_id = excluded.message_id, expires_at = excluded.expires_at
     WHERE known.expires_at <= {now}
     RETURNING dedup_key
@@ -29,7 +28,7 @@ _KNOWN = "SELECT dedup_key, message_id FROM {dedup} WHERE {chosen}"
 #: keys for each portion.
 _PRUNE = """
     DELETE FROM {dedup} WHERE expires_at <= {now} AND dedup_key IN (
-        SELECT dedup_key FROM {dedup} WHERE expires_at <= {now} ORDER BY expires_at LIMIT :limit {unlocked})
+        SELECT dedup_key FROM {dedup} WHERE expires_at <= {now} ORDER BY expires_at LIMIT :limit {skip_locked})
 """
 
 
@@ -39,8 +38,7 @@ class Dedup:
     def __init__(self, database: Database, window: timedelta) -> None:
         self._database = database
         self._window = window.total_seconds()
-        expires = database.later(":seconds")
-        self._claim = database.sql(_CLAIM, expires=expires, pairs=database.dialect.pairs)
+        self._claim = database.sql(_CLAIM, pairs=database.dialect.pairs)
         self._known = database.sql(_KNOWN, chosen=database.among("dedup_key", texts="keys"))
 
     def claim(self, messages: Sequence[Message]) -> Script[dict[int, UUID]]:
@@ -76,7 +74,6 @@ class Dedup:
         return claimed, first
 
 
-def prune(database: Database, channel: Channel) -> int:
+def prune(channel: Channel) -> int:
     """Delete one portion of the keys that have expired; return how many."""
-    statement = database.sql(_PRUNE, unlocked=database.dialect.skip_locked)
-    return channel.run(statement, {"limit": PRUNED_AT_ONCE})
+    return channel.run(_PRUNE, limit=PRUNED_AT_ONCE)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from datetime import timedelta
 from uuid import UUID
 
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.dialects.statements import Script, Statement
 
 #: How many rows are deleted at once: a few milliseconds of work, so that a worker can do it beside its other work.
@@ -16,7 +15,7 @@ PRUNED_AT_ONCE = 1_000
 #: this returns nothing; if it rolls back, the row is inserted here.
 _HANDLED = """
     INSERT INTO {inbox} (consumer, message_id, handled_at, expires_at)
-    VALUES (:consumer, :message_id, {now}, {end})
+    VALUES (:consumer, :message_id, {now}, {later})
     ON CONFLICT (consumer, message_id) DO NOTHING
     RETURNING consumer
 """
@@ -24,7 +23,8 @@ _HANDLED = """
 #: two workers that lock in different orders could wait for each other.
 _PRUNE = """
     DELETE FROM {inbox} WHERE (consumer, message_id) IN (
-        SELECT consumer, message_id FROM {inbox} WHERE expires_at <= {now} ORDER BY expires_at LIMIT :limit {unlocked})
+        SELECT consumer, message_id FROM {inbox} WHERE expires_at <= {now}
+        ORDER BY expires_at LIMIT :limit {skip_locked})
 """
 
 
@@ -32,7 +32,7 @@ class InboxRows:
     """Writes the inbox of one outbox."""
 
     def __init__(self, database: Database, retention: timedelta) -> None:
-        self._handled = database.sql(_HANDLED, end=database.later(":retention"))
+        self._handled = database.sql(_HANDLED)
         self._retention = retention.total_seconds()
         kind = database.tables.inbox.c.message_id.type
         self._bound = kind.dialect_impl(database.engine.dialect).bind_processor(database.engine.dialect)
@@ -43,12 +43,11 @@ class InboxRows:
         The note counts once the transaction commits.
         """
         id = message_id if self._bound is None else self._bound(message_id)
-        parameters = {"consumer": consumer, "message_id": id, "retention": self._retention}
+        parameters = {"consumer": consumer, "message_id": id, "seconds": self._retention}
         rows = yield Statement(self._handled, parameters, returns=True)
         return bool(rows)
 
 
-def prune(database: Database, channel: Channel) -> int:
+def prune(channel: Channel) -> int:
     """Delete one portion of the rows whose retention is over; return how many."""
-    statement = database.sql(_PRUNE, unlocked=database.dialect.skip_locked)
-    return channel.run(statement, {"limit": PRUNED_AT_ONCE})
+    return channel.run(_PRUNE, limit=PRUNED_AT_ONCE)

@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from outbox.errors import PositionError
 from outbox.model.message import Message
 from outbox.model.position import Capture, Position, Progress, Window
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.grace import Grace
-from outbox.store.log.log import Extent, Log, Page
+from outbox.store.log.log import Extent, Log, Page, nothing
 
 _SMALLEST_SPAN = 1_000
 _WIDEST_SPAN = 64_000
@@ -142,7 +142,7 @@ class Cursor:
 
     def _idle(self, capture: Capture | None) -> Batch:
         base = self._progress.base
-        page = self._log.nothing(capture)
+        page = nothing(capture)
         end = Progress(self._nothing_before or base)
         return Batch(page=page, window=Window(base, end.base), end=end, seen=0)
 

@@ -143,6 +143,11 @@ class Extraction:
     span: Span | None = None
 
     @property
+    def methods(self) -> tuple[str, ...]:
+        """How rows of such a database can be fetched, the fastest first: "adbc", "psycopg", "sqlite"."""
+        return _SPEECHES[self.dialect].methods
+
+    @property
     def selected(self) -> tuple[str, ...]:
         """The columns that a statement returns: those that are wanted, then the columns of the key not among them."""
         return (*self.columns, *(name for name in key_of(self.table) if name not in self.columns))
@@ -260,6 +265,8 @@ def _qualified(schema: str | None, table: str) -> str:
 class _Speech:
     """The SQL in which one database differs from the others."""
 
+    #: How its rows can be fetched, the fastest first.
+    methods: tuple[str, ...]
     #: The expression that shows a column, by kind; a column of any other kind is shown as it is.
     show: Mapping[str, str]
     #: Expressions for columns that this database does not have, by name.
@@ -358,6 +365,7 @@ def _moment_of_sqlite(moment: datetime) -> str:
 
 
 _POSTGRESQL = _Speech(
+    methods=("adbc", "psycopg"),
     show=MappingProxyType({"uuid": "CAST({c} AS text)"}),
     replaced=MappingProxyType({}),
     text=_quoted_by_postgresql,
@@ -379,6 +387,7 @@ _POSTGRESQL = _Speech(
     patience="SET statement_timeout = '10min'",
 )
 _SQLITE = _Speech(
+    methods=("sqlite",),
     show=MappingProxyType(
         {
             "uuid": "substr({c}, 1, 8) || '-' || substr({c}, 9, 4) || '-' || substr({c}, 13, 4) || '-'"

@@ -15,9 +15,10 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.position import Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import COLUMNS, Channel
+from outbox.store.database import Channel
+from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
+from outbox.store.log.limits import LIMITS, Limits
 
 _TOPIC, _BODY, _DIRECT = 2, 6, 11
 _ID = itemgetter(0)
@@ -25,19 +26,6 @@ _FORBIDDEN = {
     "standby": "this server is a standby: its snapshots miss open transactions; connect to the primary",
     "written": "a position cannot be captured in a transaction that has written; use a connection of its own",
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """The most that one read returns: rows, and bytes of bodies (twice that for a moment, while bodies are fetched)."""
-
-    rows: int = 1000
-    bytes: int = 8 * 1024 * 1024
-
-    @property
-    def inline(self) -> int:
-        """The size up to which a body comes with its row: `rows` + 1 such bodies cannot exceed `bytes`."""
-        return self.bytes // (self.rows + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,38 +86,19 @@ _NOTHING = _Part([], None, whole=True)
 class Log:
     """Reads the log, on channels that the caller passes and nobody else uses."""
 
-    def __init__(self, database: Database, limits: Limits = Limits(), selection: Selection = EVERYTHING) -> None:
-        self._database = database
+    def __init__(self, limits: Limits = LIMITS, selection: Selection = EVERYTHING) -> None:
         self._limits = limits
         self._selection = selection
-        topics, tags = selection.topics, selection.tags
-        narrow = (topics, tags, selection.only) != (None, None, None)
-        dialect = database.dialect
-        self._capture = database.sql(dialect.capture)
-        self._read_on = database.sql(dialect.read_on_chosen if narrow else dialect.read_on)
-        self._read_on_fresh = database.sql(dialect.read_on_chosen if narrow else dialect.read_on_fresh)
-        self._page = database.sql(dialect.page)
-        self._page_late = database.sql(dialect.page_late)
-        self._extent = database.sql(dialect.extent)
-        self._bodies = database.sql(_BODIES, chosen=database.among("id", numbers="ids"))
-        self._at = database.sql(_AT, chosen=database.among("id", numbers="ids"))
+        self._narrow = (selection.topics, selection.tags, selection.only) != (None, None, None)
         # An empty text skips and hides nothing: no subscription has an empty name, and no message an empty topic. Half
         # messages are hidden unless topics are named, because only a checker handles them.
         self._skips = selection.skips or ""
-        self._hidden = HALF_TOPIC if topics is None else ""
-        self._common: dict[str, Any] = {
-            "inline": self._limits.inline,
-            "topics": None if topics is None else database.bind(topics),
-            "tags": None if tags is None else database.bind(tags),
-            "skips": self._skips,
-            "only": selection.only,
-            "hidden": self._hidden,
-        }
+        self._hidden = HALF_TOPIC if selection.topics is None else ""
 
     def now(self, channel: Channel) -> Capture:
         """Capture the position of now, which sees all that was committed before this call."""
-        snapshot, incarnation, forbidden, now = channel.rows(self._capture)[0]
-        return self._captured(snapshot, incarnation, forbidden, now)
+        snapshot, incarnation, forbidden, now = channel.rows(channel.database.dialect.capture)[0]
+        return _captured(snapshot, incarnation, forbidden, channel.database.moment(now))
 
     def read_on(self, channel: Channel, base: Position) -> Page:
         """Capture, and read everything that was committed since `base`, in one statement.
@@ -137,53 +106,55 @@ class Log:
         The position is the statement's own snapshot, so the rows that it reads are exactly those that the position
         sees.
         """
-        limit = self._limits.rows + 1
-        parameters = {**self._common, "head": base.head, "open": list(base.open), "limit": limit}
-        statement = self._read_on if base.open else self._read_on_fresh
-        head, rows = _split(channel.rows(statement, parameters))
-        capture = self._captured(head[2], head[3], head[4], head[8])
+        dialect, limit = channel.database.dialect, self._limits.rows + 1
+        whole = dialect.read_on if base.open else dialect.read_on_fresh
+        statement = dialect.read_on_chosen if self._narrow else whole
+        bounds = {"head": base.head, "open": list(base.open), "limit": limit}
+        head, rows = _split(channel.rows(statement, **self._chosen(channel), **bounds))
+        capture = _captured(head[2], head[3], head[4], channel.database.moment(head[8]))
         seen = len(rows) if head[0] is None else head[0]
         if seen >= limit:
-            return self._reading(_NOTHING, capture.now, complete=False, seen=seen, capture=capture)
+            return _page(channel, _NOTHING, capture.now, complete=False, seen=seen, capture=capture)
         part = self._fitting(channel, rows)
-        return self._reading(part, capture.now, complete=part.whole, seen=seen, capture=capture)
-
-    def nothing(self, capture: Capture | None) -> Page:
-        """Return a page without rows, for a moment at which no rows were read."""
-        now = datetime.now(UTC) if capture is None else capture.now
-        return self._reading(_NOTHING, now, complete=True, seen=0, capture=capture)
+        return _page(channel, part, capture.now, complete=part.whole, seen=seen, capture=capture)
 
     def at(self, channel: Channel, ids: Sequence[int]) -> Page:
         """Read the messages with these ids, as many as the limits allow, but at least one."""
-        rows = channel.rows(self._at, {**self._common, "ids": self._database.bind(ids)})
+        bound = {"inline": self._limits.inline, "only": self._selection.only, "ids": channel.database.bind(ids)}
+        rows = channel.rows(_AT, **bound)
         part = self._fitting(channel, rows)
-        return self._reading(part, datetime.now(UTC), complete=part.whole, seen=len(rows))
+        return _page(channel, part, datetime.now(UTC), complete=part.whole, seen=len(rows))
 
     def extent(self, channel: Channel, window: Window) -> Extent:
         """Find out where the rows of a window lie; costs one pass over its index entries."""
-        first, last, late_first, late_last = channel.rows(self._extent, _bounds(window))[0]
+        found = channel.rows(channel.database.dialect.extent, **_bounds(window))[0]
+        first, last, late_first, late_last = found
         fresh = None if first is None else (first, last)
         return Extent(fresh, None if late_first is None else (late_first, late_last))
 
     def page(self, channel: Channel, window: Window, extent: Extent, after: int, upto: int) -> Page:
         """Read the rows of a window with ids above `after` and up to `upto`, as many as the limits allow."""
+        dialect, limit = channel.database.dialect, self._limits.rows
         late = extent.late is not None and after < extent.late[1]
-        limit = self._limits.rows
         first = extent.fresh[0] if extent.fresh else upto + 1
         span = {"after": after, "upto": upto, "first": first, "limit": limit}
-        statement = self._page_late if late else self._page
-        clock, rows = _split(channel.rows(statement, {**self._common, **_bounds(window), **span}))
+        statement = dialect.page_late if late else dialect.page
+        clock, rows = _split(channel.rows(statement, **self._chosen(channel), **_bounds(window), **span))
         part = self._fitting(channel, rows)
         complete = part.whole and len(rows) < limit
-        return self._reading(part, self._moment(clock[8]), complete=complete, seen=len(rows))
+        return _page(channel, part, channel.database.moment(clock[8]), complete=complete, seen=len(rows))
 
-    def _reading(
-        self, part: _Part, now: datetime, *, complete: bool, seen: int, capture: Capture | None = None
-    ) -> Page:
-        make = self._database.dialect.messages
-        return Page(
-            rows=part.rows, reached=part.reached, make=make, now=now, complete=complete, seen=seen, capture=capture
-        )
+    def _chosen(self, channel: Channel) -> dict[str, Any]:
+        """Return the selection as parameters of the statements that read messages."""
+        topics, tags = self._selection.topics, self._selection.tags
+        return {
+            "inline": self._limits.inline,
+            "topics": None if topics is None else channel.database.bind(topics),
+            "tags": None if tags is None else channel.database.bind(tags),
+            "skips": self._skips,
+            "only": self._selection.only,
+            "hidden": self._hidden,
+        }
 
     def _fitting(self, channel: Channel, rows: list[Row]) -> _Part:
         """Sort the rows, and fetch the bodies that were too large to come along: as many as fit, but at least one."""
@@ -209,20 +180,29 @@ class Log:
     def _large_bodies(self, channel: Channel, ids: list[int]) -> dict[int, bytes]:
         if not ids:
             return {}
-        parameters = {"ids": self._database.bind(ids), "bytes": self._limits.bytes}
-        return {id: body for id, body in channel.rows(self._bodies, parameters)}  # noqa: C416 - rows are tuples of any length
+        found = channel.rows(_BODIES, ids=channel.database.bind(ids), bytes=self._limits.bytes)
+        return {id: body for id, body in found}  # noqa: C416 - rows are tuples of any length
 
-    def _captured(self, snapshot: str, incarnation: str, forbidden: str | None, now: Any) -> Capture:
-        if forbidden == "standby":
-            raise StandbyError(_FORBIDDEN[forbidden])
-        if forbidden is not None:
-            raise DatabaseError(_FORBIDDEN[forbidden])
-        return Capture(position=Position.parse(snapshot), incarnation=incarnation, now=self._moment(now))
 
-    def _moment(self, value: Any) -> datetime:
-        moment = self._database.dialect.moment(value)
-        assert moment is not None
-        return moment
+def nothing(capture: Capture | None) -> Page:
+    """Return a page without rows, for a moment at which no rows were read."""
+    now = datetime.now(UTC) if capture is None else capture.now
+    return Page(rows=[], reached=None, make=lambda _rows: [], now=now, complete=True, seen=0, capture=capture)
+
+
+def _page(
+    channel: Channel, part: _Part, now: datetime, *, complete: bool, seen: int, capture: Capture | None = None
+) -> Page:
+    make = channel.database.dialect.messages
+    return Page(rows=part.rows, reached=part.reached, make=make, now=now, complete=complete, seen=seen, capture=capture)
+
+
+def _captured(snapshot: str, incarnation: str, forbidden: str | None, now: datetime) -> Capture:
+    if forbidden == "standby":
+        raise StandbyError(_FORBIDDEN[forbidden])
+    if forbidden is not None:
+        raise DatabaseError(_FORBIDDEN[forbidden])
+    return Capture(position=Position.parse(snapshot), incarnation=incarnation, now=now)
 
 
 def _split(rows: list[Row]) -> tuple[Row, list[Row]]:
@@ -239,15 +219,15 @@ def _bounds(window: Window) -> dict[str, Any]:
 
 _AT = f"""
     SELECT {COLUMNS.format(body="CASE WHEN length(body) <= :inline THEN body END", direct="direct")}
-    FROM {{message}} WHERE {{chosen}} AND direct = :only ORDER BY id
+    FROM {{message}} WHERE {{id_in_ids}} AND direct = :only ORDER BY id
 """
 #: Large bodies, as many as the limit of bytes allows, but at least one; by primary key. Bodies stay out of the window
 #: function, because SQLite copies everything that goes through one.
 _BODIES = """
-    SELECT id, body FROM {message} WHERE {chosen} AND id IN (
+    SELECT id, body FROM {message} WHERE {id_in_ids} AND id IN (
         SELECT id FROM (
             SELECT id, sum(length(body)) OVER (ORDER BY id) AS cut, row_number() OVER (ORDER BY id) AS nth
-            FROM {message} WHERE {chosen}) AS c
+            FROM {message} WHERE {id_in_ids}) AS c
         WHERE cut <= :bytes OR nth = 1)
     ORDER BY id
 """

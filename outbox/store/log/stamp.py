@@ -12,8 +12,8 @@ from outbox.model.position import Position
 
 if TYPE_CHECKING:
     # Capturing a position needs psycopg. Spark's tasks only carry one, and may run where psycopg is not installed.
-    from outbox.store.database import Database
-    from outbox.store.dialects.dialect import Channel, WriteAheadLog
+    from outbox.store.database import Channel
+    from outbox.store.dialects.dialect import WriteAheadLog
 
 #: Seconds to wait until the server's log is on disk, and seconds after which the server is asked to write it.
 _PATIENCE, _BY_ITSELF = 30.0, 0.25
@@ -57,7 +57,7 @@ class Stamp:
     server: Server
 
 
-def stamp(database: Database, channel: Channel, *, pause: Callable[[float], object] = time.sleep) -> Stamp:
+def stamp(channel: Channel, *, pause: Callable[[float], object] = time.sleep) -> Stamp:
     """Capture the position of now on the primary, and return it once a crash cannot undo it.
 
     Ids that were drawn and not written to disk are drawn again after a crash. A position that had seen them would treat
@@ -69,33 +69,31 @@ def stamp(database: Database, channel: Channel, *, pause: Callable[[float], obje
     """
     from outbox.store.log.log import Log
 
-    log = Log(database)
+    log = Log()
     for _ in range(_TRIES):
         captured = log.now(channel)
-        timeline, _ = written(database, channel, pause=pause)
+        timeline, _ = written(channel, pause=pause)
         # A pooler may hide that the server has crashed in between, with what it had not written.
         if log.now(channel).incarnation == captured.incarnation:
-            return Stamp(position=captured.position, server=_server(database, channel, timeline))
+            return Stamp(position=captured.position, server=_server(channel, timeline))
     raise DatabaseError(
         f"the server was restarted, or its statistics were reset, {_TRIES} times while its position was captured; if a"
         " pooler stands before several servers, connect to the primary itself"
     )
 
 
-def server_of(database: Database, channel: Channel) -> Server:
+def server_of(channel: Channel) -> Server:
     """Return which server this is; the channel must lead to a primary."""
-    wal = database.dialect.wal
-    return _server(database, channel, channel.rows(wal.end)[0][0] if wal else None)
+    wal = channel.database.dialect.wal
+    return _server(channel, channel.rows(wal.end)[0][0] if wal else None)
 
 
-def written(
-    database: Database, channel: Channel, *, pause: Callable[[float], object] = time.sleep
-) -> tuple[str | None, str | None]:
+def written(channel: Channel, *, pause: Callable[[float], object] = time.sleep) -> tuple[str | None, str | None]:
     """Wait until all that has happened so far is on disk; return the timeline and how far the server's log was then.
 
     On a database without such a log this returns at once, and both are None.
     """
-    wal = database.dialect.wal
+    wal = channel.database.dialect.wal
     if wal is None:
         return None, None
     timeline, lsn = channel.rows(wal.end)[0]
@@ -103,21 +101,21 @@ def written(
     return timeline, lsn
 
 
-def purged(database: Database, channel: Channel) -> Position | None:
+def purged(channel: Channel) -> Position | None:
     """Return the position of what purge has ever deleted; None when nothing is gone."""
-    text = channel.rows(database.sql(_PURGED))[0][0]
+    text = channel.rows(_PURGED)[0][0]
     return None if text is None else Position.parse(text)
 
 
-def _server(database: Database, channel: Channel, timeline: str | None) -> Server:
-    dialect = database.dialect
-    system, oid, installation = channel.rows(database.sql(_SERVER, identity=dialect.identity))[0]
+def _server(channel: Channel, timeline: str | None) -> Server:
+    dialect = channel.database.dialect
+    system, oid, installation = channel.rows(_SERVER)[0]
     return Server(dialect=dialect.name, system=system, database=oid, timeline=timeline, installation=installation)
 
 
 def _wait(channel: Channel, wal: WriteAheadLog, lsn: str, pause: Callable[[float], object]) -> None:
     waited, nap, asked = 0.0, 0.001, False
-    while not channel.rows(wal.flushed, {"lsn": lsn})[0][0]:
+    while not channel.rows(wal.flushed, lsn=lsn)[0][0]:
         if waited > _PATIENCE:
             raise DatabaseError(f"the server did not write its log up to {lsn} to disk within {_PATIENCE:.0f} s")
         if waited > _BY_ITSELF and not asked:

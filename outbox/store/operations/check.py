@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from sqlalchemy import (
@@ -14,18 +14,18 @@ from sqlalchemy import (
     DefaultClause,
     Index,
     Inspector,
-    MetaData,
     Table,
     inspect,
     text,
 )
+from sqlalchemy.dialects import registry
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from outbox.errors import DatabaseError
 from outbox.model.message import slot_of
 from outbox.schema import VERSION, Tables, record_metadata
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
+from outbox.store.dialects.finding import Finding
 from outbox.store.identity import Identity
 from outbox.store.log.log import Log
 
@@ -34,19 +34,6 @@ _MISSING = "is missing"
 NEWER = "install a newer outbox-log"
 _MOST_SLOTS = 32_767
 _SAMPLED = 1_000
-_OLDEST_POSTGRESQL = (13,)
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something that is not as it should be: the place, the problem, and the fix."""
-
-    where: str
-    problem: str
-    fix: str
-
-    def __str__(self) -> str:
-        return f"{self.where}: {self.problem}; {self.fix}"
 
 
 _META = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
@@ -54,72 +41,33 @@ _META = "SELECT version, slots, system_identifier, database_oid FROM {meta}"
 _KEYED = """
     SELECT key, slot FROM (SELECT key, slot FROM {message} ORDER BY id DESC LIMIT :limit) AS r WHERE key IS NOT NULL
 """
-_INVALID = """
-    SELECT c.relname FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid
-    JOIN pg_class AS t ON t.oid = i.indrelid JOIN pg_namespace AS n ON n.oid = t.relnamespace
-    WHERE NOT i.indisvalid AND t.relname LIKE 'outbox\\_%' AND n.nspname = coalesce(:schema, current_schema())
-"""
-_COLLATIONS = """
-    SELECT table_name, column_name, collation_name FROM information_schema.columns
-    WHERE table_name LIKE 'outbox\\_%' AND table_schema = coalesce(:schema, current_schema())
-"""
-_NOT_LOGGED = """
-    SELECT c.relname FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-    WHERE c.relpersistence <> 'p' AND c.relkind = 'r' AND c.relname LIKE 'outbox\\_%'
-      AND n.nspname = coalesce(:schema, current_schema())
-"""
 #: Columns with ids of the log, none of which may be drawn again.
 _IDS = (("message", "id"), ("parked", "id"), ("ack", "last_id"), ("progress", "after_id"), ("meta", "purged_id"))
 #: Columns with positions, whose numbers are ids where the log has no `xact_id`. A head is one more than the last id.
 _POSITIONS = (("progress", "base"), ("progress", "target"), ("meta", "purged"))
 _BELOW_HEAD = "CAST(substr({column}, instr({column}, ':') + 1) AS integer) - 1"
-#: NULLs where there is no sequence. The name is quoted for use in a statement.
-_SEQUENCE = """
-    SELECT s.name, has_sequence_privilege(s.name, 'SELECT'), quote_ident(current_user)
-    FROM (SELECT pg_get_serial_sequence('{message}', 'id') AS name) AS s
-"""
-_DRAWN = "SELECT last_value - CASE WHEN is_called THEN 0 ELSE 1 END FROM {sequence}"
-_DRAWN_SQLITE = "SELECT max(seq) FROM sqlite_sequence WHERE name = 'outbox_message'"
-_HAS_SEQUENCES = "SELECT count(*) FROM sqlite_master WHERE name = 'sqlite_sequence'"
-
-#: A row if new connections of the application commit asynchronously: the source of that setting, the role and the
-#: database.
-_ASYNCHRONOUS = """
-    SELECT source, quote_ident(session_user), quote_ident(current_database()) FROM pg_settings
-    WHERE name = 'synchronous_commit' AND setting = 'off'
-"""
-#: The fix, by source. A setting on the server's command line is accepted, because servers of tests, which are thrown
-#: away, have it there.
-_SYNCHRONOUS = {
-    "user": "ALTER ROLE {role} SET synchronous_commit = on",
-    "database user": "ALTER ROLE {role} IN DATABASE {database} SET synchronous_commit = on",
-    "database": "ALTER DATABASE {database} SET synchronous_commit = on",
-    "global": "ALTER ROLE ALL SET synchronous_commit = on",
-    "configuration file": "ALTER SYSTEM SET synchronous_commit = on, then SELECT pg_reload_conf()",
-    "client": "leave synchronous_commit out of the options that it connects with: URL, connect_args, PGOPTIONS",
-    "session": "leave out the SET synchronous_commit that the application executes when it has connected",
-}
 
 
-def stored_identity(database: Database, channel: Channel) -> Identity | None:
+def stored_identity(channel: Channel) -> Identity | None:
     """Return the stored identity of the outbox; None when its row is missing."""
-    with database.explained():
-        rows = channel.rows(database.sql(_META))
+    with channel.database.explained():
+        rows = channel.rows(_META)
     return Identity(*rows[0]) if rows else None
 
 
-def findings(database: Database, channel: Channel, slots: int | None = None, *, behind: bool = False) -> list[Finding]:
+def findings(channel: Channel, slots: int | None = None, *, behind: bool = False) -> list[Finding]:
     """Return everything that is not as this version needs it; an empty list if all is well.
 
     `slots`: how many the application works with, if that is to be compared, too. `behind`: True if the upgrade that
     makes what is missing has not run yet; then it is the fix.
     """
+    database = channel.database
     with database.engine.connect() as connection:
         present = tables_there(connection, database.tables)
         if not present:
             return [
                 Finding("tables", "are not there", f"run: {database.upgrade_command}"),
-                *_of_server(database, channel),
+                *_of_server(channel),
             ]
         found = of_tables(connection, database)
         if behind:
@@ -127,14 +75,15 @@ def findings(database: Database, channel: Channel, slots: int | None = None, *, 
             upgrade = f"run: {database.upgrade_command}"
             found = [replace(each, fix=upgrade) if each.problem == _MISSING else each for each in found]
         found += _of_ids(connection, inspect(connection), database, present) if "outbox_message" in present else []
-    found += _of_server(database, channel)
+    found += _of_server(channel)
     if "outbox_meta" in present:
-        found += _of_meta(database, channel, slots, log_is_there="outbox_message" in present)
+        found += _of_meta(channel, slots, log_is_there="outbox_message" in present)
     return found
 
 
-def record_findings(database: Database, channel: Channel) -> list[Finding]:
+def record_findings(channel: Channel) -> list[Finding]:
     """Return everything about the table of a business database that is not as this version needs it."""
+    database = channel.database
     metadata = record_metadata(database.schema)
     (table,) = metadata.tables.values()
     with database.engine.connect() as connection:
@@ -143,8 +92,8 @@ def record_findings(database: Database, channel: Channel) -> list[Finding]:
             found = [Finding(table.name, "is not there", f"run: {database.upgrade_command}")]
         else:
             found = list(_of_table(inspector, table, database.dialect.name))
-        found += _of_postgresql(connection, database, metadata) if database.dialect.name == "postgresql" else []
-    return [*found, *_of_server(database, channel)]
+        found += database.dialect.check_tables(connection, metadata, set())
+    return [*found, *_of_server(channel)]
 
 
 def tables_there(connection: Connection, tables: Tables) -> set[str]:
@@ -161,8 +110,7 @@ def of_tables(connection: Connection, database: Database) -> list[Finding]:
     found = [Finding(name, _MISSING, _table_made(needed[name], dialect)) for name in sorted(set(needed) - present)]
     for name in sorted(present):
         found += _of_table(inspector, needed[name], dialect)
-    found += _of_postgresql(connection, database, database.tables.metadata) if dialect == "postgresql" else []
-    found += _of_sqlite(connection) if dialect == "sqlite" and "outbox_message" in present else []
+    found += database.dialect.check_tables(connection, database.tables.metadata, present)
     return found
 
 
@@ -193,7 +141,7 @@ def _of_column(where: str, column: Column[Any], found: dict[str, Any], dialect: 
         yield Finding(where, f"is {found_type}, not {wanted_type}", "give it that type")
     if bool(found["nullable"]) != bool(column.nullable) and not column.primary_key:
         yield Finding(where, "may be null" if found["nullable"] else "must not be null", "change that")
-    if column.identity is not None and dialect == "postgresql":
+    if column.identity is not None:
         yield from _of_identity(where, column, found.get("identity"))
     elif isinstance(column.server_default, DefaultClause):
         wanted = _plain(str(column.server_default.arg))
@@ -231,43 +179,6 @@ def _of_indexes(inspector: Inspector, table: Table, dialect: str) -> Iterator[Fi
             yield Finding(where, f"selects {selects or 'all rows'}, not {needed or 'all rows'}", f"drop it; {make}")
 
 
-def _of_postgresql(connection: Connection, database: Database, metadata: MetaData) -> Iterator[Finding]:
-    version = connection.dialect.server_version_info or ()
-    if version < _OLDEST_POSTGRESQL:
-        yield Finding("server", f"is PostgreSQL {version[0]}", "use PostgreSQL 13 or newer")
-    yield from _of_commits(connection)
-    where = {"schema": database.schema}
-    ours = {table.name: table for table in metadata.tables.values()}
-    for (name,) in connection.execute(text(_NOT_LOGGED.replace(":schema", "CAST(:schema AS text)")), where):
-        if name in ours:
-            fix = f"ALTER TABLE {ours[name]} SET LOGGED"
-            yield Finding(name, "is not logged, so a crash of the server empties it", fix)
-    for (name,) in connection.execute(text(_INVALID.replace(":schema", "CAST(:schema AS text)")), where):
-        yield Finding(f"index {name}", "is not valid", f"REINDEX INDEX {name}")
-    statement = text(_COLLATIONS.replace(":schema", "CAST(:schema AS text)"))
-    collations = {(table, column): name for table, column, name in connection.execute(statement, where)}
-    for table in metadata.tables.values():
-        for column in table.columns:
-            wanted = getattr(column.type.dialect_impl(connection.dialect), "collation", None)
-            found = collations.get((table.name, column.name), wanted)
-            if wanted is not None and found != wanted:
-                problem = f"is ordered by the collation {found or 'of the database'}"
-                yield Finding(f"{table.name}.{column.name}", problem, f'give it COLLATE "{wanted}"')
-
-
-def _of_commits(connection: Connection) -> Iterator[Finding]:
-    for source, role, database in connection.execute(text(_ASYNCHRONOUS)):
-        if source in _SYNCHRONOUS:
-            problem = f"is off (source: {source}), so a crash may take a transaction back whose messages are delivered"
-            yield Finding("synchronous_commit", problem, _SYNCHRONOUS[source].format(role=role, database=database))
-
-
-def _of_sqlite(connection: Connection) -> Iterator[Finding]:
-    made = connection.execute(text("SELECT sql FROM sqlite_master WHERE name = 'outbox_message'")).scalar_one()
-    if "AUTOINCREMENT" not in made.upper():
-        yield Finding("outbox_message.id", "is without AUTOINCREMENT, so ids would be given out twice", "make it anew")
-
-
 def _of_ids(connection: Connection, inspector: Inspector, database: Database, present: set[str]) -> Iterator[Finding]:
     """Find ids that would be drawn a second time: a row stored under such an id would count for the new message."""
     # Read before the sequence, because both rise meanwhile.
@@ -275,40 +186,13 @@ def _of_ids(connection: Connection, inspector: Inspector, database: Database, pr
     if "outbox_message.id" not in known:
         return
     where = max(known, key=lambda each: known[each])
-    if database.dialect.name == "sqlite":
-        yield from _of_sqlite_sequence(connection, where, known[where])
-        return
-    sequence, may_read, role = connection.execute(text(database.sql(_SEQUENCE))).one()
-    if sequence is not None and not may_read:
-        problem = "draws ids from a sequence that this role may not read, so nobody knows whether they rise"
-        yield Finding("outbox_message.id", problem, f"GRANT SELECT ON SEQUENCE {sequence} TO {role}")
-    elif sequence is not None:
-        drawn = connection.execute(text(_DRAWN.format(sequence=sequence))).scalar_one()
-        mend = f"ALTER TABLE {database.names['message']} ALTER id RESTART WITH {known[where] + 1}"
-        yield from _given_again(drawn, where, known[where], mend)
-
-
-def _of_sqlite_sequence(connection: Connection, where: str, highest: int) -> Iterator[Finding]:
-    if connection.execute(text(_HAS_SEQUENCES)).scalar_one():
-        drawn = connection.execute(text(_DRAWN_SQLITE)).scalar_one()
-        mend = (
-            f"INSERT INTO sqlite_sequence (name, seq) VALUES ('outbox_message', {highest})"
-            if drawn is None
-            else f"UPDATE sqlite_sequence SET seq = {highest} WHERE name = 'outbox_message'"
-        )
-        yield from _given_again(drawn or 0, where, highest, mend)
-
-
-def _given_again(drawn: int, where: str, highest: int, mend: str) -> Iterator[Finding]:
-    if drawn < highest:
-        problem = f"has drawn ids up to {drawn}, but {where} has {highest}: ids would be given out again"
-        yield Finding("outbox_message.id", problem, mend)
+    yield from database.dialect.check_ids(connection, database.names, where, known[where])
 
 
 def _highest_ids(connection: Connection, inspector: Inspector, database: Database, present: set[str]) -> dict[str, int]:
     """Return the highest id of the log that each column holds, by column."""
     places = [(name, column, column) for name, column in _IDS]
-    if "xact_id" not in database.tables.message.columns:
+    if not database.dialect.transaction_ids:
         places += [(name, column, _BELOW_HEAD.format(column=column)) for name, column in _POSITIONS]
     known: dict[str, int] = {}
     for name, column, value in places:
@@ -323,45 +207,43 @@ def _columns(inspector: Inspector, table: str, database: Database) -> set[str]:
     return {each["name"] for each in inspector.get_columns(table, schema=database.schema)}
 
 
-def _of_server(database: Database, channel: Channel) -> Iterator[Finding]:
+def _of_server(channel: Channel) -> Iterator[Finding]:
     try:
-        Log(database).now(channel)
+        Log().now(channel)
     except DatabaseError as error:
         problem, _, fix = str(error).partition("; ")
         yield Finding("server", problem, fix)
     except Exception as error:
         # On SQLite there is no position without the log; the missing table is a finding already.
-        if not database.dialect.missing_table(error):
+        if not channel.database.dialect.missing_table(error):
             raise
 
 
-def _of_meta(database: Database, channel: Channel, slots: int | None, *, log_is_there: bool) -> Iterator[Finding]:
-    stored = stored_identity(database, channel)
+def _of_meta(channel: Channel, slots: int | None, *, log_is_there: bool) -> Iterator[Finding]:
+    stored = stored_identity(channel)
     if stored is None:
-        yield Finding("outbox_meta", "is empty", f"run: {database.upgrade_command}, or start a worker")
+        yield Finding("outbox_meta", "is empty", f"run: {channel.database.upgrade_command}, or start a worker")
         return
     if stored.version != VERSION:
-        fix = f"run: {database.upgrade_command}" if stored.version < VERSION else NEWER
+        fix = f"run: {channel.database.upgrade_command}" if stored.version < VERSION else NEWER
         yield Finding("outbox_meta", f"says version {stored.version}, this is {VERSION}", fix)
     if not 1 <= stored.slots <= _MOST_SLOTS:
         yield Finding("outbox_meta", f"says {stored.slots} slots", f"between 1 and {_MOST_SLOTS} make sense")
     elif slots is not None and slots != stored.slots:
         yield Finding("outbox_meta", f"says {stored.slots} slots, not {slots}", f"say Outbox(…, slots={stored.slots})")
     elif log_is_there:
-        keyed = channel.rows(database.sql(_KEYED), {"limit": _SAMPLED})
+        keyed = channel.rows(_KEYED, limit=_SAMPLED)
         wrong = sum(slot_of(key, stored.slots) != slot for key, slot in keyed)
         if wrong:
             problem = f"{wrong} of the newest {len(keyed)} messages with a key are not in the slot of their key"
             yield Finding("outbox_message.slot", problem, f"an application writes without slots={stored.slots}")
-    if (stored.system_identifier, stored.database_oid) != channel.rows(database.dialect.identity)[0]:
+    if (stored.system_identifier, stored.database_oid) != channel.rows(channel.database.dialect.identity)[0]:
         problem = "its log was written on another server, or under another database oid: this is a copy"
         yield Finding("database", problem, "run, with all workers stopped: outbox restore")
 
 
 def _dialect(name: str) -> Any:
-    from sqlalchemy.dialects import postgresql, sqlite
-
-    return {"postgresql": postgresql, "sqlite": sqlite}[name].dialect()
+    return registry.load(name)()
 
 
 def _family(type: str) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from outbox.store import identity
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.log import Log
 
 
-def ensure_outbox(database: Database, channel: Channel) -> None:
+def ensure_outbox(channel: Channel) -> None:
     """Make sure that the tables are there, have this version, and were written on this server.
 
     Raises:
@@ -16,8 +15,8 @@ def ensure_outbox(database: Database, channel: Channel) -> None:
         SchemaError: the tables are missing, or of another version.
         DatabaseError: the database is a copy.
     """
-    with database.explained():
+    with channel.database.explained():
         # First of all, because a standby answers the next statement with an error that looks like an outage.
-        Log(database).now(channel)
-        identity.establish(database, channel)
-    identity.verify(database, channel)
+        Log().now(channel)
+        identity.establish(channel)
+    identity.verify(channel)

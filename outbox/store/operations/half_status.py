@@ -14,8 +14,7 @@ from typing import Any
 
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.subscription import check_of
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
 from outbox.store.operations.parked_status import MOST_COUNTED, STATES, Count
@@ -99,11 +98,9 @@ class HalfStatus:
     latency: Latency | None = None
 
 
-def half_standings(
-    database: Database, channel: Channel, now: datetime, standings: Sequence[SubscriptionStatus]
-) -> list[HalfStatus]:
+def half_standings(channel: Channel, now: datetime, standings: Sequence[SubscriptionStatus]) -> list[HalfStatus]:
     """Return the status of half messages, by group and real topic; an empty list if there are none."""
-    tally = _Tally(database, channel, now)
+    tally = _Tally(channel, now)
     checks = [each for each in standings if each.subscription.kind == "check"]
     for each in checks:
         tally.add_unread(each)
@@ -116,7 +113,6 @@ def half_standings(
 class _Tally:
     """Adds up the results of several looks."""
 
-    database: Database
     channel: Channel
     now: datetime
     found: dict[tuple[str, str], HalfStatus] = field(default_factory=dict)
@@ -130,12 +126,12 @@ class _Tally:
 
     def add_parked(self, check: SubscriptionStatus) -> None:
         """Add the messages that a check-back has parked."""
-        given_up = self.database.sql(_BEHIND_DEAD)
-        statement = self.database.sql(_PARKED, real_topic=self._real_topic, given_up=given_up)
+        given_up = self.channel.database.sql(_BEHIND_DEAD)
+        statement = self.channel.database.sql(_PARKED, real_topic=self._real_topic, given_up=given_up)
         common = {"subscription": check.subscription.name, "limit": MOST_COUNTED}
         for state in STATES:
             about = check.parked[state].about
-            for topic, is_given_up, number, oldest in self.channel.rows(statement, {**common, "state": state}):
+            for topic, is_given_up, number, oldest in self.channel.rows(statement, **common, state=state):
                 place = self._at(_group_of(check), topic)
                 if is_given_up:
                     place.given_up = _sum(place.given_up, Count(number, about))
@@ -145,9 +141,9 @@ class _Tally:
 
     def add_decided(self, checks: Mapping[str, SubscriptionStatus]) -> None:
         """Add messages with a verdict, and pending ones of a group whose check-back is far behind or was dropped."""
-        latency = self.database.dialect.seconds.format(since="created_at", until="decided_at")
-        statement = self.database.sql(_NEWEST, real_topic=self._real_topic, latency=latency)
-        rows = self.channel.rows(statement, {"limit": MOST_COUNTED + 1})
+        latency = self.channel.database.dialect.seconds.format(since="created_at", until="decided_at")
+        statement = self.channel.database.sql(_NEWEST, real_topic=self._real_topic, latency=latency)
+        rows = self.channel.rows(statement, limit=MOST_COUNTED + 1)
         cut = sum(row[3] for row in rows) > MOST_COUNTED
         sampled = self._sampled() if cut else {}
         for group, topic, op, number, oldest, decided_at, total, longest in rows:
@@ -173,7 +169,7 @@ class _Tally:
 
     def _sampled(self) -> dict[tuple[str, str, str | None], float]:
         """Estimate, from samples of the log, how many half messages there are by group, topic and verdict."""
-        first, last = self.channel.rows(self.database.sql(_ENDS))[0]
+        first, last = self.channel.rows(_ENDS)[0]
         end = (last or 0) + 1
         width = max(1, -(-(end - (first or 0)) // _PLACES))
         sums: dict[tuple[str, str, str | None], float] = defaultdict(float)
@@ -183,8 +179,8 @@ class _Tally:
         return sums
 
     def _sampled_at(self, first: int, end: int) -> Iterator[tuple[tuple[str, str, str | None], float]]:
-        statement = self.database.sql(_SAMPLE, real_topic=self._real_topic)
-        rows: list[Row] = self.channel.rows(statement, {"first": first, "end": end, "limit": _ROWS_A_PLACE})
+        statement = self.channel.database.sql(_SAMPLE, real_topic=self._real_topic)
+        rows: list[Row] = self.channel.rows(statement, first=first, end=end, limit=_ROWS_A_PLACE)
         number = sum(row[3] for row in rows)
         scale = 1.0 if number < _ROWS_A_PLACE else (end - first) / (max(row[4] for row in rows) - first + 1)
         for group, topic, op, count, _ in rows:
@@ -193,7 +189,7 @@ class _Tally:
 
     @property
     def _real_topic(self) -> str:
-        return self.database.dialect.header.format(headers="headers", name=REAL_TOPIC)
+        return self.channel.database.dialect.header.format(headers="headers", name=REAL_TOPIC)
 
     def _at(self, group: str, topic: str) -> HalfStatus:
         return self.found.setdefault((group, topic), HalfStatus(group=group, topic=topic))
@@ -202,9 +198,7 @@ class _Tally:
         place.oldest = max(place.oldest or 0.0, (self.now - created_at).total_seconds())
 
     def _moment(self, value: Any) -> datetime:
-        moment = self.database.dialect.moment(value)
-        assert moment is not None
-        return moment
+        return self.channel.database.moment(value)
 
 
 def _group_of(check: SubscriptionStatus) -> str:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 
 #: Rows are counted up to this number; more are estimated.
 MOST_COUNTED = 10_000
@@ -83,14 +82,14 @@ _BY_ERROR = """
 _ERROR = "SELECT substr(error, 1, :characters) FROM {parked} WHERE subscription = :subscription AND id = :id"
 
 
-def status_of_parked(database: Database, channel: Channel, subscription: str) -> ParkedStatus:
+def status_of_parked(channel: Channel, subscription: str) -> ParkedStatus:
     """Return the status of what a subscription has parked."""
-    return _Looks(database, channel, subscription).status()
+    return _Looks(channel, subscription).status()
 
 
-def parked_counts(database: Database, channel: Channel, subscription: str) -> dict[str, Count]:
+def parked_counts(channel: Channel, subscription: str) -> dict[str, Count]:
     """Count what a subscription has parked, by state."""
-    looks = _Looks(database, channel, subscription)
+    looks = _Looks(channel, subscription)
     return {state: Count.upto(looks.look(state).number) for state in STATES}
 
 
@@ -107,8 +106,8 @@ class _Look:
 class _Looks:
     """Bounded looks at the parked messages of one subscription."""
 
-    def __init__(self, database: Database, channel: Channel, subscription: str) -> None:
-        self._database = database
+    def __init__(self, channel: Channel, subscription: str) -> None:
+        self._database = channel.database
         self._channel = channel
         self._common = {"subscription": subscription, "limit": MOST_COUNTED + 1}
 
@@ -149,7 +148,7 @@ class _Looks:
         )
 
     def _rows(self, statement: str, **parameters: Any) -> Any:
-        return self._channel.rows(self._database.sql(statement), {**self._common, **parameters})
+        return self._channel.rows(statement, **self._common, **parameters)
 
     def _moment(self, stored: Any) -> datetime | None:
         return self._database.dialect.moment(stored)

@@ -10,8 +10,7 @@ import psycopg
 from psycopg.rows import tuple_row
 from sqlalchemy import select
 
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 
 _SEEN_INSIDE = "SELECT message_id FROM {message} WHERE message_id = ANY(%(ids)s)"
 _NUMBERS = "SELECT id, {number} FROM {message}"
@@ -34,22 +33,21 @@ def seen_inside(database: Database, driver: psycopg.Connection[Any], ids: Collec
         return {row[0] for row in cursor.execute(statement, {"ids": list(ids)})}
 
 
-def numbers(database: Database, channel: Channel) -> dict[int, int]:
+def numbers(channel: Channel) -> dict[int, int]:
     """Return every id of the log, with the number that tells whether the row is settled."""
-    number = "xact_id" if "xact_id" in database.tables.message.c else "id"
-    return {row[0]: row[1] for row in channel.rows(database.sql(_NUMBERS, number=number))}
+    return dict(channel.rows(_NUMBERS))
 
 
-def count(database: Database, channel: Channel, table: str) -> int:
+def count(channel: Channel, table: str) -> int:
     """Return how many rows a table has; `table` is its name without the prefix."""
-    return int(channel.rows(_COUNTS.format(table=database.names[table]))[0][0])
+    return int(channel.rows(_COUNTS.format(table=channel.database.names[table]))[0][0])
 
 
-def empty(database: Database, channel: Channel) -> None:
+def empty(channel: Channel) -> None:
     """Delete all rows of the log, as a purge may do in the end."""
-    channel.run(database.sql(_EMPTY))
+    channel.run(_EMPTY)
 
 
-def direct(database: Database, channel: Channel, *, topic: str, subscription: str) -> None:
+def direct(channel: Channel, *, topic: str, subscription: str) -> None:
     """Mark the messages of a topic as those that their writer sends itself, for this subscription."""
-    channel.run(database.sql(_DIRECT), {"topic": topic, "subscription": subscription})
+    channel.run(_DIRECT, topic=topic, subscription=subscription)

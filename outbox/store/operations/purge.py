@@ -15,8 +15,7 @@ from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Position
 from outbox.store import identity
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.moments import ids_before
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.readers import Readers
@@ -45,7 +44,7 @@ _COUNT = "SELECT count(*) FROM {message} WHERE {gone}"
 #: Locks the row until the end of the transaction, so that only one purge at a time writes what was purged.
 _LOCK = "UPDATE {meta} SET purged_id = purged_id RETURNING purged, purged_id"
 _RECORD = "UPDATE {meta} SET purged = :purged, purged_id = :id"
-_CUTOFF = "SELECT {before}"
+_CUTOFF = "SELECT {later}"
 _PURGED_ID = "SELECT purged_id FROM {meta}"
 
 
@@ -77,140 +76,135 @@ class Kept:
     position: Position
 
 
-def purged_id(database: Database, channel: Channel) -> int:
+def purged_id(channel: Channel) -> int:
     """Return the highest id that a purge has ever reached; 0: there was no purge."""
-    return int(channel.rows(database.sql(_PURGED_ID))[0][0])
+    return int(channel.rows(_PURGED_ID)[0][0])
 
 
 class Purge:
     """Deletes in small batches, each a short transaction of its own that also records how far it went."""
 
-    def __init__(self, database: Database, *, batch: int = BATCH) -> None:
-        self._database = database
+    def __init__(self, channel: Channel, *, batch: int = BATCH) -> None:
+        self._channel = channel
+        self._database = channel.database
         self._batch = batch
-        number = "xact_id" if "xact_id" in database.tables.message.columns else "id"
-        gone = database.sql(_GONE, number=number, open=database.among(f"{number} + 0", numbers="open"))
-        self._delete = database.sql(_DELETE, gone=gone, number=number)
-        self._count = database.sql(_COUNT, gone=gone)
-        self._newest = database.sql(_NEWEST, number=number)
+        number = self._database.names["number"]
+        gone = self._database.sql(_GONE, open=self._database.among(f"{number} + 0", numbers="open"))
+        self._delete = self._database.sql(_DELETE, gone=gone)
+        self._count = self._database.sql(_COUNT, gone=gone)
 
-    def run(self, channel: Channel, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
+    def run(self, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
         """Delete the rows that may be deleted; with `kept`, only those that are kept elsewhere.
 
         Raises:
             SubscriptionError: there is no subscription, so nobody can tell what is still needed.
         """
-        return self._go(channel, older_than, kept, rehearsal=False)
+        return self._go(older_than, kept, rehearsal=False)
 
-    def rehearse(self, channel: Channel, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
+    def rehearse(self, older_than: timedelta, *, kept: Kept | None = None) -> Purged:
         """Count the rows that `run` would delete, and delete nothing."""
-        return self._go(channel, older_than, kept, rehearsal=True)
+        return self._go(older_than, kept, rehearsal=True)
 
-    def old(self, channel: Channel, older_than: timedelta) -> Old:
+    def old(self, older_than: timedelta) -> Old:
         """Find out which messages are old enough to be deleted.
 
         Raises:
             SubscriptionError: there is no subscription.
         """
-        identity.verify(self._database, channel)
-        self._passed_by_all(channel)
-        before = self._moment_before(channel, older_than)
-        return Old(before=before, last_id=ids_before(self._database, channel, before)[1])
+        identity.verify(self._channel)
+        self._passed_by_all()
+        before = self._moment_before(older_than)
+        return Old(before=before, last_id=ids_before(self._channel, before)[1])
 
-    def passed(self, channel: Channel, kept: Kept) -> Kept:
+    def passed(self, kept: Kept) -> Kept:
         """Narrow what is kept elsewhere to what every subscription has passed, which may be deleted now.
 
         Raises:
             SubscriptionError: there is no subscription.
         """
-        return replace(kept, position=self._passed_by_all(channel, kept))
+        return replace(kept, position=self._passed_by_all(kept))
 
-    def _go(self, channel: Channel, older_than: timedelta, kept: Kept | None, *, rehearsal: bool) -> Purged:
-        identity.verify(self._database, channel)
-        before = self._moment_before(channel, older_than) if kept is None else kept.old.before
-        self._passed_by_all(channel)
-        first, last = ids_before(self._database, channel, before)
+    def _go(self, older_than: timedelta, kept: Kept | None, *, rehearsal: bool) -> Purged:
+        identity.verify(self._channel)
+        before = self._moment_before(older_than) if kept is None else kept.old.before
+        self._passed_by_all()
+        first, last = ids_before(self._channel, before)
         last = last if kept is None else min(last, kept.old.last_id)
         rows = 0
-        for after, upto in self._spans(channel, first, last):
+        for after, upto in self._spans(first, last):
             bounds = {"after": after, "upto": upto, "before": self._database.dialect.bind_moment(before)}
             count = self._counted if rehearsal else self._deleted
-            rows += count(channel, bounds, kept)
+            rows += count(bounds, kept)
         if not rehearsal:
-            self._delete_ops(channel, before)
-        return Purged(rows=rows, before=before, held_by=self._holding(channel, last))
+            self._delete_ops(before)
+        return Purged(rows=rows, before=before, held_by=self._holding(last))
 
-    def _counted(self, channel: Channel, bounds: dict[str, Any], kept: Kept | None) -> int:
-        passed = self._passed_by_all(channel, kept)
-        return int(channel.rows(self._count, {**bounds, **self._of(passed)})[0][0])
+    def _counted(self, bounds: dict[str, Any], kept: Kept | None) -> int:
+        passed = self._passed_by_all(kept)
+        return int(self._channel.rows(self._count, **bounds, **self._of(passed))[0][0])
 
-    def _deleted(self, channel: Channel, bounds: dict[str, Any], kept: Kept | None) -> int:
+    def _deleted(self, bounds: dict[str, Any], kept: Kept | None) -> int:
         """Delete one batch. Positions are read in its transaction, so that a subscription created meanwhile counts."""
-        with channel.transaction():
-            stored, purged_id = channel.rows(self._database.sql(_LOCK))[0]
-            passed = self._passed_by_all(channel, kept)
-            gone = [number for (number,) in channel.rows(self._delete, {**bounds, **self._of(passed)})]
+        with self._channel.transaction():
+            stored, purged_id = self._channel.rows(_LOCK)[0]
+            passed = self._passed_by_all(kept)
+            gone = [number for (number,) in self._channel.rows(self._delete, **bounds, **self._of(passed))]
             if gone:
                 purged = _deleted_of(passed, max(gone))
                 purged = purged if stored is None else purged.union(Position.parse(stored))
-                record = {"purged": str(purged), "id": max(purged_id, bounds["upto"])}
-                channel.run(self._database.sql(_RECORD), record)
+                self._channel.run(_RECORD, purged=str(purged), id=max(purged_id, bounds["upto"]))
         return len(gone)
 
-    def _delete_ops(self, channel: Channel, before: datetime) -> None:
+    def _delete_ops(self, before: datetime) -> None:
         """Delete old verdicts whose half messages are gone, a batch at a time."""
         after: str | None = ""
         while after is not None:
-            found = channel.rows(self._database.sql(_OPS_SPAN), {"after": after, "rows": self._batch})
+            found = self._channel.rows(_OPS_SPAN, after=after, rows=self._batch)
             upto = found[0][0] if found else None
             bounds = {"after": after, "upto": upto or "", "before": self._database.dialect.bind_moment(before)}
-            channel.run(self._database.sql(_DELETE_OPS), bounds)
+            self._channel.run(_DELETE_OPS, **bounds)
             after = upto
 
     def _of(self, passed: Position) -> dict[str, Any]:
         return {"head": passed.head, "open": self._database.bind(passed.open), "half": HALF_TOPIC}
 
-    def _passed_by_all(self, channel: Channel, kept: Kept | None = None) -> Position:
+    def _passed_by_all(self, kept: Kept | None = None) -> Position:
         """Return what the stored bases of all subscriptions see; a window that is settled in part is not passed."""
-        bases = [base for _, base in self._bases(channel)]
+        bases = [base for _, base in self._bases()]
         if not bases:
             raise SubscriptionError(
                 "there is no subscription, so nobody has read these messages yet; nothing is purged before a first one"
             )
         return _seen_by_all(bases if kept is None else [*bases, kept.position])
 
-    def _bases(self, channel: Channel) -> list[tuple[str, Position]]:
-        progress, readers = ProgressLog(self._database), Readers(self._database)
+    def _bases(self) -> list[tuple[str, Position]]:
+        progress, readers = ProgressLog(self._channel), Readers(self._channel)
         found = []
-        for each in Subscriptions(self._database).all(channel):
-            hold = readers.hold(channel, each)
+        for each in Subscriptions(self._channel).all():
+            hold = readers.hold(each)
             if hold is not None and hold.released:
                 continue
             for number in range(each.partitions):
-                settled = progress.newest(channel, Partition(each.name, each.generation, number))
+                settled = progress.newest(Partition(each.name, each.generation, number))
                 found.append((each.name, EARLIEST if settled is None else settled.progress.base))
         return found
 
-    def _spans(self, channel: Channel, first: int, last: int) -> Iterator[tuple[int, int]]:
+    def _spans(self, first: int, last: int) -> Iterator[tuple[int, int]]:
         """Yield spans of ids, (after, upto], that hold one batch each."""
         after = first - 1
-        statement = self._database.sql(_SPAN)
         while after < last:
-            found = channel.rows(statement, {"after": after, "rows": self._batch - 1})
+            found = self._channel.rows(_SPAN, after=after, rows=self._batch - 1)
             upto = min(found[0][0], last) if found else last
             yield after, upto
             after = upto
 
-    def _holding(self, channel: Channel, last: int) -> tuple[str, ...]:
+    def _holding(self, last: int) -> tuple[str, ...]:
         """Return the subscriptions that have not passed the newest of the old rows, if that row is still there."""
-        numbers = channel.rows(self._newest, {"last": last})
-        return tuple(sorted({name for name, base in self._bases(channel) for (n,) in numbers if not base.sees(n)}))
+        numbers = self._channel.rows(_NEWEST, last=last)
+        return tuple(sorted({name for name, base in self._bases() for (n,) in numbers if not base.sees(n)}))
 
-    def _moment_before(self, channel: Channel, age: timedelta) -> datetime:
-        statement = self._database.sql(_CUTOFF, before=self._database.later(":seconds"))
-        moment = self._database.dialect.moment(channel.rows(statement, {"seconds": -age.total_seconds()})[0][0])
-        assert moment is not None
-        return moment
+    def _moment_before(self, age: timedelta) -> datetime:
+        return self._database.moment(self._channel.rows(_CUTOFF, seconds=-age.total_seconds())[0][0])
 
 
 def _seen_by_all(bases: Sequence[Position]) -> Position:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from outbox.errors import SubscriptionError
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 
 _LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now}"
 _LOCK = "LOCK TABLE {message}, {progress}, {lease} IN SHARE ROW EXCLUSIVE MODE"
@@ -33,7 +32,7 @@ _ADOPT = """
 """
 
 
-def restore(database: Database, channel: Channel) -> int:
+def restore(channel: Channel) -> int:
     """Give the rows of a copied log transaction ids of this server; return how many rows will be read again.
 
     Subscriptions whose positions were far apart may read messages a second time; none misses a message. This is the
@@ -43,29 +42,29 @@ def restore(database: Database, channel: Channel) -> int:
         SubscriptionError: a worker is alive.
     """
     with channel.transaction():
-        _require_no_worker(database, channel)
+        _require_no_worker(channel)
         channel.run("SET LOCAL statement_timeout = 0")
-        channel.run(database.sql(_LOCK))
-        channel.run(database.sql(_RESTAMP))
-        channel.run(database.sql(_BEGIN_ANEW))
-        channel.run(database.sql(_FENCE))
-        channel.run(database.sql(_ADOPT, identity=database.dialect.identity))
-        return int(channel.rows(database.sql("SELECT count(*) FROM {message} WHERE xact_id > 0"))[0][0])
+        channel.run(_LOCK)
+        channel.run(_RESTAMP)
+        channel.run(_BEGIN_ANEW)
+        channel.run(_FENCE)
+        channel.run(_ADOPT)
+        return int(channel.rows("SELECT count(*) FROM {message} WHERE xact_id > 0")[0][0])
 
 
-def accept(database: Database, channel: Channel) -> None:
+def accept(channel: Channel) -> None:
     """Accept the positions as they are, on a server that goes on with the same ids (`pg_upgrade` keeps them).
 
     Raises:
         SubscriptionError: a worker is alive.
     """
     with channel.transaction():
-        _require_no_worker(database, channel)
-        channel.run(database.sql(_ADOPT, identity=database.dialect.identity))
+        _require_no_worker(channel)
+        channel.run(_ADOPT)
 
 
-def _require_no_worker(database: Database, channel: Channel) -> None:
-    live = channel.rows(database.sql(_LIVE))
+def _require_no_worker(channel: Channel) -> None:
+    live = channel.rows(_LIVE)
     if live:
         names = ", ".join(sorted(row[0] for row in live))
         raise SubscriptionError(f"a worker of {names} is alive; stop all workers first")

@@ -11,8 +11,7 @@ from outbox.model.lease import Holder, Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Subscription
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
 from outbox.store.operations.parked_status import MOST_COUNTED, Count, Trouble, status_of_parked
@@ -104,18 +103,17 @@ _UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND n
 _NOW = "SELECT {now}"
 
 
-def standings(database: Database, channel: Channel) -> tuple[datetime, list[SubscriptionStatus]]:
+def standings(channel: Channel) -> tuple[datetime, list[SubscriptionStatus]]:
     """Return the database's clock, and the status of all subscriptions, sorted by name."""
-    now = database.dialect.moment(channel.rows(database.sql(_NOW))[0][0])
-    assert now is not None
-    return now, [_standing(database, channel, each, now) for each in Subscriptions(database).all(channel)]
+    now = channel.database.moment(channel.rows(_NOW)[0][0])
+    return now, [_standing(channel, each, now) for each in Subscriptions(channel).all()]
 
 
-def _standing(database: Database, channel: Channel, subscription: Subscription, now: datetime) -> SubscriptionStatus:
+def _standing(channel: Channel, subscription: Subscription, now: datetime) -> SubscriptionStatus:
     partition = Partition(subscription.name, subscription.generation)
-    settled = ProgressLog(database).newest(channel, partition)
-    unsettled = _Unsettled(database, channel, subscription, Progress(EARLIEST) if settled is None else settled.progress)
-    parked = status_of_parked(database, channel, subscription.name)
+    settled = ProgressLog(channel).newest(partition)
+    unsettled = _Unsettled(channel, subscription, Progress(EARLIEST) if settled is None else settled.progress)
+    parked = status_of_parked(channel, subscription.name)
     oldest, about = unsettled.oldest()
     # A parked transaction may have a verdict by now. The pending ones are counted by group, in `half_status`.
     parked_since = None if subscription.kind == "check" else parked.unsent_since
@@ -126,24 +124,22 @@ def _standing(database: Database, channel: Channel, subscription: Subscription, 
         backlog=unsettled.count(),
         lag=0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
         lag_about=about,
-        holder=Leases(database).look(channel, partition),
+        holder=Leases(channel).look(partition),
         idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
         parked=parked.counts,
         troubles=parked.troubles,
         unread=unsettled.by_topic() if subscription.kind == "check" else {},
-        hold=Readers(database).hold(channel, subscription),
+        hold=Readers(channel).hold(subscription),
     )
 
 
 class _Unsettled:
     """The rows of the log that a progress has not settled."""
 
-    def __init__(self, database: Database, channel: Channel, subscription: Subscription, progress: Progress) -> None:
-        self._database = database
+    def __init__(self, channel: Channel, subscription: Subscription, progress: Progress) -> None:
         self._channel = channel
+        self._database = database = channel.database
         self._progress = progress
-        # PostgreSQL has a column with the number that tells whether a row is settled; on SQLite this is the row's id.
-        self._number = "xact_id" if "xact_id" in database.tables.message.columns else "id"
         topics, only = subscription.selection.topics, subscription.selection.only
         of_topics = "topic <> :topics" if topics is None else database.among("topic", texts="topics")
         of_writers = "coalesce(direct, '') <> :direct" if only is None else "direct = :direct"
@@ -154,7 +150,7 @@ class _Unsettled:
         more = ", tags, key, headers" if tags is not None or is_check else ""
         self._columns = f"id, topic, direct, created_at, deliver_at{more}"
         self._since = "created_at" if is_check else _DUE
-        still_open = database.sql(UNDECIDED) if is_check else "TRUE"
+        still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
         self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open}"
         self._common = {
             "topics": HALF_TOPIC if topics is None else database.bind(topics),
@@ -194,8 +190,7 @@ class _Unsettled:
             for topic, number, oldest in self._rows(
                 _BY_TOPIC, parameters, rows=rows, meant=meant, real_topic=real_topic
             ):
-                created = self._database.dialect.moment(oldest)
-                assert created is not None
+                created = self._database.moment(oldest)
                 known, since = found.get(topic, (0, created))
                 found[topic] = (known + number, min(since, created))
         return found
@@ -232,7 +227,7 @@ class _Unsettled:
         after = self._progress.after
         known = [part.first_id for part in self._parts if part.first_id is not None]
         first = min(known if after is None else [*known, after + 1])
-        end = int(self._channel.rows(self._database.sql(_LAST_ID))[0][0] or 0) + 1
+        end = int(self._channel.rows(_LAST_ID)[0][0] or 0) + 1
         width = max(1, -(-(end - first) // _PLACES))
         return round(sum(self._sampled(start, min(start + width, end)) for start in range(first, end, width)))
 
@@ -248,7 +243,6 @@ class _Unsettled:
         among = self._database.among
         seen = {"in_base": among("number", numbers="opened"), "in_target": among("number", numbers="still")}
         inner = {
-            "number": self._number,
             "columns": self._columns,
             "selected": self._selected,
             "since": self._since,
@@ -262,4 +256,4 @@ class _Unsettled:
             **inner,
             **parts,
         )
-        return self._channel.rows(text, {**self._common, **parameters})
+        return self._channel.rows(text, **{**self._common, **parameters})

@@ -8,12 +8,11 @@ from collections.abc import Iterator, Sequence
 from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.position import Position
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 
 #: The ids of one ack span fewer than so many, so that the look-up for a page reads few acks that are not about it.
 SPAN = 10_000
-_PRUNED = 1_000
+PRUNED_AT_ONCE = 1_000
 
 _INSERT = """
     INSERT INTO {ack} (subscription, writer, first_id, last_id, ids, acked_at)
@@ -25,14 +24,14 @@ _AMONG = f"""
     WHERE subscription = :subscription AND last_id >= :first AND last_id < :last + {SPAN} AND first_id <= :last
 """
 #: By primary key.
-_WRITTEN = "SELECT id, {written} FROM {message} WHERE {chosen}"
+_WRITTEN = "SELECT id, {written} FROM {message} WHERE {id_in_ids}"
 #: An ack is written after its messages were committed, so a position that sees it sees them, too. The ORDER BY keeps it
 #: on (subscription, last_id), where the oldest come first.
 _PASSED = """
     SELECT id FROM {ack} WHERE subscription = :direct AND {passed} ORDER BY last_id LIMIT :limit
 """
 _PRUNE = """
-    DELETE FROM {ack} WHERE {chosen} AND EXISTS (
+    DELETE FROM {ack} WHERE {id_in_ids} AND EXISTS (
         SELECT 1 FROM {lease} WHERE subscription = :subscription AND generation = :generation
           AND partition = :partition AND epoch = :epoch)
 """
@@ -42,18 +41,19 @@ _FORGET = "DELETE FROM {ack} WHERE subscription = :subscription"
 class Acks:
     """The acks of one subscription's direct writers."""
 
-    def __init__(self, database: Database, subscription: str) -> None:
-        self._database = database
+    def __init__(self, channel: Channel, subscription: str) -> None:
+        self._channel = channel
+        self._database = channel.database
         self._subscription = subscription
-        numbered = "xact_id" in database.tables.ack.columns
+        numbered = self._database.dialect.transaction_ids
         self._number = "xact_id" if numbered else "last_id"
         # These columns tell whether a message was written before an ack: a later transaction has a higher number. On a
         # database without such numbers the clock tells it.
         acked, written = ("xact_id", "xact_id") if numbered else ("acked_at", "created_at")
-        self._among = database.sql(_AMONG, acked=acked)
-        self._written = database.sql(_WRITTEN, written=written, chosen=database.among("id", numbers="ids"))
+        self._among = self._database.sql(_AMONG, acked=acked)
+        self._written = self._database.sql(_WRITTEN, written=written)
 
-    def insert(self, channel: Channel, writer: str, ids: Sequence[int]) -> None:
+    def insert(self, writer: str, ids: Sequence[int]) -> None:
         """Note that `writer` has sent these messages: in one row, unless they lie far apart in the log."""
         for part in _parts(sorted(ids)):
             values = {
@@ -63,13 +63,13 @@ class Acks:
                 "last": part[-1],
                 "ids": json.dumps(part, separators=(",", ":")),
             }
-            channel.run(self._database.sql(_INSERT), values)
+            self._channel.run(_INSERT, **values)
 
-    def finished(self, channel: Channel, messages: Sequence[Message]) -> set[int]:
+    def finished(self, messages: Sequence[Message]) -> set[int]:
         """Return the log ids of those among these messages that their writers have sent."""
-        return self.among(channel, [message.id or 0 for message in messages])
+        return self.among([message.id or 0 for message in messages])
 
-    def among(self, channel: Channel, ids: Sequence[int]) -> set[int]:
+    def among(self, ids: Sequence[int]) -> set[int]:
         """Return which of these messages their writers have sent.
 
         Ids are given out again if somebody truncated the log or restored its sequence. An ack from before that does not
@@ -77,15 +77,18 @@ class Acks:
         """
         page = set(ids)
         bounds = {"subscription": self._subscription, "first": min(ids), "last": max(ids)}
-        acks = [(page.intersection(json.loads(listed)), acked) for listed, acked in channel.rows(self._among, bounds)]
+        acks = [
+            (page.intersection(json.loads(listed)), acked)
+            for listed, acked in self._channel.rows(self._among, **bounds)
+        ]
         about = [(min(sent), sent, acked) for sent, acked in acks if sent]
         if not about:
             return set()
-        firsts = channel.rows(self._written, {"ids": self._database.bind([first for first, _, _ in about])})
+        firsts = self._channel.rows(self._written, ids=self._database.bind([first for first, _, _ in about]))
         written = {id: at for id, at in firsts}  # noqa: C416 - rows are tuples of any length
         return set().union(*(sent for first, sent, acked in about if written.get(first, acked) <= acked))
 
-    def prune(self, channel: Channel, lease: Lease, stored_base: Position) -> bool:
+    def prune(self, lease: Lease, stored_base: Position) -> bool:
         """Delete acks that the stored base of the compensation has seen; return True when there may be more of them.
 
         `stored_base`: the base in the database. One in memory may be lost, and reading then begins at an older one.
@@ -95,21 +98,20 @@ class Acks:
             "direct": self._subscription,
             "head": stored_base.head,
             "open": self._database.bind(stored_base.open),
-            "limit": _PRUNED,
+            "limit": PRUNED_AT_ONCE,
         }
-        found = [row[0] for row in channel.rows(self._database.sql(_PASSED, passed=passed), bounds)]
+        found = [row[0] for row in self._channel.rows(self._database.sql(_PASSED, passed=passed), **bounds)]
         if found:
-            statement = self._database.sql(_PRUNE, chosen=self._database.among("id", numbers="ids"))
-            channel.run(statement, {**lease.parameters, "ids": self._database.bind(found)})
-        return len(found) == _PRUNED
+            self._channel.run(_PRUNE, **lease.parameters, ids=self._database.bind(found))
+        return len(found) == PRUNED_AT_ONCE
 
-    def dead(self, channel: Channel, subscription: str, limit: int) -> list[tuple[int, str | None]]:
+    def dead(self, subscription: str, limit: int) -> list[tuple[int, str | None]]:
         """Return an empty list, because the writer does not send what became a dead letter of the compensation."""
         return []
 
-    def forget(self, channel: Channel) -> None:
+    def forget(self) -> None:
         """Delete all acks of the subscription."""
-        channel.run(self._database.sql(_FORGET), {"subscription": self._subscription})
+        self._channel.run(_FORGET, subscription=self._subscription)
 
 
 def _parts(ids: list[int]) -> Iterator[list[int]]:

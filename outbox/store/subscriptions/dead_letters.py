@@ -8,8 +8,8 @@ from datetime import datetime
 from typing import Any, Literal
 
 from outbox.model.message import Message, stored_uuid
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import COLUMNS, Channel
+from outbox.store.database import Channel
+from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
 
 Verb = Literal["replay", "discard"]
@@ -70,35 +70,36 @@ _WISH = """
 class DeadLetters:
     """The dead letters of one subscription."""
 
-    def __init__(self, database: Database, subscription: str) -> None:
-        self._database = database
+    def __init__(self, channel: Channel, subscription: str) -> None:
+        self._channel = channel
+        self._database = channel.database
         self._common = {"subscription": subscription}
 
-    def list(self, channel: Channel, chosen: DeadLetterFilter, limit: int, after: int = -1) -> list[DeadLetter]:
+    def list(self, chosen: DeadLetterFilter, limit: int, after: int = -1) -> list[DeadLetter]:
         """Return at most `limit` dead letters with ids above `after`, in the order of the log."""
         condition, parameters = self._condition(chosen)
         statement = self._database.sql(_LIST, chosen=condition)
-        rows = channel.rows(statement, {**self._common, **parameters, "after": after, "limit": limit})
+        rows = self._channel.rows(statement, **self._common, **parameters, after=after, limit=limit)
         return [self._of(row) for row in rows]
 
-    def count(self, channel: Channel, chosen: DeadLetterFilter) -> int:
+    def count(self, chosen: DeadLetterFilter) -> int:
         """Return how many of the chosen dead letters there are."""
         condition, parameters = self._condition(chosen)
         statement = self._database.sql(_COUNT, chosen=condition)
-        return int(channel.rows(statement, {**self._common, **parameters})[0][0])
+        return int(self._channel.rows(statement, **self._common, **parameters)[0][0])
 
-    def find(self, channel: Channel, id: int) -> tuple[DeadLetter, Message] | None:
+    def find(self, id: int) -> tuple[DeadLetter, Message] | None:
         """Return a parked message in any state, with its body and headers; None: no message is parked under this id."""
         parameters = {**self._common, "id": id}
-        rows = channel.rows(self._database.sql(_ONE), parameters)
-        messages = self._database.dialect.messages(channel.rows(self._database.sql(_MESSAGE), parameters))
+        rows = self._channel.rows(_ONE, **parameters)
+        messages = self._database.dialect.messages(self._channel.rows(_MESSAGE, **parameters))
         return (self._of(rows[0]), messages[0]) if rows and messages else None
 
-    def request(self, channel: Channel, chosen: DeadLetterFilter, verb: Verb, by: str, reason: str | None) -> int:
+    def request(self, chosen: DeadLetterFilter, verb: Verb, by: str, reason: str | None) -> int:
         """Write a request on dead letters; return on how many it was written."""
         condition, parameters = self._condition(chosen)
         statement = self._database.sql(_WISH, chosen=condition)
-        return channel.run(statement, {**self._common, **parameters, "request": verb, "by": by, "reason": reason})
+        return self._channel.run(statement, **self._common, **parameters, request=verb, by=by, reason=reason)
 
     def _condition(self, chosen: DeadLetterFilter) -> tuple[str, dict[str, Any]]:
         parts: list[str] = []

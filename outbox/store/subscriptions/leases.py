@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from outbox.model.lease import EXPIRED, Claim, Holder, Lease, Partition
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 
 _ACQUIRE = """
-    UPDATE {lease} SET owner = :owner, epoch = epoch + 1, renewals = 0, lease_until = {until}, length_ms = :length
+    UPDATE {lease} SET owner = :owner, epoch = epoch + 1, renewals = 0, lease_until = {later}, length_ms = :length
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
       AND (lease_until IS NULL OR owner = :owner OR ({claimed}))
     RETURNING epoch
@@ -17,7 +16,7 @@ _ACQUIRE = """
 _EXPIRED = "lease_until <= {now}"
 _AS_SEEN = "epoch = :seen_epoch AND renewals = :seen_renewals"
 _RENEW = """
-    UPDATE {lease} SET lease_until = {until}, renewals = renewals + 1
+    UPDATE {lease} SET lease_until = {later}, renewals = renewals + 1
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition AND epoch = :epoch
 """
 _RELEASE = """
@@ -31,30 +30,25 @@ _LOOK = """
 """
 #: A notice that is repeated keeps its first moment.
 _NOTICE = """
-    UPDATE {lease} SET noticed_at = CASE WHEN notice = :notice THEN noticed_at ELSE {since} END, notice = :notice
+    UPDATE {lease} SET noticed_at = CASE WHEN notice = :notice THEN noticed_at ELSE {later} END, notice = :notice
     WHERE subscription = :subscription
 """
 #: Prevents a new epoch until the transaction ends, without writing a new version of the row.
 _HOLD = """
     SELECT 1 FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-      AND epoch = :epoch AND {incarnation} = :incarnation {lock}
+      AND epoch = :epoch AND {incarnation} = :incarnation {share_lock}
 """
 
 
 class Leases:
     """The lease rows of one outbox."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._until = database.later(":seconds")
-        self._renew = database.sql(_RENEW, until=self._until)
-        self._release = database.sql(_RELEASE)
-        self._look = database.sql(_LOOK)
-        self._notice = database.sql(_NOTICE, since=database.later(":seconds"))
-        self._hold = database.sql(_HOLD, incarnation=database.dialect.incarnation, lock=database.dialect.share_lock)
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._database = channel.database
 
     def acquire(
-        self, channel: Channel, partition: Partition, owner: str, length: timedelta, claim: Claim | None = EXPIRED
+        self, partition: Partition, owner: str, length: timedelta, claim: Claim | None = EXPIRED
     ) -> Lease | None:
         """Take a lease that was given back, is the owner's own, or may be claimed; None if it is none of these.
 
@@ -73,21 +67,21 @@ class Leases:
         if claim is not None and claim.seen is not None:
             conditions.append(_AS_SEEN)
             parameters |= {"seen_epoch": claim.seen.epoch, "seen_renewals": claim.seen.renewals}
-        statement = self._database.sql(_ACQUIRE, until=self._until, claimed=" AND ".join(conditions))
-        rows = channel.rows(statement, parameters)
+        statement = self._database.sql(_ACQUIRE, claimed=" AND ".join(conditions))
+        rows = self._channel.rows(statement, **parameters)
         return Lease(partition, rows[0][0], owner) if rows else None
 
-    def renew(self, channel: Channel, lease: Lease, length: timedelta) -> bool:
+    def renew(self, lease: Lease, length: timedelta) -> bool:
         """Extend the lease; return False when it was taken under another epoch."""
-        return channel.run(self._renew, {**lease.parameters, "seconds": length.total_seconds()}) == 1
+        return self._channel.run(_RENEW, **lease.parameters, seconds=length.total_seconds()) == 1
 
-    def release(self, channel: Channel, lease: Lease) -> None:
+    def release(self, lease: Lease) -> None:
         """Give the lease back, if it is still ours."""
-        channel.run(self._release, lease.parameters)
+        self._channel.run(_RELEASE, **lease.parameters)
 
-    def look(self, channel: Channel, partition: Partition) -> Holder | None:
+    def look(self, partition: Partition) -> Holder | None:
         """Return who holds the partition; None when there is no such partition."""
-        rows = channel.rows(self._look, partition.parameters)
+        rows = self._channel.rows(_LOOK, **partition.parameters)
         if not rows:
             return None
         owner, epoch, renewals, until, live, length, notice, noticed = rows[0]
@@ -103,13 +97,13 @@ class Leases:
             moment(noticed),
         )
 
-    def note(self, channel: Channel, subscription: str, notice: str | None, *, since: float = 0.0) -> None:
+    def note(self, subscription: str, notice: str | None, *, since: float = 0.0) -> None:
         """Write on the leases of a subscription why a worker does not work; None: one does work. Nothing else changes.
 
         `since`: for how many seconds the reason has lasted.
         """
-        channel.run(self._notice, {"subscription": subscription, "notice": notice, "seconds": -since})
+        self._channel.run(_NOTICE, subscription=subscription, notice=notice, seconds=-since)
 
-    def hold(self, channel: Channel, lease: Lease, incarnation: str) -> bool:
+    def hold(self, lease: Lease, incarnation: str) -> bool:
         """Keep the lease until the end of the transaction; return False when it is lost, or the server is another."""
-        return bool(channel.rows(self._hold, {**lease.parameters, "incarnation": incarnation}))
+        return bool(self._channel.rows(_HOLD, **lease.parameters, incarnation=incarnation))

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from outbox.errors import DatabaseError
 from outbox.model.message import Message
 from outbox.model.parking import NOTHING_HELD, Held, Parking, State
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import COLUMNS, Channel
+from outbox.store.database import Channel
+from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
 
 
@@ -38,7 +38,7 @@ _PARK = f"""
     INSERT INTO {{parked}} (subscription, id, {_ENVELOPE}, state, blocks, place, attempts, due_at, error, parked_at)
     SELECT CAST(:subscription AS text), id, {_ENVELOPE}, CAST(:state AS text), {{blocks}} AND key IS NOT NULL,
            id * {_BETWEEN}, :attempts, {{due}}, :error, {{now}}
-    FROM {{message}} WHERE {{chosen}}
+    FROM {{message}} WHERE {{id_in_ids}}
     ON CONFLICT (subscription, id) DO NOTHING
 """
 #: The first message that could not be inserted because another one is parked under its id. By both primary keys.
@@ -49,11 +49,11 @@ _OTHER = """
 _CHANGE = """
     UPDATE {parked} SET state = :state, blocks = {blocks} AND key IS NOT NULL, attempts = :attempts, due_at = {due},
            error = :error
-    WHERE subscription = :subscription AND {chosen}
+    WHERE subscription = :subscription AND {id_in_ids}
 """
-_REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen}"
+_REMOVE = "DELETE FROM {parked} WHERE subscription = :subscription AND {id_in_ids}"
 #: The request is compared again inside the transaction, because the last request counts. Only dead letters have one.
-_DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {chosen} AND request = 'discard'"
+_DISCARD = "DELETE FROM {parked} WHERE subscription = :subscription AND {id_in_ids} AND request = 'discard'"
 #: Dead letters stop blocking, which releases the messages behind them; by the partial index of rows that block others.
 _UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscription AND blocks AND state = 'dead'"
 #: Keys with a message that blocks others and is not blocked itself; a key may come more than once. The limit bounds
@@ -161,7 +161,7 @@ _WISHES = """
 _REPLAY = """
     UPDATE {parked} SET state = 'retry', attempts = 0, due_at = {now}, blocks = key IS NOT NULL, expires_at = NULL,
            request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
-    WHERE subscription = :subscription AND {chosen} AND request = 'replay'
+    WHERE subscription = :subscription AND {id_in_ids} AND request = 'replay'
 """
 
 
@@ -177,52 +177,52 @@ class Ready:
 class Parked:
     """The parked messages of one subscription."""
 
-    def __init__(self, database: Database, subscription: str) -> None:
+    def __init__(self, channel: Channel, subscription: str) -> None:
         self.subscription = subscription
-        self._database = database
+        self._channel = channel
+        self._database = channel.database
         self._common = {"subscription": subscription}
 
-    def park(self, channel: Channel, parkings: dict[Parking, list[int]]) -> None:
+    def park(self, parkings: dict[Parking, list[int]]) -> None:
         """Copy messages out of the log, inside the transaction of a settle. A message parked already stays as it is.
 
         Raises:
             DatabaseError: another message is parked under the id of one of these.
         """
         for parking, ids in parkings.items():
-            if self._place(channel, _PARK, parking, ids) < len(ids):
-                self._require_same(channel, ids)
+            if self._place(_PARK, parking, ids) < len(ids):
+                self._require_same(ids)
 
-    def change(self, channel: Channel, parkings: dict[Parking, list[int]]) -> None:
+    def change(self, parkings: dict[Parking, list[int]]) -> None:
         """Give parked messages another state."""
         for parking, ids in parkings.items():
-            self._place(channel, _CHANGE, parking, ids)
+            self._place(_CHANGE, parking, ids)
 
-    def remove(self, channel: Channel, ids: Collection[int]) -> None:
+    def remove(self, ids: Collection[int]) -> None:
         """Delete parked messages that are done."""
         if ids:
-            self._run(channel, _REMOVE, ids=ids)
+            self._run(_REMOVE, ids=ids)
 
-    def keys(self, channel: Channel, limit: int) -> set[str] | None:
+    def keys(self, limit: int) -> set[str] | None:
         """Return the keys that a parked message blocks without being blocked itself; None: perhaps more than `limit`.
 
         Keys that hold only blocked messages are not among them; see `released_keys`.
         """
-        rows = channel.rows(self._database.sql(_KEYS), {**self._common, "limit": limit + 1})
+        rows = self._channel.rows(_KEYS, **self._common, limit=limit + 1)
         return {row[0] for row in rows} if len(rows) <= limit else None
 
-    def held_among(self, channel: Channel, keys: Collection[str]) -> set[str]:
+    def held_among(self, keys: Collection[str]) -> set[str]:
         """Return which of these keys are held back."""
         statement = self._database.sql(_BLOCKED_AMONG, chosen=self._database.among("key", texts="keys"))
-        return {row[0] for row in channel.rows(statement, {**self._common, "keys": self._database.bind(keys)})}
+        return {row[0] for row in self._channel.rows(statement, **self._common, keys=self._database.bind(keys))}
 
-    def released_keys(self, channel: Channel, sick: Collection[str] = ()) -> set[str]:
+    def released_keys(self, sick: Collection[str] = ()) -> set[str]:
         """Return the keys with blocked messages that nothing holds back."""
         statement = self._database.sql(_RELEASED, sick_e=self._is_sick("e"), moment=self._database.dialect.now)
-        return {row[0] for row in channel.rows(statement, {**self._common, **self._sick(sick)})}
+        return {row[0] for row in self._channel.rows(statement, **self._common, **self._sick(sick))}
 
     def ready(
         self,
-        channel: Channel,
         released: Collection[str],
         sick: Collection[str],
         rows: int,
@@ -243,28 +243,27 @@ class Parked:
             "bytes": bytes,
         }
         found: list[Row] = []
-        if channel.rows(self._database.sql(_CROWDED), {**self._common, "crowd": CROWD}):
-            found = self._ready_at_horizon(channel, bound)
+        if self._channel.rows(_CROWDED, **self._common, crowd=CROWD):
+            found = self._ready_at_horizon(bound)
         # Nothing may be ready at the horizon, because the first message of each key may have fallen due after it.
-        found = found or self._ready(channel, bound, self._database.dialect.now)
+        found = found or self._ready(bound, self._database.dialect.now)
         fitting = found[: next((i for i, row in enumerate(found) if row[6] is None), len(found))]
         messages = self._database.dialect.messages([row[:13] for row in fitting])
         return [Ready(message, row[13], bool(row[14])) for message, row in zip(messages, fitting, strict=True)]
 
-    def _ready_at_horizon(self, channel: Channel, bound: dict[str, Any]) -> list[Row]:
+    def _ready_at_horizon(self, bound: dict[str, Any]) -> list[Row]:
         """Return the messages that were ready at the horizon, when fewer were due.
 
         Of each key these come before the others that are ready now.
         """
         parts = {"sick_e": self._is_sick("e"), "sick_p": self._is_sick("p"), "moment": self._database.dialect.now}
-        horizon = channel.rows(self._database.sql(_HORIZON, **parts), bound)
+        horizon = self._channel.rows(self._database.sql(_HORIZON, **parts), **bound)
         if not horizon:
             return []
-        moment = self._database.dialect.moment(horizon[0][0])
-        assert moment is not None
-        return self._ready(channel, {**bound, "moment": self._database.dialect.bind_moment(moment)}, ":moment")
+        moment = self._database.dialect.bind_moment(self._database.moment(horizon[0][0]))
+        return self._ready({**bound, "moment": moment}, ":moment")
 
-    def _ready(self, channel: Channel, bound: dict[str, Any], moment: str) -> list[Row]:
+    def _ready(self, bound: dict[str, Any], moment: str) -> list[Row]:
         statement = self._database.sql(
             _READY,
             sick_e=self._is_sick("e"),
@@ -272,7 +271,7 @@ class Parked:
             released=self._database.among("p.key", texts="released"),
             moment=moment,
         )
-        return channel.rows(statement, bound)
+        return self._channel.rows(statement, **bound)
 
     def _is_sick(self, row: str) -> str:
         among = self._database.among
@@ -290,81 +289,74 @@ class Parked:
             "some_sick": bool(topics or held.ids or held.keys),
         }
 
-    def some_fell_due(self, channel: Channel) -> bool:
+    def some_fell_due(self) -> bool:
         """Return whether `fall_due` has any message to write."""
-        return bool(channel.rows(self._database.sql(_SOME_FELL_DUE), self._common))
+        return bool(self._channel.rows(_SOME_FELL_DUE, **self._common))
 
-    def fall_due(self, channel: Channel, limit: int) -> list[str | None]:
+    def fall_due(self, limit: int) -> list[str | None]:
         """Let at most `limit` delayed messages that are due take a place in their keys' order; return those keys."""
-        statement = self._database.sql(_FALL_DUE)
-        return [row[0] for row in channel.rows(statement, {**self._common, "limit": limit})]
+        return [row[0] for row in self._channel.rows(_FALL_DUE, **self._common, limit=limit)]
 
-    def next_due(self, channel: Channel) -> float | None:
+    def next_due(self) -> float | None:
         """Return the seconds until the next parked message falls due; None without any."""
         seconds = self._database.dialect.seconds.format(since=self._database.dialect.now, until="due_at")
-        rows = channel.rows(self._database.sql(_NEXT_DUE, seconds=seconds), self._common)
+        rows = self._channel.rows(self._database.sql(_NEXT_DUE, seconds=seconds), **self._common)
         return rows[0][0] if rows else None
 
-    def waiting(self, channel: Channel, limit: int) -> int:
+    def waiting(self, limit: int) -> int:
         """Return how many messages wait for their destination, counted up to `limit`."""
-        return int(channel.rows(self._database.sql(_WAITING), {**self._common, "limit": limit})[0][0])
+        return int(self._channel.rows(_WAITING, **self._common, limit=limit)[0][0])
 
-    def waited(self, channel: Channel, topic: str | None, limit: int) -> int:
+    def waited(self, topic: str | None, limit: int) -> int:
         """Return how many messages wait for the destination to accept `topic` (None: any), counted up to `limit`.
 
         Messages behind them in their keys count, too.
         """
         of_topic = "TRUE" if topic is None else "w.topic = :topic"
         parameters = {**self._common, "topic": topic, "limit": limit}
-        return int(channel.rows(self._database.sql(_WAITED, of_topic=of_topic), parameters)[0][0])
+        return int(self._channel.rows(self._database.sql(_WAITED, of_topic=of_topic), **parameters)[0][0])
 
-    def requests(self, channel: Channel, limit: int) -> list[Request]:
+    def requests(self, limit: int) -> list[Request]:
         """Return at most `limit` requests of people."""
-        return [Request(*row) for row in channel.rows(self._database.sql(_WISHES), {**self._common, "limit": limit})]
+        return [Request(*row) for row in self._channel.rows(_WISHES, **self._common, limit=limit)]
 
-    def discard(self, channel: Channel, ids: Collection[int]) -> None:
+    def discard(self, ids: Collection[int]) -> None:
         """Delete dead letters whose discard a person has requested."""
         if ids:
-            self._run(channel, _DISCARD, ids=ids)
+            self._run(_DISCARD, ids=ids)
 
-    def replay(self, channel: Channel, ids: Collection[int]) -> None:
+    def replay(self, ids: Collection[int]) -> None:
         """Make dead letters due now whose replay a person has requested; their attempts begin at 0 again."""
         if ids:
-            self._run(channel, _REPLAY, ids=ids)
+            self._run(_REPLAY, ids=ids)
 
-    def unblock_dead(self, channel: Channel) -> None:
+    def unblock_dead(self) -> None:
         """Let dead letters no longer hold back their keys; call it inside the transaction that alters the policy."""
-        channel.run(self._database.sql(_UNBLOCK), self._common)
+        self._channel.run(_UNBLOCK, **self._common)
 
-    def _require_same(self, channel: Channel, ids: Collection[int]) -> None:
+    def _require_same(self, ids: Collection[int]) -> None:
         """Refuse to settle if another message is parked under one of these ids.
 
         The message of the log would be lost, because the position passes it.
         """
         statement = self._database.sql(_OTHER, chosen=self._database.among("p.id", numbers="ids"))
-        found = channel.rows(statement, {**self._common, "ids": self._database.bind(ids)})
+        found = self._channel.rows(statement, **self._common, ids=self._database.bind(ids))
         if found:
             name, id = self._common["subscription"], found[0][0]
             raise DatabaseError(
-                f"{name}: message {id} of the log cannot be set aside, because another message is parked under this id;"
+                f"{name}: message {id} of the log cannot be parked, because another message is parked under this id;"
                 " nothing was settled. Ids are given out again when the log was truncated or its sequence restored:"
                 " run outbox db check, which says how to mend the sequence. Then replay or discard the parked message"
                 f" (outbox dead show {id} --name {name}); the worker goes on when it is gone"
             )
 
-    def _run(self, channel: Channel, statement: str, ids: Collection[int]) -> None:
-        chosen = self._database.among("id", numbers="ids")
-        channel.run(self._database.sql(statement, chosen=chosen), {**self._common, "ids": self._database.bind(ids)})
+    def _run(self, statement: str, ids: Collection[int]) -> None:
+        self._channel.run(statement, **self._common, ids=self._database.bind(ids))
 
-    def _place(self, channel: Channel, statement: str, parking: Parking, ids: Sequence[int]) -> int:
+    def _place(self, statement: str, parking: Parking, ids: Sequence[int]) -> int:
         seconds = None if parking.delay is None else parking.delay.total_seconds()
-        due = (
-            "deliver_at"
-            if parking.state == "delayed"
-            else "NULL"
-            if seconds is None
-            else self._database.later(":seconds")
-        )
+        moment = "NULL" if seconds is None else self._database.later(":seconds")
+        due = "deliver_at" if parking.state == "delayed" else moment
         parameters = {
             **self._common,
             "ids": self._database.bind(ids),
@@ -374,5 +366,4 @@ class Parked:
             "seconds": seconds,
         }
         blocks = "TRUE" if parking.blocks else "FALSE"
-        chosen = self._database.among("id", numbers="ids")
-        return channel.run(self._database.sql(statement, blocks=blocks, due=due, chosen=chosen), parameters)
+        return self._channel.run(self._database.sql(statement, blocks=blocks, due=due), **parameters)

@@ -7,8 +7,7 @@ from datetime import datetime
 
 from outbox.model.lease import Lease, Partition
 from outbox.model.position import Position, Progress
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 
 _NEWEST = """
     SELECT base, target, after_id, settled_at FROM {progress}
@@ -20,17 +19,18 @@ _SETTLE = """
     WITH mine AS (
         SELECT 1 AS one FROM {lease}
         WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-          AND epoch = :epoch AND {incarnation} = :incarnation {lock})
+          AND epoch = :epoch AND {incarnation} = :incarnation {share_lock})
     INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, target, after_id, settled_at)
     SELECT CAST(:subscription AS text), :generation, :partition, :epoch, :n, CAST(:base AS text),
            CAST(:target AS text), CAST(:after AS bigint), {now} FROM mine
     RETURNING n
 """
+_KEPT_SECONDS = 86_400.0
 #: Never deletes the newest row, whoever wrote it, because it says how far the partition is settled.
 _PRUNE = """
     DELETE FROM {progress} AS old
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-      AND settled_at < {yesterday} AND EXISTS (
+      AND settled_at < {later} AND EXISTS (
           SELECT 1 FROM {progress} AS newer
           WHERE newer.subscription = old.subscription AND newer.generation = old.generation
             AND newer.partition = old.partition AND (newer.epoch, newer.n) > (old.epoch, old.n))
@@ -48,25 +48,19 @@ class Settled:
 class ProgressLog:
     """The progress rows of one outbox."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        dialect = database.dialect
-        self._newest = database.sql(_NEWEST)
-        self._settle = database.sql(_SETTLE, incarnation=dialect.incarnation, lock=dialect.share_lock)
-        self._prune = database.sql(_PRUNE, yesterday=database.later("-86400"))
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
 
-    def newest(self, channel: Channel, partition: Partition) -> Settled | None:
+    def newest(self, partition: Partition) -> Settled | None:
         """Return the newest progress of a partition, which counts; None: there is none."""
-        rows = channel.rows(self._newest, partition.parameters)
+        rows = self._channel.rows(_NEWEST, **partition.parameters)
         if not rows:
             return None
         base, target, after, settled_at = rows[0]
         progress = Progress(Position.parse(base), None if target is None else Position.parse(target), after)
-        moment = self._database.dialect.moment(settled_at)
-        assert moment is not None
-        return Settled(progress, moment)
+        return Settled(progress, self._channel.database.moment(settled_at))
 
-    def settle(self, channel: Channel, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
+    def settle(self, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
         """Append progress as the lease's `n`-th.
 
         Return False, with nothing written, when the lease is lost or the server is another.
@@ -79,8 +73,8 @@ class ProgressLog:
             "after": progress.after,
             "incarnation": incarnation,
         }
-        return len(channel.rows(self._settle, parameters)) == 1
+        return len(self._channel.rows(_SETTLE, **parameters)) == 1
 
-    def prune(self, channel: Channel, partition: Partition) -> None:
+    def prune(self, partition: Partition) -> None:
         """Delete rows that no longer count, a day after they were written."""
-        channel.run(self._prune, partition.parameters)
+        self._channel.run(_PRUNE, **partition.parameters, seconds=-_KEPT_SECONDS)

@@ -16,8 +16,7 @@ from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
 from outbox.model.position import Position
 from outbox.model.subscription import Subscription, check_of, subscription_of
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
@@ -57,13 +56,13 @@ class Hold:
 class Readers:
     """The readers outside of the database that are registered in one outbox."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        self._subscriptions = Subscriptions(database)
-        self._progress = ProgressLog(database)
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._subscriptions = Subscriptions(channel)
+        self._progress = ProgressLog(channel)
 
     def register(
-        self, channel: Channel, name: str, *, archive: str, hold: timedelta, topics: Sequence[str] | None = None
+        self, name: str, *, archive: str, hold: timedelta, topics: Sequence[str] | None = None
     ) -> Subscription:
         """Create the subscription of an archive, or find it; store the hold and the topics that are given now.
 
@@ -72,58 +71,57 @@ class Readers:
         Raises:
             SubscriptionError: the name is that of a relay, of another archive or reserved; or the hold is out of range.
         """
-        self.require_registrable(channel, name, archive=archive, hold=hold)
-        with channel.transaction():
-            channel.run(self._database.sql(_REGISTER), {"name": name, "archive": archive})
+        self.require_registrable(name, archive=archive, hold=hold)
+        with self._channel.transaction():
+            self._channel.run(_REGISTER, name=name, archive=archive)
             # Another process may have created a subscription of this name since the check above.
-            self._require_free(self._subscriptions.get(channel, name), name, archive)
-            channel.run(self._database.sql(_LEASE), {"name": name})
+            self._require_free(self._subscriptions.get(name), name, archive)
+            self._channel.run(_LEASE, name=name)
             declared = {
                 "name": name,
                 "topics": None if topics is None else json.dumps(sorted(set(topics))),
                 "hold": hold // timedelta(milliseconds=1),
             }
-            channel.run(self._database.sql(_DECLARE), declared)
-        return self._subscriptions.get(channel, name)
+            self._channel.run(_DECLARE, **declared)
+        return self._subscriptions.get(name)
 
-    def require_registrable(self, channel: Channel, name: str, *, archive: str, hold: timedelta) -> None:
+    def require_registrable(self, name: str, *, archive: str, hold: timedelta) -> None:
         """Make sure that an archive may have this name.
 
         Raises:
             SubscriptionError: the name is that of a relay, of another archive or reserved; or the hold is out of range.
         """
         _require_sound(name, hold)
-        self._require_free(self._subscriptions.find(channel, name), name, archive)
+        self._require_free(self._subscriptions.find(name), name, archive)
 
-    def window(self, channel: Channel, name: str) -> int:
+    def window(self, name: str) -> int:
         """Return the number of the last window that was stored; 0: there is none, or no reader of this name."""
-        stored = channel.rows(self._database.sql(_NEWEST), Partition(name).parameters)
+        stored = self._channel.rows(_NEWEST, **Partition(name).parameters)
         return stored[0][1] if stored else 0
 
-    def advance(self, channel: Channel, name: str, window: int, position: Position) -> None:
+    def advance(self, name: str, window: int, position: Position) -> None:
         """Store how far an archive says it is: it has all that `position` sees, with its `window`-th window.
 
         If exactly that is stored already, nothing is written, and it does not count as progress. If the archive went
         back, for example because it was restored from a backup, its subscription goes back with it.
         """
         partition = Partition(name)
-        stored = channel.rows(self._database.sql(_NEWEST), partition.parameters)
+        stored = self._channel.rows(_NEWEST, **partition.parameters)
         epoch, n, base = stored[0] if stored else (0, window - 1, None)
         if (n, base) == (window, str(position)):
             return
         place = {"epoch": epoch + (n >= window), "n": window, "base": str(position)}
-        channel.run(self._database.sql(_APPEND), {**partition.parameters, **place})
-        self._progress.prune(channel, partition)
+        self._channel.run(_APPEND, **partition.parameters, **place)
+        self._progress.prune(partition)
 
-    def hold(self, channel: Channel, subscription: Subscription) -> Hold | None:
+    def hold(self, subscription: Subscription) -> Hold | None:
         """Return until when a reader holds retention back, by the database's clock; None: it is no such reader."""
         if subscription.hold is None:
             return None
-        settled = self._progress.newest(channel, Partition(subscription.name, subscription.generation))
+        settled = self._progress.newest(Partition(subscription.name, subscription.generation))
         since = subscription.created_at if settled is None else settled.settled_at
-        now = self._database.dialect.moment(channel.rows(self._database.sql(_NOW))[0][0])
+        now = self._channel.database.moment(self._channel.rows(_NOW)[0][0])
         until = since + subscription.hold
-        assert now is not None
         return Hold(since, until, released=until <= now)
 
     def _require_free(self, stored: Subscription | None, name: str, archive: str) -> None:

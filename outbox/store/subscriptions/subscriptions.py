@@ -10,8 +10,7 @@ from datetime import datetime, timedelta
 from outbox.errors import SubscriptionError
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Declaration, Start, Subscription, compensation_of, subscription_of
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.log.log import Log
 from outbox.store.log.moments import ids_before
@@ -47,31 +46,31 @@ _FIRST_PROGRESS = """
 class Subscriptions:
     """All subscriptions of one outbox."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
 
-    def find(self, channel: Channel, name: str) -> Subscription | None:
+    def find(self, name: str) -> Subscription | None:
         """Return the subscription of that name; None: there is none."""
-        rows = channel.rows(self._database.sql(_FIND), {"name": name})
+        rows = self._channel.rows(_FIND, name=name)
         return self._of(rows[0]) if rows else None
 
-    def all(self, channel: Channel) -> list[Subscription]:
+    def all(self) -> list[Subscription]:
         """Return all subscriptions, sorted by name."""
-        return [self._of(row) for row in channel.rows(self._database.sql(_ALL))]
+        return [self._of(row) for row in self._channel.rows(_ALL)]
 
-    def get(self, channel: Channel, name: str) -> Subscription:
+    def get(self, name: str) -> Subscription:
         """Return the subscription of that name.
 
         Raises:
             SubscriptionError: there is none; the error says which there are.
         """
-        found = self.find(channel, name)
+        found = self.find(name)
         if found is None:
-            known = ", ".join(s.name for s in self.all(channel)) or "none"
+            known = ", ".join(s.name for s in self.all()) or "none"
             raise SubscriptionError(f"there is no subscription {name!r}; there are: {known}")
         return found
 
-    def declare(self, channel: Channel, declared: Declaration, start: Start = "earliest") -> Subscription:
+    def declare(self, declared: Declaration, start: Start = "earliest") -> Subscription:
         """Find the subscription, or create it at `start`.
 
         One that has no destination yet gets the selection, the destination and the policy that are declared.
@@ -82,29 +81,29 @@ class Subscriptions:
                 different selections would pass over each other's messages.) Or the messages that its direct writers
                 leave behind go to another destination.
         """
-        stored = self.check(channel, declared)
+        stored = self.check(declared)
         if stored is not None and (stored.destination is not None or declared.destination is None):
             return stored
         if stored is None:
-            self._create(channel, declared, start)
+            self._create(declared, start)
         if declared.destination is not None:
             values = self._values(declared)
-            channel.run(self._database.sql(_DECLARE), {**values, "on_dead": declared.on_dead or "block"})
-        stored = self.get(channel, declared.name)
+            self._channel.run(_DECLARE, **values, on_dead=declared.on_dead or "block")
+        stored = self.get(declared.name)
         self._require_same(stored, declared)
         return stored
 
-    def check(self, channel: Channel, declared: Declaration) -> Subscription | None:
+    def check(self, declared: Declaration) -> Subscription | None:
         """Refuse what `declare` would refuse, and write nothing; return the subscription as it is stored, or None."""
-        stored = self.find(channel, declared.name)
+        stored = self.find(declared.name)
         if stored is not None and (stored.destination is not None or declared.destination is None):
             self._require_same(stored, declared)
-        follower = self.find(channel, compensation_of(declared.name))
+        follower = self.find(compensation_of(declared.name))
         if follower is not None and None not in (follower.destination, declared.destination):
             self._require_same_destination(follower, declared)
         return stored
 
-    def alter(self, channel: Channel, changed: Subscription) -> None:
+    def alter(self, changed: Subscription) -> None:
         """Store another selection, destination or policy. The caller must hold the lease."""
         values = {
             "name": changed.name,
@@ -113,29 +112,29 @@ class Subscriptions:
             "on_dead": changed.on_dead,
             "grace_ms": _milliseconds(changed.grace),
         }
-        channel.run(self._database.sql(_ALTER), values)
+        self._channel.run(_ALTER, **values)
 
-    def drop(self, channel: Channel, name: str) -> None:
+    def drop(self, name: str) -> None:
         """Delete a subscription, with its leases, progress and parked messages; for a compensation also the acks."""
-        with channel.transaction():
+        with self._channel.transaction():
             for table in ("parked", "progress", "lease"):
-                channel.run(self._database.sql(f"DELETE FROM {{{table}}} WHERE subscription = :name"), {"name": name})
+                self._channel.run(f"DELETE FROM {{{table}}} WHERE subscription = :name", name=name)
             followed = subscription_of(name)
             if followed is not None:
-                Acks(self._database, followed).forget(channel)
-            channel.run(self._database.sql("DELETE FROM {subscription} WHERE name = :name"), {"name": name})
+                Acks(self._channel, followed).forget()
+            self._channel.run("DELETE FROM {subscription} WHERE name = :name", name=name)
 
-    def _create(self, channel: Channel, declared: Declaration, start: Start) -> None:
+    def _create(self, declared: Declaration, start: Start) -> None:
         # The position is captured before the transaction begins, because a transaction that has written cannot capture.
         if declared.grace and isinstance(start, datetime):
             raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
-        progress = self._first_progress(channel, start)
+        progress = self._first_progress(start)
         place = {
             "base": str(progress.base),
             "target": progress.target and str(progress.target),
             "after": progress.after,
         }
-        with channel.transaction():
+        with self._channel.transaction():
             grace = _milliseconds(declared.grace or timedelta(0))
             row = {
                 **self._values(declared),
@@ -144,17 +143,17 @@ class Subscriptions:
                 "on_dead": declared.on_dead or "block",
                 "grace_ms": grace,
             }
-            if channel.run(self._database.sql(_CREATE), row):
-                channel.run(self._database.sql(_LEASE), {"name": declared.name})
-                channel.run(self._database.sql(_FIRST_PROGRESS), {"name": declared.name, **place})
+            if self._channel.run(_CREATE, **row):
+                self._channel.run(_LEASE, name=declared.name)
+                self._channel.run(_FIRST_PROGRESS, name=declared.name, **place)
 
-    def _first_progress(self, channel: Channel, start: Start) -> Progress:
+    def _first_progress(self, start: Start) -> Progress:
         if start == "earliest":
             return Progress(EARLIEST)
-        now = Log(self._database).now(channel).position
+        now = Log().now(self._channel).position
         if start == "latest":
             return Progress(now)
-        _, last = ids_before(self._database, channel, start)
+        _, last = ids_before(self._channel, start)
         return Progress(EARLIEST, now, last)
 
     def _require_same(self, stored: Subscription, declared: Declaration) -> None:
@@ -208,8 +207,6 @@ class Subscriptions:
         }
 
     def _of(self, row: Row) -> Subscription:
-        created_at = self._database.dialect.moment(row[6])
-        assert created_at is not None
         return Subscription(
             name=row[0],
             topics=None if row[1] is None else tuple(json.loads(row[1])),
@@ -217,7 +214,7 @@ class Subscriptions:
             on_dead=row[3],
             partitions=row[4],
             generation=row[5],
-            created_at=created_at,
+            created_at=self._channel.database.moment(row[6]),
             grace=timedelta(milliseconds=row[7]),
             kind=row[8],
             tags=None if row[9] is None else tuple(json.loads(row[9])),

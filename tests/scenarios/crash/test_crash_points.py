@@ -16,7 +16,7 @@ from sqlalchemy import create_engine, text
 from outbox import Message, Outbox, Relay, Retry, Verdict
 from outbox import create_engine as create_outbox_engine
 from outbox.model.verdict import DONE
-from outbox.store.log.log import Limits
+from outbox.store.log.limits import Limits
 from outbox.testing.faults import arm_kill
 from outbox.worker.settings import Settings
 

@@ -6,19 +6,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine
 
 from outbox import Message, Outbox, RetryPolicy
-from outbox.store.log.log import Limits
+from outbox.store.log.limits import Limits
 from outbox.worker.settings import Settings
 from tests.scenarios.crash.test_slow_destination import Slow
 from tests.support.destination import Destination, relay_to
 from tests.support.parked import request, states
 from tests.support.waiting import eventually
 
-#: A call hangs after this time. Three times as long, and what it has is set aside.
+#: A call hangs after this time. Three times as long, and what it has is parked.
 DEADLINE = timedelta(seconds=2)
 
 
@@ -36,7 +37,7 @@ class Holding(Destination):
 
 
 @contextmanager
-def running(outbox: Outbox, destination: Holding, **options: object) -> Iterator[None]:
+def running(outbox: Outbox, destination: Holding, **options: Any) -> Iterator[None]:
     relay = relay_to(destination, outbox, deadline=DEADLINE, **options)
     relay.start()
     try:
@@ -60,7 +61,7 @@ def outbox(engine: Engine) -> Outbox:
 
 
 def test_a_key_waits_for_a_call_that_hangs(outbox):
-    """Its message is set aside and the log goes on; when the call comes back its answer counts."""
+    """Its message is parked and the log goes on; when the call comes back its answer counts."""
     destination = Holding()
     send(outbox, b"4", a=b"1", b=b"2")
     send(outbox, a=b"3")

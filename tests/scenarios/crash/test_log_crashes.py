@@ -15,8 +15,7 @@ from sqlalchemy.exc import OperationalError
 from outbox import LeaseLostError, Outbox, create_engine, migrate
 from outbox.model.lease import Lease, Partition
 from outbox.model.position import Progress
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
@@ -82,12 +81,12 @@ def answers(server: PostgresServer) -> bool:
 CRASHES = [crash_postmaster, crash_backend]
 
 
-def held(database: Database, channel: Channel) -> tuple[Lease, Settlement]:
+def held(channel: Channel) -> tuple[Lease, Settlement]:
     """The lease of the relay, and what settles under it on the server as it is now."""
-    Subscriptions(database).declare(channel, declared())
-    lease = Leases(database).acquire(channel, Partition("relay"), "tests", timedelta(minutes=5))
+    Subscriptions(channel).declare(declared())
+    lease = Leases(channel).acquire(Partition("relay"), "tests", timedelta(minutes=5))
     assert lease is not None
-    return lease, Settlement(database, channel, lease, Log(database).now(channel).incarnation)
+    return lease, Settlement(channel, lease, Log().now(channel).incarnation)
 
 
 @pytest.mark.parametrize("crash", CRASHES, ids=lambda crash: crash.__name__)
@@ -98,24 +97,24 @@ def test_a_position_from_before_a_crash_settles_nothing(durable, crash):
     database = outbox.database
     send(outbox, "1")
     before = database.open()
-    lease, _ = held(database, before)
-    stored = ProgressLog(database).newest(before, lease.partition)
+    lease, _ = held(before)
+    stored = ProgressLog(before).newest(lease.partition)
     burn_ids(durable, 200)
-    ahead = Log(database).now(before)
+    ahead = Log().now(before)
 
     crash(durable)
 
     engine.dispose()
     after = database.open()
-    behind = Log(database).now(after)
+    behind = Log().now(after)
     assert behind.position.head < ahead.position.head, "the crash gave no ids back, so this shows nothing"
     assert behind.incarnation != ahead.incarnation
-    stale = Settlement(database, after, lease, ahead.incarnation)
+    stale = Settlement(after, lease, ahead.incarnation)
     with pytest.raises(LeaseLostError, match="the server was restarted"):
         stale.settle(Progress(ahead.position), [])
     with pytest.raises(LeaseLostError), stale.held():
         pytest.fail("nothing may be written")
-    assert ProgressLog(database).newest(after, lease.partition) == stored
+    assert ProgressLog(after).newest(lease.partition) == stored
     after.close()
     before.close()
 

@@ -31,7 +31,7 @@ PROGRAM = """
 import sys, time
 from datetime import timedelta
 from outbox import Done, Outbox, Relay, create_engine
-from outbox.store.log.log import Limits
+from outbox.store.log.limits import Limits
 from outbox.worker.settings import Settings
 
 class Slow:
@@ -207,8 +207,8 @@ def test_large_bodies_that_were_set_aside_need_a_bounded_memory(engine, full):
     with closing(outbox.database.open()) as channel:
         with channel.transaction():
             due = Parking(state="waiting", blocks=True, delay=timedelta(0))
-            Parked(outbox.database, "relay").park(channel, {due: list(range(1, count + 1))})
-        probe.empty(outbox.database, channel)
+            Parked(channel, "relay").park({due: list(range(1, count + 1))})
+        probe.empty(channel)
 
     assert peak_of_draining(url_of(engine), count) <= 250
 

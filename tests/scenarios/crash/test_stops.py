@@ -14,7 +14,7 @@ from sqlalchemy import Engine
 from outbox import HungHandlerError, Message, Outbox, Relay, Retry, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
-from outbox.store.log.log import Limits
+from outbox.store.log.limits import Limits
 from outbox.worker.settings import Settings
 from tests.support.destination import Answer, Destination, relay_to
 from tests.support.parked import states
@@ -152,7 +152,7 @@ def test_a_stop_in_the_middle_loses_and_repeats_nothing(outbox, rows, n):
 @pytest.mark.parametrize("verdict", [Retry("not now", timedelta(0)), Unavailable("not there")], ids=["retry", "away"])
 @batch_sizes
 def test_a_stop_after_a_call_that_failed_in_part_loses_and_repeats_nothing(outbox, rows, verdict, bad):
-    """The last message that was handled is one that was set aside, or was done."""
+    """The last message that was handled is one that was parked, or was done."""
     first = Slow(lambda message: verdict if bad(number(message)) else DONE)
     stopped_at(250, outbox, first, rows)
     before = len(first.bodies)
@@ -184,7 +184,7 @@ def test_a_stop_after_a_call_that_raised_loses_and_repeats_nothing(outbox, rows)
 @pytest.mark.parametrize("arrives", [True, False], ids=["arrived", "lost"])
 @batch_sizes
 def test_a_stop_beside_a_call_that_hangs_repeats_that_call_only(outbox, rows, arrives):
-    """Later messages are done already, so what the call holds is set aside before the progress moves past it."""
+    """Later messages are done already, so what the call holds is parked before the progress moves past it."""
     first = Unanswering({5}, arrives=arrives)
     stopped_at(150, outbox, first, rows)
     last = max(map(int, first.bodies))

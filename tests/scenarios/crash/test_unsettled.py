@@ -11,6 +11,7 @@ from tenacity import wait_fixed
 from outbox import Outbox, Reject, Retry, RetryPolicy
 from outbox.model.verdict import DONE
 from outbox.store.operations.status import standings
+from outbox.worker.settings import Upkeep
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.waiting import eventually
 
@@ -173,9 +174,8 @@ def test_who_sends_what_there_is_hears_that_it_cannot_be_settled(engine):
 
 
 @pytest.mark.parametrize("table", ["outbox_inbox", "outbox_dedup"])
-def test_a_chore_that_is_refused_ends_no_relay(engine, table, monkeypatch, caplog):
+def test_a_chore_that_is_refused_ends_no_relay(engine, table, caplog):
     """Neither feature need be in use, nor the right to delete from its table be given."""
-    monkeypatch.setattr("outbox.worker.maintenance._EXPIRED_SECONDS", 0.1)
     outbox, destination = Outbox(engine), Destination()
     rows = {
         "outbox_inbox": "(consumer, message_id, handled_at, expires_at) VALUES ('c', :id, :past, :past)",
@@ -184,7 +184,7 @@ def test_a_chore_that_is_refused_ends_no_relay(engine, table, monkeypatch, caplo
     with engine.begin() as connection:
         values = {"id": "0" * 32, "past": "2020-01-01 00:00:00"}
         connection.execute(text(f"INSERT INTO {table} {rows[table]}"), values)
-    relay = relay_to(destination, outbox)
+    relay = relay_to(destination, outbox, upkeep=Upkeep(prune_expired=0.1))
     with refused(engine, table, "DELETE", code="42501"):
         relay.start()
         assert eventually(lambda: "cannot delete" in caplog.text, 60)
@@ -205,10 +205,10 @@ def unsettled(engine: Engine) -> int:
     """How many messages a subscription has not settled, as `outbox status` counts them."""
     database = Outbox(engine).database
     with closing(database.open()) as channel:
-        return standings(database, channel)[1][0].backlog.number
+        return standings(channel)[1][0].backlog.number
 
 
 def parked(engine: Engine) -> int:
-    """How many messages are set aside."""
+    """How many messages are parked."""
     with engine.connect() as connection:
         return int(connection.execute(text("SELECT count(*) FROM outbox_parked")).scalar_one())

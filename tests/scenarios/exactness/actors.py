@@ -13,14 +13,16 @@ from outbox.model.lease import Lease, Partition
 from outbox.model.message import Message
 from outbox.model.parking import NOTHING_HELD, Held, Parking
 from outbox.model.position import Progress
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
-from outbox.store.log.log import Limits, Log
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.worker.handle import BatchHandler, Outcome
 from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BLOCKED
+from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
 from tests.scenarios.exactness.history import Event, delivery_of
 from tests.scenarios.exactness.model import RETRY, ROWS, Model, Place, Sent
@@ -153,14 +155,13 @@ class Holder:
     """A worker's memory."""
 
     def __init__(self, world: World, model: Model, lease: Lease, channel: Channel) -> None:
-        database = world.database
         self.lease, self.channel, self.batch_handler = lease, channel, ScriptedHandOver(lease.epoch)
-        log = Log(database, LIMITS, selection_of(model.topics))
-        newest = ProgressLog(database).newest(channel, PARTITION)
+        log = Log(LIMITS, selection_of(model.topics))
+        newest = ProgressLog(channel).newest(PARTITION)
         assert newest is not None
-        self.settlement = Settlement(database, channel, lease, log.now(channel).incarnation)
+        self.settlement = Settlement(channel, lease, log.now(channel).incarnation)
         batch_handler = cast("BatchHandler", self.batch_handler)
-        self.parked = ParkedQueue(Parked(database, "relay"), channel, self.settlement, batch_handler, LIMITS)
+        self.parked = ParkedQueue(Parked(channel, "relay"), self.settlement, batch_handler, Settings(limits=LIMITS))
         self.cursor, self.place = Cursor(log, newest.progress), model.stored
         self.ahead: list[Fetched] = []
         self.handed: Handed | None = None

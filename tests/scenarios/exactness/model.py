@@ -40,7 +40,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Set:
-    """A message set aside."""
+    """A parked message."""
 
     key: str | None
     state: str
@@ -111,7 +111,7 @@ class Model:
         return lease.epoch == self.epoch
 
     def settle(self, progress: Progress, place: Place, parkings: Parkings, now: datetime) -> None:
-        """A lease holder stored its progress, and what it set aside."""
+        """A lease holder stored its progress, and what it parked."""
         self.progress, self.stored = progress, place
         for message, parking in parkings:
             due = (
@@ -158,7 +158,7 @@ class Model:
                 del self.parked[id]
 
     def ready(self, released: Collection[str], now: datetime) -> list[int]:
-        """What is set aside and may be tried now."""
+        """What is parked and may be tried now."""
 
         def due(message: Set) -> bool:
             if message.state == "blocked":

@@ -17,7 +17,8 @@ from outbox.model.parking import Parking
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.log import Limits, Log
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -69,20 +70,19 @@ class Owner:
     """A holder of the lease, who may be a former one without knowing it."""
 
     def __init__(self, script: Script, number: int, settlement: type[Settlement]) -> None:
-        database = Database(script.engine)
         self._script, self._number = script, number
-        self._channel = database.open()
-        Subscriptions(database).declare(self._channel, declared())
-        log = Log(database, Limits(rows=ROWS))
-        self._leases, partition = Leases(database), Partition("relay")
-        former = self._leases.look(self._channel, partition)
+        self._channel = Database(script.engine).open()
+        Subscriptions(self._channel).declare(declared())
+        log = Log(Limits(rows=ROWS))
+        self._leases, partition = Leases(self._channel), Partition("relay")
+        former = self._leases.look(partition)
         known_dead = Claim(expired=False, seen=former)
-        lease = self._leases.acquire(self._channel, partition, str(number), timedelta(minutes=1), known_dead)
+        lease = self._leases.acquire(partition, str(number), timedelta(minutes=1), known_dead)
         assert lease is not None
         self._lease = lease
-        newest = ProgressLog(database).newest(self._channel, partition)
+        newest = ProgressLog(self._channel).newest(partition)
         assert newest is not None
-        self._settlement = settlement(database, self._channel, lease, log.now(self._channel).incarnation)
+        self._settlement = settlement(self._channel, lease, log.now(self._channel).incarnation)
         self._cursor = Cursor(log, newest.progress)
 
     def read(self) -> None:
@@ -111,7 +111,7 @@ class Owner:
 
     def close(self) -> None:
         """Give the lease back, if it still has it, and the connection."""
-        self._leases.release(self._channel, self._lease)
+        self._leases.release(self._lease)
         self._channel.close()
 
 

@@ -15,10 +15,10 @@ from sqlalchemy import Engine, insert, text
 from outbox.errors import PositionError
 from outbox.model.message import uuid7
 from outbox.model.position import EARLIEST, Position, Progress, Window
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel
+from outbox.store.database import Channel, Database
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.log import Limits, Log
+from outbox.store.log.limits import Limits
+from outbox.store.log.log import Log
 from tests.support.readers import selection_of
 
 #: Numbers of transactions in these tests lie below.
@@ -55,7 +55,7 @@ def test_a_position_survives_its_text(position: Position) -> None:
 @given(positions().filter(lambda position: position.head > 0 and 0 not in position.open))
 def test_the_text_is_the_servers_own(snapshot_text: Channel, position: Position) -> None:
     """PostgreSQL reads it as a snapshot, and writes it in the same way."""
-    rows = snapshot_text.rows("SELECT CAST(CAST(:text AS pg_snapshot) AS text)", {"text": str(position)})
+    rows = snapshot_text.rows("SELECT CAST(CAST(:text AS pg_snapshot) AS text)", text=str(position))
 
     assert rows == [(str(position),)]
 
@@ -212,7 +212,7 @@ class Rows:
 
     def read(self, window: Window, limits: Limits, topics: list[str] | None) -> list[int]:
         """The ids that a cursor reads, page by page; now and then another takes over from the stored progress."""
-        log, channel = Log(self._database, limits, selection_of(topics)), self._database.open()
+        log, channel = Log(limits, selection_of(topics)), self._database.open()
         sizes = {row.id: row.size for row in self.rows}
         cursor, read = Cursor(log, Progress(window.base, window.target, -1)), list[int]()
         try:
@@ -261,7 +261,7 @@ def read_on(engine: Engine, base: Position, limits: Limits, topics: list[str] | 
     """The ids that a cursor brings until it finds nothing more."""
     database = Database(engine)
     channel = database.open()
-    cursor, read = Cursor(Log(database, limits, selection_of(topics)), Progress(base)), list[int]()
+    cursor, read = Cursor(Log(limits, selection_of(topics)), Progress(base)), list[int]()
     try:
         while (batch := cursor.read(channel)).seen:
             read += [message.id or 0 for message in batch.messages]

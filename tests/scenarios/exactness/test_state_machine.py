@@ -58,9 +58,8 @@ class Machine(Writers):
         self.open, self.sent = [], 0
         self.holders: list[Holder] = []
         self.history: list[Event] = []
-        self.leases = Leases(self.world.database)
         self.looker = self.world.database.open()
-        Subscriptions(self.world.database).declare(self.looker, self.declared)
+        Subscriptions(self.looker).declare(self.declared)
 
     @property
     def declared(self) -> Declaration:
@@ -86,7 +85,7 @@ class Machine(Writers):
     def _take_lease(self) -> None:
         self._wait_for_writers()
         channel = self.world.database.open()
-        lease = self.leases.acquire(channel, PARTITION, secrets.token_hex(4), LEASE)
+        lease = Leases(channel).acquire(PARTITION, secrets.token_hex(4), LEASE)
         assert (lease is not None) == self.model.may_take_lease(self.world.now)
         if lease is None:
             channel.close()
@@ -102,7 +101,7 @@ class Machine(Writers):
         """Whoever still has the epoch keeps the lease, also when it had run out."""
         self._wait_for_writers()
         holder = self.holders[which % len(self.holders)]
-        renewed = self.leases.renew(holder.channel, holder.lease, LEASE)
+        renewed = Leases(holder.channel).renew(holder.lease, LEASE)
         assert renewed == self.model.holds(holder.lease)
         if renewed:
             self.model.lease_until = self.world.now + LEASE
@@ -251,7 +250,7 @@ class Machine(Writers):
         self._wait_for_writers()
         dead = sorted(id for id, each in self.model.parked.items() if each.state == "dead")
         id = dead[which % len(dead)]
-        self.looker.run("UPDATE outbox_parked SET request = 'replay' WHERE id = :id", {"id": id})
+        self.looker.run("UPDATE outbox_parked SET request = 'replay' WHERE id = :id", id=id)
         self.model.request(id)
 
     @precondition(lambda self: self.model.parked and any(not holder.handed for holder in self.holders))
@@ -287,7 +286,7 @@ class Machine(Writers):
 
     def _check_stored(self) -> None:
         """The tables hold what the model does."""
-        newest = ProgressLog(self.world.database).newest(self.looker, PARTITION)
+        newest = ProgressLog(self.looker).newest(PARTITION)
         assert newest is not None
         assert newest.progress == self.model.progress
         rows = self.looker.rows("SELECT id, key, state, attempts, blocks FROM outbox_parked")

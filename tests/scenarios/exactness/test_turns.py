@@ -32,7 +32,7 @@ class FailsOnce:
 
 
 def test_what_waits_for_its_turn_is_not_held_back_by_what_comes_behind_it(engine: Engine) -> None:
-    """The third message is set aside behind the second, which waits for nothing any more."""
+    """The third message is parked behind the second, which waits for nothing any more."""
     outbox = Outbox(engine)
     handler = FailsOnce(outbox)
     with outbox.begin() as session:

@@ -7,9 +7,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from outbox.errors import LeaseLostError
+from outbox.model.lease import Lease
 from outbox.model.position import Position, Progress
-from outbox.store.database import Database
-from outbox.store.dialects.dialect import Channel, Dialect
+from outbox.store.database import Channel
+from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.log import Log, Page
@@ -62,9 +63,7 @@ class OrderedByXid(Log):
         """As the log reads, in another order."""
         page = super().read_on(channel, base)
         ids = [row[0] for row in page.rows]
-        rows = channel.rows(
-            "SELECT id, xact_id FROM outbox_message WHERE id = ANY(CAST(:ids AS bigint[]))", {"ids": ids}
-        )
+        rows = channel.rows("SELECT id, xact_id FROM outbox_message WHERE id = ANY(CAST(:ids AS bigint[]))", ids=ids)
         numbers: dict[int, int] = dict(rows)
         return replace(page, rows=sorted(page.rows, key=lambda row: (numbers[row[0]], row[0])))
 
@@ -83,8 +82,8 @@ class RemembersItsBase(Prefetcher):
 
     memory: Progress | None = None
 
-    def __init__(self, database: Database, channel: Channel, cursor: Cursor) -> None:
-        super().__init__(database, channel, cursor)
+    def __init__(self, channel: Channel, cursor: Cursor) -> None:
+        super().__init__(channel, cursor)
         if self.memory is not None:
             cursor.move_to(self.memory)
 
@@ -99,16 +98,12 @@ class RemembersItsBase(Prefetcher):
 class SettlesWithoutEpoch(ProgressLog):
     """Appends progress whoever holds the lease."""
 
-    def __init__(self, database: Database) -> None:
-        super().__init__(database)
-        rows = "FROM {progress} WHERE subscription = :subscription AND generation = :generation"
-        rows = database.sql(f"{rows} AND partition = :partition")
-        last = f"(SELECT max(epoch) {rows}), :n + (SELECT max(n) {rows})"
-        self._settle = replaced(
-            self._settle,
-            fence=("AND epoch = :epoch", "AND :epoch > 0"),
-            epoch=(":partition, :epoch, :n,", f":partition, {last},"),
-        )
+    def settle(self, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
+        """In the name of whoever holds it."""
+        name = lease.partition.subscription
+        ((epoch,),) = self._channel.rows("SELECT max(epoch) FROM {lease} WHERE subscription = :name", name=name)
+        ((last,),) = self._channel.rows("SELECT max(n) FROM {progress} WHERE subscription = :name", name=name)
+        return super().settle(replace(lease, epoch=epoch), last + n, progress, incarnation)
 
 
 class ParksWithoutEpoch(Settlement):

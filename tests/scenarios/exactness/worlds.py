@@ -10,7 +10,6 @@ from datetime import UTC, datetime, timedelta
 from sqlalchemy import Engine, event, text
 
 from outbox import Outbox
-from outbox.store.dialects.dialect import Channel
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.dialect import DIALECT as SQLITE
@@ -59,7 +58,7 @@ class World:
     def _tell_time(self, driver: sqlite3.Connection) -> None:
         driver.create_function("test_now", 0, lambda: self.now.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3])
 
-    def _connect(self, engine: Engine, name: str) -> Channel:
+    def _connect(self, engine: Engine, name: str) -> SqliteChannel:
         channel = SqliteChannel(engine, name)
         self._tell_time(channel._driver)
         return channel

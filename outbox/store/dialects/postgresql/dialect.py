@@ -15,13 +15,14 @@ from psycopg import sql
 from psycopg.abc import Buffer
 from psycopg.types.numeric import Int8BinaryLoader
 from psycopg.types.string import ByteaBinaryLoader, StrDumperUnknown
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine, text
 
 from outbox.errors import DatabaseError
 from outbox.model.message import Message, from_microseconds, stored_message
 from outbox.store.dialects.dialect import COLUMNS, Dialect, Hint, Location, WriteAheadLog, connects_by_url
 from outbox.store.dialects.postgresql.append import append
-from outbox.store.dialects.statements import NONE, Parameters, Row, pyformat
+from outbox.store.dialects.postgresql.check import check_ids, check_tables
+from outbox.store.dialects.statements import Parameters, Row, pyformat
 
 #: Our settings, whatever the role's defaults are. They are set once on a connection of our own. Per transaction they
 #: would double the time of the idle poll, because each transaction here is one statement or a few.
@@ -80,11 +81,11 @@ class PostgresChannel:
             self._cursor.adapters.register_dumper(str, _escaping(letters))
         self.fileno: int | None = driver.fileno()
 
-    def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
+    def rows(self, statement: str, parameters: Parameters) -> list[Row]:
         """Run a statement and return its rows, read in the binary protocol."""
         return self._cursor.execute(pyformat(statement).encode(), parameters).fetchall()
 
-    def run(self, statement: str, parameters: Parameters = NONE) -> int:
+    def run(self, statement: str, parameters: Parameters) -> int:
         """Run a statement and return how many rows it touched."""
         return self._cursor.execute(pyformat(statement).encode(), parameters).rowcount
 
@@ -332,8 +333,14 @@ def _location(found: Any) -> Location | None:
     return Location(asked["dbname"], frozenset(zip(hosts, ports, strict=False)))
 
 
+def _serialize_upgrades(connection: Connection, name: str) -> None:
+    connection.execute(text("SELECT pg_advisory_xact_lock(hashtext(:name))"), {"name": name})
+
+
 DIALECT = Dialect(
     name="postgresql",
+    schemas=True,
+    transaction_ids=True,
     now="statement_timestamp()",
     later="({now} + CAST({seconds} AS double precision) * interval '1 second')",
     seconds="CAST(extract(epoch FROM ({until}) - ({since})) AS double precision)",
@@ -372,9 +379,14 @@ DIALECT = Dialect(
     waits_for_itself=lambda _engine: False,
     commits_every_statement=commits_every_statement,
     is_aborted=is_aborted,
+    blocking="postgresql+psycopg",
     drivers=frozenset(("psycopg", "psycopg_async", "psycopg2")),
     location=_location,
     prepare_engine=None,
+    configure_engine=None,
+    serialize_upgrades=_serialize_upgrades,
+    check_tables=check_tables,
+    check_ids=check_ids,
     check_now="SET CONSTRAINTS ALL IMMEDIATE",
     share_lock="FOR SHARE",
     skip_locked="FOR UPDATE SKIP LOCKED",

@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 from outbox.errors import DatabaseError
 from outbox.store.dialects.dialect import Hint
 from outbox.store.dialects.sqlite.locking import BUSY_SECONDS, begin_immediate, prepare
-from outbox.store.dialects.statements import NONE, Parameters, Row
+from outbox.store.dialects.statements import Parameters, Row
 
 #: Connections of our own threads. Each has a lock, which is held while SQLite works for it and until its transaction
 #: ends. A fork waits for all of these locks, because SQLite holds locks in memory then. A child would get copies of
@@ -76,12 +76,12 @@ class SqliteChannel:
             _channels.add(self)
         self.fileno: int | None = None
 
-    def rows(self, statement: str, parameters: Parameters = NONE) -> list[Row]:
+    def rows(self, statement: str, parameters: Parameters) -> list[Row]:
         """Run a statement and return its rows."""
         with self._working(statement):
             return self._driver.execute(statement, parameters).fetchall()
 
-    def run(self, statement: str, parameters: Parameters = NONE) -> int:
+    def run(self, statement: str, parameters: Parameters) -> int:
         """Run a statement and return how many rows it touched."""
         with self._working(statement):
             return self._driver.execute(statement, parameters).rowcount

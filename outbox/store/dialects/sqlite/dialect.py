@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import Connection, Engine
 
 from outbox.model.message import Message, stored_message
-from outbox.store.dialects.dialect import APPENDED, COLUMNS, Dialect, Location, connects_by_url
+from outbox.store.dialects.dialect import APPENDED, COLUMNS, Dialect, Location, connects_by_url, driver_of
 from outbox.store.dialects.sqlite.channel import SqliteChannel
-from outbox.store.dialects.sqlite.engine import commits_every_statement, make_fit, waits_for_itself
+from outbox.store.dialects.sqlite.check import check_ids, check_tables
+from outbox.store.dialects.sqlite.engine import commits_every_statement, configure, make_fit, waits_for_itself
 from outbox.store.dialects.sqlite.locking import is_busy
 from outbox.store.dialects.statements import Parameters, Row, Script, Statement
 
@@ -106,8 +107,18 @@ _PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}
         WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {_CHOSEN}
         ORDER BY id LIMIT :limit)"""
 _EXTENT = """SELECT min(id), max(id), NULL, NULL FROM {message} WHERE id >= :head AND id < :target"""
+
+
+def _serialize_upgrades(connection: Connection, _name: str) -> None:
+    driver: Any = driver_of(connection)
+    if not driver.in_transaction:
+        connection.exec_driver_sql("BEGIN IMMEDIATE")
+
+
 DIALECT = Dialect(
     name="sqlite",
+    schemas=False,
+    transaction_ids=False,
     now="strftime('%Y-%m-%d %H:%M:%f', 'now')",
     later="strftime('%Y-%m-%d %H:%M:%f', {now}, ({seconds}) || ' seconds')",
     # Rounded, because differences of fractional days may come out a little too long; moments have milliseconds.
@@ -146,9 +157,14 @@ DIALECT = Dialect(
     waits_for_itself=waits_for_itself,
     commits_every_statement=commits_every_statement,
     is_aborted=lambda _driver: False,
+    blocking="sqlite+pysqlite",
     drivers=frozenset(("pysqlite", "aiosqlite")),
     location=_location,
     prepare_engine=make_fit,
+    configure_engine=configure,
+    serialize_upgrades=_serialize_upgrades,
+    check_tables=check_tables,
+    check_ids=check_ids,
     check_now=None,
     share_lock="",
     skip_locked="",

@@ -24,12 +24,8 @@ from outbox.store.dialects.sqlite.locking import begin_immediate, prepare
 _LEGACY = -1
 
 
-def require_legacy_control(connect_args: Mapping[str, Any]) -> None:
-    """Refuse a driver that would begin transactions by itself, or would not commit those that we begin.
-
-    Raises:
-        DatabaseError: `autocommit` is among the driver's arguments.
-    """
+def _require_legacy_control(connect_args: Mapping[str, Any]) -> None:
+    """Refuse a driver that would begin transactions by itself, or would not commit those that we begin."""
     if connect_args.get("autocommit", _LEGACY) != _LEGACY:
         raise DatabaseError(
             "outbox.create_engine begins and commits SQLite's transactions itself, which the driver's"
@@ -37,8 +33,13 @@ def require_legacy_control(connect_args: Mapping[str, Any]) -> None:
         )
 
 
-def configure(engine: Engine) -> None:
-    """Set up an engine of our own: WAL, durable commits, and every transaction begins with the write lock."""
+def configure(engine: Engine, connect_args: Mapping[str, Any]) -> None:
+    """Set up an engine of our own: WAL, durable commits, and every transaction begins with the write lock.
+
+    Raises:
+        DatabaseError: `autocommit` is among the arguments for the driver.
+    """
+    _require_legacy_control(connect_args)
 
     @event.listens_for(engine, "connect")
     def _connected(driver: sqlite3.Connection, _record: object) -> None:

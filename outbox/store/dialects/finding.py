@@ -1,0 +1,25 @@
+"""What the check of a database finds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that is not as it should be: the place, the problem, and the fix."""
+
+    where: str
+    problem: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.problem}; {self.fix}"
+
+
+def given_again(drawn: int, where: str, highest: int, fix: str) -> Iterator[Finding]:
+    """Find ids that would be given out again: those up to `drawn` were, but the column `where` has a higher one."""
+    if drawn < highest:
+        problem = f"has drawn ids up to {drawn}, but {where} has {highest}: ids would be given out again"
+        yield Finding("outbox_message.id", problem, fix)

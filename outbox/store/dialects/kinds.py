@@ -1,0 +1,13 @@
+"""The kinds of database that may hold an outbox, as far as a URL tells them apart."""
+
+from __future__ import annotations
+
+from sqlalchemy import URL
+
+#: SQLAlchemy's names for them. Each is a folder beside this file, imported at the first use.
+KINDS = ("postgresql", "sqlite")
+
+
+def is_file(url: URL) -> bool:
+    """Return whether a database is a file, without a server and without schemas."""
+    return url.get_backend_name() == "sqlite"
