@@ -313,7 +313,7 @@ def _checked(messages: Iterable[Message], verb: str) -> list[Message]:
         InvalidMessageError: a message is in the list twice.
     """
     if isinstance(messages, Message):  # type: ignore[unreachable]  # for those who do not check types
-        raise TypeError(f"{verb} takes a list of messages; put the one into a list")
+        raise TypeError(f"{verb} takes a list of messages; pass [message]")
     found = list(messages)
     for message in found:
         if not isinstance(message, Message):

@@ -35,17 +35,16 @@ _DEFAULT_TIMEOUT = timedelta(seconds=6)
     type=DURATION,
     help="No transaction is asked about before this age. [default: as the producers of the group say; else 6s]",
 )
-@option("--check-interval", type=DURATION, default="30s", show_default=True, help="Between two questions about one.")
+@option("--check-interval", type=DURATION, default="30s", help="Pause between two questions about a transaction.")
 @option(
-    "--check-max", type=click.IntRange(1), default=15, show_default=True, help="UNKNOWNs until one waits for a person."
+    "--check-max", type=click.IntRange(1), default=15, help="Answers UNKNOWN until a transaction waits for a person."
 )
-@option("--age-limit", type=DURATION, default="72h", show_default=True, help="Beyond this age one waits for a person.")
+@option("--age-limit", type=DURATION, default="72h", help="Age from which on a transaction waits for a person.")
 @option(
     "--check-timeout",
     type=DURATION,
     default="5s",
-    show_default=True,
-    help="What one question may take; an answer that comes later counts as UNKNOWN.",
+    help="Time limit of one question; an answer that comes later counts as UNKNOWN.",
 )
 @option("--once", is_flag=True, help="Ask about what is due, then end.")
 def check(
@@ -64,8 +63,8 @@ def check(
     may run for one group, producers among them: one checks back, the others stand by.
 
     Without --listener only transactions that were begun with verdict="join" or "commit" are decided, and with
-    --business those with "record": their databases know what became of them. All others wait, with nothing counted
-    against them, for a process that has a listener: this one lets such a one go first.
+    --business those with "record": their databases know what became of them. All others wait for a
+    process that has a listener. Nothing is counted against them, and this process gives such a process its turn.
     """
     for name in ("check_interval", "check_timeout", "age_limit"):
         if policy[name] <= timedelta(0):
@@ -102,8 +101,8 @@ def _service(
         open.enter_context(database.explained())
         if business is not None:
             business.require_other_than(database)
-        with open_channel_of(database) as _channel:
-            outbox = Outbox(_channel.database.engine, schema=_channel.database.schema, slots=_channel.database.slots)
+        with open_channel_of(database):
+            outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
         open.callback(outbox.close)
         broker = Broker(outbox, connections=1, reject_transactions=False)
         open.callback(broker.close)

@@ -165,7 +165,7 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
 
 
 @db.command()
-@option("--dialect", type=click.Choice(["postgresql", "sqlite"]), default="postgresql", show_default=True)
+@option("--dialect", type=click.Choice(["postgresql", "sqlite"]), default="postgresql")
 @option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL).")
 @_slots
 def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:

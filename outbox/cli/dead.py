@@ -41,7 +41,7 @@ def dead() -> None:
 @_name
 @_topic
 @_key
-@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many.")
+@option("--limit", type=click.IntRange(1), default=100, help="Show at most so many.")
 @as_json
 def list_(*, target: Target, name: str | None, topic: str | None, key: str | None, limit: int, json: bool) -> None:
     """List dead letters, in the order of the log."""
@@ -87,7 +87,7 @@ def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
 @_yes
 @as_json
 def replay(*, target: Target, **wanted: Any) -> None:
-    """Send dead letters again, with all their attempts before them."""
+    """Send dead letters again; their attempts are counted from 0 again."""
     _decide(target, "replay", **wanted)
 
 
@@ -103,7 +103,7 @@ def replay(*, target: Target, **wanted: Any) -> None:
 @_yes
 @as_json
 def discard(*, target: Target, **wanted: Any) -> None:
-    """Give dead letters up for good; what waits behind them in their keys goes on."""
+    """Give dead letters up for good; messages of their keys that wait behind them go on."""
     if bool(wanted["ids"]) == wanted["all"]:
         raise click.UsageError(_WHICH)
     reason = wanted.pop("reason") or _asked_for_a_reason()
@@ -158,7 +158,7 @@ def _decide(
     for one in done:
         say(one.describe(verb))
     if not done:
-        say(f"no dead letters of {', '.join(names) or 'any subscription'} are meant")
+        say(f"no dead letters of {', '.join(names) or 'any subscription'} match")
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ _LINE_EVERY_SECONDS = 10.0
 @click.argument("path")
 @option("--until-empty", is_flag=True, help="Extract again and again, until nothing new was committed.")
 @option("--follow", is_flag=True, help="Go on until interrupted.")
-@option("--interval", type=DURATION, default="10s", show_default=True, help="Pause of --follow when there is nothing.")
+@option("--interval", type=DURATION, default="10s", help="Pause of --follow when there is nothing.")
 @from_a_standby
 @option("--topics", type=NAMES, help="Only these topics; otherwise all.")
 @option("--halves", is_flag=True, help="Half messages of transactions, too.")

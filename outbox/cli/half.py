@@ -38,8 +38,8 @@ _unchecked_record = option(
 def half() -> None:
     """Look at pending transactions, and decide on them.
 
-    A transaction is pending while its half messages have no verdict. After so many questions without an answer it is
-    given up: nobody is asked any more, and it waits for commit, rollback or resume.
+    A transaction is pending while its half messages have no verdict. After a number of questions without an answer it
+    is given up: nobody is asked any more, and it waits for commit, rollback or resume.
     """
 
 
@@ -47,7 +47,7 @@ def half() -> None:
 @about_a_database
 @option("--group", help="Only of this producer group.")
 @option("--given-up", is_flag=True, help="Only those that were given up and wait for a person.")
-@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many.")
+@option("--limit", type=click.IntRange(1), default=100, help="Show at most so many.")
 @as_json
 def list_(*, target: Target, group: str | None, given_up: bool, limit: int, json: bool) -> None:
     """List pending transactions, the oldest first.
@@ -144,7 +144,7 @@ def rollback(*, target: Target, id: str, business: str | None, unchecked: bool, 
 @option("--reason", help="Why, for the log.")
 @as_json
 def resume(*, target: Target, id: str, by: str | None, reason: str | None, json: bool) -> None:
-    """Ask again about a transaction that was given up, with all its questions before it.
+    """Ask again about a transaction that was given up; its questions are counted from 0 again.
 
     One that is older than the age limit of its check service (72 h by default) is given up again at once. Decide it by
     commit or rollback, or run the check service with a longer --age-limit.

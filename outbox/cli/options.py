@@ -30,7 +30,7 @@ _SECRET_NAMES = re.compile(r"(?i)(password|passwd|pwd|secret|token)")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)\s*")
 
-option = functools.partial(click.option, show_envvar=True)
+option = functools.partial(click.option, show_envvar=True, show_default=True)
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -211,7 +211,7 @@ def confirmed(question: str, *, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise click.UsageError(f"{question} Say --yes.")
+        raise click.UsageError(f"{question} There is no terminal to answer at: give --yes")
     click.confirm(question, abort=True, err=True)
 
 
@@ -283,7 +283,7 @@ def _file_is_meant(name: str, *, given: bool) -> bool:
         return True
     said = {each for each in (name, f"{name}_file") if ctx.get_parameter_source(each) is ParameterSource.COMMANDLINE}
     if len(said) != 1:
-        raise click.UsageError(f"both --{name} and --{name}-file are given; which one is meant?")
+        raise click.UsageError(f"both --{name} and --{name}-file are given; give one of them")
     return name not in said
 
 
@@ -333,12 +333,18 @@ def _names_of_databases(*, several: bool) -> list[Callable[..., Any]]:
 
 
 _LOGGED = [
-    option("-v", "--verbose", count=True, envvar="OUTBOX_VERBOSE", help="Log what happens; -vv: everything."),
+    option(
+        "-v",
+        "--verbose",
+        count=True,
+        show_default=False,
+        envvar="OUTBOX_VERBOSE",
+        help="Log what happens; -vv: everything.",
+    ),
     option(
         "--log-format",
         type=click.Choice(["text", "json"]),
         default="text",
-        show_default=True,
         envvar="OUTBOX_LOG_FORMAT",
         help="How to log.",
     ),

@@ -40,9 +40,9 @@ def purge(
     remote: str | None,
     json: bool,
 ) -> None:
-    """Delete messages that are older than this, and that every subscription is past.
+    """Delete old messages that every subscription has passed.
 
-    In small batches; readers and writers go on. Messages that were parked are copies, and stay.
+    It deletes in small batches, so readers and writers go on. Parked messages are copies, and stay.
 
     With --archive PATH, which `outbox extract` has written, messages are first compared with their copies there, by
     number and checksum for each range of ids. If one range differs, nothing is deleted, and the first such range is

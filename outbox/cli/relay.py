@@ -15,15 +15,12 @@ from outbox.cli.options import DURATION, NAMES, START, Target, about_databases, 
 @about_databases
 @to_a_destination
 @option("--topics", type=NAMES, help="Only these topics; otherwise all.")
-@option(
-    "--name", default="relay", show_default=True, help="The subscription: one name, one selection, one destination."
-)
+@option("--name", default="relay", help="The subscription: one name, one selection, one destination.")
 @option(
     "--from",
     "start",
     type=START,
     default="earliest",
-    show_default=True,
     envvar="OUTBOX_RELAY_FROM",
     help="Where a new subscription begins.",
 )
@@ -34,18 +31,17 @@ from outbox.cli.options import DURATION, NAMES, START, Target, about_databases, 
     "--give-up-after",
     type=DURATION,
     default="60s",
-    show_default=True,
-    help="With --once and --until-empty: end with exit code 4 when for so long nothing could be sent.",
+    help="With --once and --until-empty: end with exit code 4 when nothing could be sent for so long.",
 )
-@option("--batch-size", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages a batch.")
-@option("--batch-bytes", type=click.IntRange(1), default=8 * 1024 * 1024, show_default=True, help="Bytes a batch.")
-@option("--lease", type=DURATION, default="10s", show_default=True, help="After so long another worker takes over.")
+@option("--batch-size", type=click.IntRange(1, 100_000), default=1000, help="Most messages in a batch.")
+@option("--batch-bytes", type=click.IntRange(1), default=8 * 1024 * 1024, help="Most bytes in a batch.")
+@option("--lease", type=DURATION, default="10s", help="Time until another worker takes over from one that died.")
 @option(
     "--deadline",
     type=DURATION,
-    help="For one call of the destination. [default: its own, of NATS the URL's timeout; else 5s]",
+    help="Time limit of one call of the destination. [default: its own, of NATS the URL's timeout; else 5s]",
 )
-@option("--attempts", type=click.IntRange(1), default=10, show_default=True, help="Failures until a message is dead.")
+@option("--attempts", type=click.IntRange(1), default=10, help="Failures until a message becomes a dead letter.")
 def relay(
     *,
     targets: tuple[Target, ...],
@@ -64,8 +60,8 @@ def relay(
     Runs until SIGTERM or SIGINT, which let it finish what is under way; a second one ends it at once. Several
     processes may run under one name: one works, the others stand by.
 
-    Of several databases or schemas, each database with each schema, every one has a relay of its own: one that is down
-    delays no other. With --once and --until-empty the exit code is 4 when one of them gave up.
+    With several databases or schemas there is a relay for each schema of each database; one that is down delays no
+    other. With --once and --until-empty the exit code is 4 when one of them gave up.
     """
     if to is None:
         raise click.UsageError("no destination: give --to URL (nats://host:4222, stdout:) or --to-file PATH")
@@ -92,11 +88,11 @@ def relay(
 
 def _require_name(name: str) -> None:
     if not name or not name.isprintable():
-        raise click.UsageError("a --name has at least one character, and none that cannot be printed")
+        raise click.UsageError("--name must be one or more characters that can be printed")
 
 
 def _require_pace(lease: timedelta, deadline: timedelta | None) -> None:
     if lease < timedelta(seconds=1):
-        raise click.UsageError("a --lease under 1 s is lost before it is renewed")
+        raise click.UsageError("--lease must be at least 1s, or it would be lost before it is renewed")
     if deadline is not None and deadline <= timedelta(0):
-        raise click.UsageError("a --deadline is more than nothing")
+        raise click.UsageError("--deadline must be greater than 0")

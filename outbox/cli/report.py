@@ -220,7 +220,7 @@ def delivery(*, work: Work, output: Output) -> None:
                 columns=("subscription", "messages", "estimate", "lag_seconds"), numbers=("messages", "lag_seconds"),
             ),
             Table(
-                name="parked", title="Set aside", rows=by_age,
+                name="parked", title="Parked", rows=by_age,
                 columns=("subscription", "state", "age", "messages", "oldest"), numbers=("messages",),
             ),
             Table(
@@ -238,7 +238,7 @@ _TIMES = "From writing to settled, in seconds, one value a batch (its oldest mes
 @report.command()
 @about_a_database
 @reported
-@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many contradictions.")
+@option("--limit", type=click.IntRange(1), default=100, help="Show at most so many contradictions.")
 def transactions(*, work: Work, output: Output, limit: int) -> None:
     """Show what became of half messages, and what contradicts that.
 
@@ -286,15 +286,9 @@ def transactions(*, work: Work, output: Output, limit: int) -> None:
 @option("--header", metavar="NAME", help="The header that holds the version.")
 @option("--json-path", metavar="PATH", help="Where in the body the version is: $.version.")
 @option("--topics", type=NAMES, help="Only of these topics.")
-@option("--limit", type=click.IntRange(1), default=100, show_default=True, help="Show at most so many messages.")
+@option("--limit", type=click.IntRange(1), default=100, help="Show at most so many messages.")
 def order(
-    *,
-    work: Work,
-    output: Output,
-    header: str | None,
-    json_path: str | None,
-    topics: tuple[str, ...] | None,
-    limit: int,
+    *, work: Work, output: Output, header: str | None, json_path: str | None, topics: tuple[str, ...] | None, limit: int
 ) -> None:
     """Show keys whose version does not rise from message to message.
 

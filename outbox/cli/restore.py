@@ -19,7 +19,7 @@ from outbox.cli.output import counted
 def restore(*, target: Target, accept: bool, yes: bool, json: bool) -> None:
     """Bring a log that was copied to another server in line with the ids that this one draws.
 
-    With all workers stopped. Subscriptions that stood far apart may see messages again; none misses one. An SQLite
+    Stop all workers before. Subscriptions that stood far apart may see messages again; none misses one. An SQLite
     file may be copied freely: its ids are its own.
     """
     from outbox.store.operations import restore as store

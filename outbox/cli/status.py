@@ -37,17 +37,17 @@ _WAITS = ("waits", "wait")
 @about_a_database
 @as_json
 @option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
-@option("--interval", type=DURATION, default="2s", show_default=True, help="Pause between two looks of --watch.")
+@option("--interval", type=DURATION, default="2s", help="Pause between two looks of --watch.")
 @option("--check", is_flag=True, help="End with exit code 1 if there is any warning.")
 def status(*, target: Target, json: bool, watch: bool, interval: timedelta, check: bool) -> None:
     """Show what waits, since when, and who works on it.
 
     BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. DELAYED to DEAD
-    count messages that were parked. LAG says for how long the oldest message of all these could have been sent: a
+    count parked messages. LAG says for how long the oldest message of all these could have been sent: a
     delayed one counts from when it is due, a dead letter not at all.
 
     Warnings say what is wrong, since when, and what to do. They tell of messages that wait for their destination, dead
-    letters, messages that have failed for a minute, and a subscription that nobody runs. A monitor takes --check.
+    letters, messages that have failed for a minute, and a subscription that nobody runs. A monitor uses --check.
 
     Where there are transactions with half messages, a second table counts their messages by producer group and real
     topic: HALF waits for a verdict, OLDEST is the age of the oldest of these, GIVEN UP waits for a person; COMMITTED

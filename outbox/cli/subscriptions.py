@@ -42,11 +42,7 @@ def list_(*, target: Target, json: bool) -> None:
 
     with target.open_outbox() as channel:
         found = [
-            (
-                each,
-                Leases(channel).look(Partition(each.name, each.generation)),
-                Readers(channel).hold(each),
-            )
+            (each, Leases(channel).look(Partition(each.name, each.generation)), Readers(channel).hold(each))
             for each in Subscriptions(channel).all()
         ]
     if json:

@@ -201,7 +201,7 @@ class Inbox:
         if consumer is not None:
             return _checked(consumer)
         if self._consumer is None:
-            raise ValueError("who handles the message? pass consumer=, here or to Inbox")
+            raise ValueError("no consumer: pass consumer=, here or to Inbox")
         return self._consumer
 
 
@@ -221,7 +221,7 @@ def _kept(answer: R) -> R:
 
 def _checked(consumer: str) -> str:
     if not isinstance(consumer, str):
-        raise TypeError(f"a consumer has a name, which is a str, not {type(consumer).__name__}")
+        raise TypeError(f"consumer must be a str, not {type(consumer).__name__}")
     storable = consumer.isprintable() and 1 <= len(consumer) <= MAX_CONSUMER
     if not storable:
         raise ValueError(f"consumer {consumer!a:.40} must be 1 to {MAX_CONSUMER} printable characters")
@@ -234,8 +234,8 @@ def _id_of(message: Message | UUID | str) -> UUID:
     if isinstance(message, UUID):
         return message
     if not isinstance(message, str):
-        raise TypeError(f"a Message, its id as a UUID or as text is needed, not {type(message).__name__}")
+        raise TypeError(f"message must be a Message, or its id as a UUID or a str, not {type(message).__name__}")
     try:
         return UUID(message)
     except ValueError as error:
-        raise ValueError(f"{message!a:.60} is not the text of a UUID, which message ids are") from error
+        raise ValueError(f"{message!a:.60} is not a message id, which is a UUID") from error

@@ -42,9 +42,7 @@ def require_own_name(name: str) -> None:
     """
     own = subscription_of(name)
     if own is not None:
-        raise SubscriptionError(
-            f"{name} is what the direct writers of {own!r} leave behind; run the relay of that name"
-        )
+        raise SubscriptionError(f"{name} is the compensation of {own!r}, which its relay does; run the relay {own!r}")
 
 
 def check_of(group: str) -> str:

@@ -55,8 +55,8 @@ def question_of(listener: TransactionListener | TransactionChecker | Question | 
     if callable(listener):
         return _blocking(listener)
     raise TypeError(
-        "a listener has check_local_transaction(message), a checker has check(message); a function of one message is"
-        f" one, too; {type(listener).__name__} is none of them"
+        "a listener has check_local_transaction(message) or check(message), or is a function of one message;"
+        f" {type(listener).__name__} is none of them"
     )
 
 

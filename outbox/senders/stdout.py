@@ -43,7 +43,7 @@ class StdoutSender:
     def from_url(cls, url: str) -> StdoutSender:
         """Return the sender for `stdout:`."""
         if destination_of(url) not in ("stdout:", "stdout://"):
-            raise SenderError("standard output is written stdout: and nothing behind it")
+            raise SenderError("stdout: takes nothing behind the colon")
         return cls()
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:

@@ -25,7 +25,7 @@ def jdbc_predicates(since: str | Position | None, until: str | Position, n: int,
         OptionError: `n` is less than 1.
     """
     if n < 1:
-        raise OptionError(f"n: {n} partitions hold nothing; ask for 1 or more")
+        raise OptionError(f"n: must be at least 1, not {n}")
     base = EARLIEST if since is None else _position(since)
     return extraction.predicates(Window(base, _position(until)), n, halves=halves)
 

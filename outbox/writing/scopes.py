@@ -202,7 +202,9 @@ def require_plain_function(function: Callable[..., Any], what: str, instead: str
         )
     first = next(iter(inspect.signature(function).parameters), None)
     if first in ("self", "cls"):
-        raise TypeError(f"the session is the first argument, and a method's is itself; use {instead} in methods")
+        raise TypeError(
+            f"the session comes as the first argument, which a method has for itself; use {instead} in methods"
+        )
     if first is None:
         raise TypeError(f"{what} gets its session as its first argument; {function!r} takes none")
 

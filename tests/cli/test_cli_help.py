@@ -30,7 +30,7 @@ ALL = {" ".join(path): command for path, command in commands(main)}
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["relay", "--help"], ["status", "--help"], ["dead", "list", "--help"]]
+    "arguments", [["--help"], *([verb, "--help"] for verb in ("relay", "status", "dead", "purge", "extract", "report"))]
 )
 def test_help_loads_nothing_heavy(arguments):
     script = f"""if True:

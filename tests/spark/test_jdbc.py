@@ -77,7 +77,7 @@ def test_the_conditions_are_those_of_the_window():
 
 
 def test_mistakes():
-    with pytest.raises(OptionError, match="n: 0 partitions hold nothing"):
+    with pytest.raises(OptionError, match="n: must be at least 1, not 0"):
         jdbc_predicates(None, "1:1:", 0)
     with pytest.raises(PositionError, match="not a position"):
         jdbc_predicates("now", "1:1:", 1)

@@ -97,7 +97,7 @@ def test_what_there_is_nothing_of_is_said_in_the_middle(drawn):
     plots.order(Path("x.png"), summary=[{"messages": 1200, "keys": 1}], breaks=[])
     draw()
 
-    for axes in (titled(drawn[0], "Versions"), titled(drawn[1], "Set aside")):
+    for axes in (titled(drawn[0], "Versions"), titled(drawn[1], "Parked messages")):
         (text,) = axes.texts
         assert (text.get_position(), text.get_ha(), text.get_va()) == ((0.5, 0.5), "center", "center")
     assert texts_of(titled(drawn[0], "Versions")) == ["none: the versions of 1 key rise over 1,200 messages"]

@@ -158,7 +158,7 @@ def test_methods_are_refused_and_told_what_to_do(shop):
 
     methods: list[Any] = [Checkout.place, Checkout.place_later, Checkout.__dict__["of_the_class"].__func__]
     for method in methods:
-        with pytest.raises(TypeError, match=r"a method's is itself; use outbox\.begin\(\) in methods"):
+        with pytest.raises(TypeError, match=r"which a method has for itself; use outbox\.begin\(\) in methods"):
             shop.transactional(method)
 
 

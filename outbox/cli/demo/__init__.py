@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@option("--orders", type=click.IntRange(4, 100_000), default=2000, show_default=True, help="Orders to place.")
+@option("--orders", type=click.IntRange(4, 100_000), default=2000, help="Orders to place.")
 @option("--light", is_flag=True, help="No servers: SQLite and a file.")
 @option("--keep", is_flag=True, help="Leave it running afterwards, to play with.")
 def demo(*, orders: int, light: bool, keep: bool) -> int:

@@ -139,9 +139,7 @@ def compare_candidates(
     ranges = [replace(each, last_id=min(each.last_id, highest)) for each in compare(stored, copies, width=width)]
     first = next((each for each in ranges if not each.same), None)
     return Comparison(
-        kept=found.kept,
-        ranges=tuple(ranges),
-        differences="" if first is None else _examples(first, stored, copies),
+        kept=found.kept, ranges=tuple(ranges), differences="" if first is None else _examples(first, stored, copies)
     )
 
 

@@ -68,11 +68,7 @@ def dead_letters(parked: DataFrame) -> DataFrame:
     return (
         parked.where(sf.col("state") == "dead")
         .groupBy("subscription", "topic", sf.substring("error", 1, _ERROR).alias("error"))
-        .agg(
-            sf.count("*").alias("letters"),
-            sf.min("parked_at").alias("oldest"),
-            sf.max("parked_at").alias("newest"),
-        )
+        .agg(sf.count("*").alias("letters"), sf.min("parked_at").alias("oldest"), sf.max("parked_at").alias("newest"))
         .orderBy(sf.desc("letters"), "subscription", "topic", "error")
     )
 

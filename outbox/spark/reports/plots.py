@@ -257,7 +257,7 @@ def _percentiles(axes: Axes, row: Row) -> None:
 
 
 def _parked(axes: Axes, rows: Sequence[Row]) -> None:
-    _title(axes, "Set aside, by state and age", pad=_ABOVE_LEGEND)
+    _title(axes, "Parked messages, by state and age", pad=_ABOVE_LEGEND)
     bars: defaultdict[tuple[str, str], dict[str, int]] = defaultdict(dict)
     for row in rows:
         bars[row["subscription"], row["state"]][row["age"]] = row["messages"]
