@@ -9,6 +9,9 @@ from contextlib import suppress
 
 #: A selector rounds its timeout up to whole milliseconds, so shorter waits sleep.
 _SHORTEST_SECONDS = 0.001
+#: Not select(), because an application may have more descriptors open than it can watch; and not epoll, because a new
+#: one for each wait costs more than the wait itself.
+_Selector = getattr(selectors, "PollSelector", selectors.DefaultSelector)
 
 
 class Wake:
@@ -35,8 +38,7 @@ class Wake:
         if 0 < seconds < _SHORTEST_SECONDS:
             time.sleep(seconds)
             return False
-        # Not select(), because an application may have more descriptors open than it can watch.
-        with selectors.DefaultSelector() as selector:
+        with _Selector() as selector:
             selector.register(self._reader, selectors.EVENT_READ)
             if also is not None:
                 selector.register(also, selectors.EVENT_READ)
