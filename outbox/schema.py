@@ -32,6 +32,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
+from outbox.errors import DatabaseError
 from outbox.model.limits import HALF_TOPIC
 
 VERSION = 6
@@ -149,7 +150,13 @@ def include_name(name: str | None, type_: str, _parents: Any) -> bool:
 
 def now_default(dialect: str) -> str:
     """Return the database's clock as SQL; it gives one answer within one statement."""
-    return _NATIVE[dialect].now
+    return _native(dialect).now
+
+
+def _native(dialect: str) -> _Native:
+    if dialect not in _NATIVE:
+        raise DatabaseError(f"no tables for {dialect!r} yet; the dialect is one of {', '.join(_NATIVE)}")
+    return _NATIVE[dialect]
 
 
 def _envelope() -> list[Column[Any]]:
@@ -167,12 +174,12 @@ def _envelope() -> list[Column[Any]]:
 
 def _number(dialect: str) -> Column[Any]:
     """Return the column of the id that the database draws."""
-    return _NATIVE[dialect].id()
+    return _native(dialect).id()
 
 
 def _settled(dialect: str) -> list[Column[Any]]:
     """Return the column of the number that tells whether a row is settled, where its own id does not."""
-    transaction = _NATIVE[dialect].transaction
+    transaction = _native(dialect).transaction
     return [Column("xact_id", BigInteger, nullable=False, server_default=text(transaction))] if transaction else []
 
 
@@ -183,7 +190,7 @@ def _body() -> Column[Any]:
 
 def _message(metadata: MetaData, dialect: str) -> Table:
     """Return the log. Only purge removes rows from it; no row is ever updated."""
-    by_position = [Index("outbox_message_xact_id", "xact_id", "id")] if _NATIVE[dialect].transaction else []
+    by_position = [Index("outbox_message_xact_id", "xact_id", "id")] if _native(dialect).transaction else []
     return Table(
         "outbox_message",
         metadata,

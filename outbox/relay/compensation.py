@@ -12,7 +12,7 @@ from tenacity.wait import wait_exponential
 
 from outbox.errors import HungHandlerError
 from outbox.model.retry import seconds_to_wait
-from outbox.store.database import Channel, Database
+from outbox.store.database import Channel
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.worker import Worker
 
@@ -30,13 +30,10 @@ class CompensationWorker:
     An error that ends it, other than hanging calls, is logged, and a later `look` begins again.
     """
 
-    def __init__(
-        self, database: Database, name: str, worker: Worker, *, every: float, hangs: Callable[[], None]
-    ) -> None:
+    def __init__(self, name: str, worker: Worker, *, every: float, hangs: Callable[[], None]) -> None:
         """`every`: seconds between two looks for the subscription. `hangs`: called when calls of the handler never come
         back, after that error is stored in `error`.
         """
-        self._database = database
         self._name = name
         self._worker = worker
         self._every = every
@@ -61,6 +58,8 @@ class CompensationWorker:
         self._look_at = 0.0
         # In a fork the thread of the parent does not run.
         self._works = self._exists = False
+        # Asked when the worker had just ended, a stop would end its next work.
+        self._worker.reset()
         self.error = None
 
     def look(self, channel: Channel) -> None:

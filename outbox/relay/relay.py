@@ -85,10 +85,7 @@ class Relay:
         require_own_name(name)
         self._sender = open_sender(sender)
         declared = Declaration(
-            name=name,
-            destination=destination_of(sender),
-            topics=chosen_topics(topics),
-            on_dead=on_dead,
+            name=name, destination=destination_of(sender), topics=chosen_topics(topics), on_dead=on_dead
         )
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline or deadline_of(self._sender))
@@ -103,9 +100,7 @@ class Relay:
         # Writers create the compensation, at a position before their first row.
         second = Worker(outbox.database, left_behind, self._send, start=None, hung=hung[1], **shared)
         every = (settings or Settings()).upkeep.find_compensation
-        self._companion = CompensationWorker(
-            outbox.database, left_behind.name, second, every=every, hangs=self._stop_first
-        )
+        self._companion = CompensationWorker(left_behind.name, second, every=every, hangs=self._stop_first)
         self._worker = Worker(
             outbox.database, declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0], **shared
         )

@@ -24,21 +24,12 @@ _RECOVERED_SECONDS = 60.0
 class Supervision:
     """Calls `serve` until it returns, or until `stop`; after an error, logs it and calls again."""
 
-    def __init__(
-        self,
-        serve: Callable[[], None],
-        pause: wait_base = AGAIN,
-        *,
-        name: str = "the relay",
-        stop: Stop | None = None,
-    ) -> None:
-        """`pause`: one of tenacity's wait strategies, in seconds, between two calls. `name`: what the log calls it.
-        `stop`: this is among what it stops.
-        """
+    def __init__(self, serve: Callable[[], None], pause: wait_base = AGAIN, *, name: str = "the relay") -> None:
+        """`pause`: one of tenacity's wait strategies, in seconds, between two calls. `name`: what the log calls it."""
         self._serve = serve
         self._name = name
         self._pause = pause
-        self._stop = Stop(stop)
+        self._stop = Stop()
         self._throttle = Throttle()
 
     @property

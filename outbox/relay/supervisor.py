@@ -87,7 +87,7 @@ class Relays:
         self._pause = pause
         self._beside: list[_Beside] = []
         self._wake = Wake()
-        self._stop = Stop(wake=self._wake)
+        self._stop = Stop(wake=self._wake.set)
 
     @property
     def unfinished(self) -> tuple[str, ...]:
@@ -117,7 +117,7 @@ class Relays:
         """Ask all to finish what is under way and return. May be called from anywhere."""
         self._stop.ask()
         for each in self._beside:
-            each.relay.stop()
+            each.stop()
 
     def close(self) -> None:
         """Close the senders, after `until_empty` or `once`; `run` does it by itself."""
@@ -129,7 +129,7 @@ class Relays:
             named.addFilter(_say_where)
         labels = told_apart([relay.label for relay in self._relays])
         pairs = zip(self._relays, labels, strict=True)
-        self._beside = [_Beside(relay, label, self._pause, self._stop, ended=self._wake.set) for relay, label in pairs]
+        self._beside = [_Beside(relay, label, self._pause, ended=self._wake.set) for relay, label in pairs]
         try:
             if self._stop.asked:
                 self.stop()
@@ -164,13 +164,13 @@ class Relays:
 class _Beside:
     """One of the relays, with its thread and its supervision."""
 
-    def __init__(self, relay: OneRelay, label: str, pause: wait_base, stop: Stop, *, ended: Callable[[], None]) -> None:
+    def __init__(self, relay: OneRelay, label: str, pause: wait_base, *, ended: Callable[[], None]) -> None:
         self.relay = relay
         self.label = label
         self.error: Exception | None = None
         self._ended = ended
         self._thread: threading.Thread | None = None
-        self._supervision = Supervision(relay.serve, pause, stop=stop)
+        self._supervision = Supervision(relay.serve, pause)
         self._asked_at: float | None = None
 
     @property
@@ -192,6 +192,12 @@ class _Beside:
 
         self._thread = threading.Thread(target=perform, name=f"outbox-relay {self.label}", daemon=True)
         self._thread.start()
+
+    def stop(self) -> None:
+        """Ask it to end, unless it has ended, because then the stop would end its next run; a pause ends at once."""
+        self._supervision.stop()
+        if self._thread is None or self._thread.is_alive():
+            self.relay.stop()
 
     def overdue(self, seconds: float) -> bool:
         """Return whether a stop was asked, and was first noticed here more than `seconds` ago."""

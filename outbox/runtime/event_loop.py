@@ -23,13 +23,7 @@ class BackgroundLoop(Generic[T]):
     first call begins anew, with another resident.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        make: Callable[[], T],
-        farewell: Callable[[T], Coroutine[Any, Any, None]],
-    ) -> None:
+    def __init__(self, name: str, *, make: Callable[[], T], farewell: Callable[[T], Coroutine[Any, Any, None]]) -> None:
         self._name = name
         self._make = make
         self._farewell = farewell

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from weakref import WeakSet
+from collections.abc import Callable
+from weakref import ref
 
 from outbox.runtime.wakeup import Wake
 
@@ -15,14 +16,16 @@ class Stop:
     one is, and can be asked alone.
     """
 
-    def __init__(self, within: Stop | None = None, *, wake: Wake | None = None) -> None:
-        """`wake`: also set when a stop is asked; None: a new one."""
+    def __init__(self, within: Stop | None = None, *, wake: Callable[[], None] = lambda: None) -> None:
+        """`wake`: called when a stop is asked, besides ending pauses."""
         self._within = within
-        self._inner: WeakSet[Stop] = WeakSet()
-        self._wake = wake or Wake()
+        #: Replaced and never changed, because another thread may go through it.
+        self._inner: tuple[ref[Stop], ...] = ()
+        self._wake = wake
+        self._pauses = Wake()
         self._asked = False
         if within is not None:
-            within._inner.add(self)
+            within._inner = (*(each for each in within._inner if each() is not None), ref(self))
 
     @property
     def asked(self) -> bool:
@@ -42,10 +45,12 @@ class Stop:
         """Sleep; return False when a stop is asked."""
         until = time.monotonic() + seconds
         while not self.asked and (left := until - time.monotonic()) > 0:
-            self._wake.wait(left)
+            self._pauses.wait(left)
         return not self.asked
 
     def _end_pauses(self) -> None:
-        self._wake.set()
-        for inner in tuple(self._inner):
-            inner._end_pauses()
+        self._pauses.set()
+        self._wake()
+        for inner in self._inner:
+            if (stop := inner()) is not None:
+                stop._end_pauses()

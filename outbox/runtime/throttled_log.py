@@ -57,6 +57,10 @@ class Throttle:
         if now - self._logged_at.get(what, float("-inf")) < self._every:
             return False
         if len(self._logged_at) >= _MOST:
-            self._logged_at.clear()
+            self.forget()
         self._logged_at[what] = now
         return True
+
+    def forget(self) -> None:
+        """Allow each thing at once again."""
+        self._logged_at.clear()

@@ -24,10 +24,7 @@ class FunctionSender:
     """
 
     def __init__(
-        self,
-        function: Callable[[Message], Verdict | None],
-        *,
-        timeout: timedelta = timedelta(seconds=5),
+        self, function: Callable[[Message], Verdict | None], *, timeout: timedelta = timedelta(seconds=5)
     ) -> None:
         self.destination = destination_of(function)
         self.deadline = deadline_of(function)

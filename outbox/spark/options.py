@@ -29,8 +29,6 @@ NAMES = (
     "onIdentityChange", "onSelectionChange", "failOnDataLoss",
 )  # fmt: skip
 _WHERE = "where."
-#: Options that narrow the rows by one column.
-_NARROWED = {"topics": "topic", "keys": "key", "createdFrom": "created_at", "createdTo": "created_at"}
 #: Options that only batch reads have, and those that only streams have.
 _OF_BATCHES = ("since", "until")
 _OF_STREAMS = ("startingPosition", "maxRowsPerTrigger", "pollIntervalMs", "onIdentityChange", "onSelectionChange")

@@ -79,14 +79,7 @@ class Planner:
                 " failOnDataLoss=false to go on with what is left"
             )
 
-    def page(
-        self,
-        window: Window,
-        limit: int,
-        *,
-        narrowing: Narrowing = EVERYTHING,
-        after: int | None = None,
-    ) -> Page:
+    def page(self, window: Window, limit: int, *, narrowing: Narrowing = EVERYTHING, after: int | None = None) -> Page:
         """Return where the first `limit` rows of a window end; with `after`, only rows with higher ids count."""
 
         def look(channel: Channel) -> Page:
@@ -175,12 +168,7 @@ class Planner:
         return {**self.__dict__, "_opened": None}
 
     def _parts(
-        self,
-        channel: Channel,
-        window: Window,
-        wanted: Extraction,
-        after: int | None,
-        upto: int | None,
+        self, channel: Channel, window: Window, wanted: Extraction, after: int | None, upto: int | None
     ) -> list[Extraction]:
         """Return the late and the fresh part of a window, without a part that has no ids after `after` up to `upto`."""
         wanted = replace(wanted, dialect=channel.database.dialect.name, schema=self.place.schema)

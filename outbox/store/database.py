@@ -17,16 +17,11 @@ from outbox.errors import DatabaseError, SchemaError
 from outbox.schema import SLOTS, Tables, tables
 from outbox.store.dialects.dialect import Dialect, DriverChannel, Hint
 from outbox.store.dialects.kinds import KINDS
+from outbox.store.dialects.sql import Sql
 from outbox.store.dialects.statements import Row
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TABLES = ("message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "meta")
-
-
-class Sql(str):
-    """A statement in which nothing is left to be filled in."""
-
-    __slots__ = ()
 
 
 class Database:
@@ -168,7 +163,10 @@ class Channel:
         self.fileno = driver_channel.fileno
 
     def rows(self, statement: str, /, **parameters: Any) -> list[Row]:
-        """Run a statement and return its rows. What `Database.sql` fills in without parts is filled in here."""
+        """Run a statement and return its rows.
+
+        A template without parts is filled in here, and kept; a text that holds data has to be a `Sql`.
+        """
         return self._driver_channel.rows(self._filled(statement), parameters)
 
     def run(self, statement: str, /, **parameters: Any) -> int:

@@ -61,11 +61,7 @@ class ScriptedSender:
         return [message for call in self.calls for message in call]
 
     def on(
-        self,
-        *,
-        topic: str | None = None,
-        key: str | None = None,
-        where: Callable[[Message], object] | None = None,
+        self, *, topic: str | None = None, key: str | None = None, where: Callable[[Message], object] | None = None
     ) -> Rule:
         """Add a rule for messages of this description, behind the rules that there are already."""
         rule = Rule(topic, key, where)

@@ -81,6 +81,7 @@ class FailureLog:
             self._outages.pop(None, None)
         if len(self._outages) + len(refused) > _MOST_TOPICS:
             self._outages.clear()
+            self._throttle.forget()
         for place, error in refused.items():
             self._outages.setdefault(place, _Outage(at, error)).error = error
         news = [each for each in refused if self._throttle.allows(each)]

@@ -79,11 +79,12 @@ class PartitionWorker:
         self._stored = newest.progress
         self._passed = False
         self._stored_at = time.monotonic()
-        #: Messages that were handled and are not settled: up to which progress, how many, and when to settle them.
+        #: Messages that were handled and are not settled: up to which progress, how many, and how large.
+        #: `_settle_at`: when to settle them.
         self._handled: Progress | None = None
-        self._handled_messages = 0
+        self._handled_messages = self._handled_bytes = 0
         self._settle_at = math.inf
-        self._most = settings.limits.rows
+        self._limits = settings.limits
         self._upkeep = settings.upkeep
         self._settle_within = settings.settle_within.total_seconds()
         # A call may take long, and an outage hours: messages that were handled before are settled meanwhile.
@@ -106,7 +107,7 @@ class PartitionWorker:
     def step(self, *, postpone: bool = False) -> int:
         """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.
 
-        `postpone`: a few messages may be settled some milliseconds later, together with those that follow.
+        `postpone`: a few messages may be settled a moment later, together with those that follow.
         """
         if self._batch_handler.gave_up:
             raise HungHandlerError("calls of the handler never came back; the process has to be restarted")
@@ -137,7 +138,8 @@ class PartitionWorker:
             self._store_in_passing(batch)
             return
         to_send, parkings = self._sort_out(messages, batch.now)
-        if self._handled_messages + len(to_send) > self._most:
+        size = sum(len(message.body) for message in to_send) if self._handled or postpone else 0
+        if self._handled_messages + len(to_send) > self._limits.rows or self._handled_bytes + size > self._limits.bytes:
             # A crash must never repeat more than one batch.
             self.settle_handled()
         settle_at = time.monotonic() + self._settle_within
@@ -160,6 +162,7 @@ class PartitionWorker:
         elif postpone and not parkings and time.monotonic() < settle_at:
             self._handled, self._settle_at = batch.end, min(self._settle_at, settle_at)
             self._handled_messages += len(to_send)
+            self._handled_bytes += size
         else:
             self._settle(batch.end, parkings)
 
@@ -209,7 +212,8 @@ class PartitionWorker:
 
     def _settle(self, end: Progress, parkings: Parkings) -> None:
         self._settlement.settle(end, parkings)
-        self._handled, self._handled_messages, self._settle_at = None, 0, math.inf
+        self._handled, self._settle_at = None, math.inf
+        self._handled_messages = self._handled_bytes = 0
         if parkings:
             self._parked_queue.parked(parkings)
         self._stored, self._passed, self._stored_at = end, False, time.monotonic()

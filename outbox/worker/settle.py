@@ -78,13 +78,7 @@ class Unsettled:
 class Settlement:
     """The writes of one lease, on the server incarnation that it read from."""
 
-    def __init__(
-        self,
-        channel: Channel,
-        lease: Lease,
-        incarnation: str,
-        unsettled: Unsettled | None = None,
-    ) -> None:
+    def __init__(self, channel: Channel, lease: Lease, incarnation: str, unsettled: Unsettled | None = None) -> None:
         self._unsettled = Unsettled() if unsettled is None else unsettled
         self._channel = channel
         self._check_now = channel.database.dialect.check_now

@@ -94,7 +94,7 @@ class Worker:
         self._new_owner()
         in_child(self._new_owner)
         self.wake = Wake()
-        self._stop = Stop(stop, wake=self.wake)
+        self._stop = Stop(stop, wake=self.wake.set)
         self._throttled_log = ThrottledLog(logger)
         self._known = False
         self._watch = LeaseWatch(self._settings.lease)

@@ -11,6 +11,7 @@ from sqlalchemy.pool import NullPool
 
 from outbox.errors import DatabaseError, MissingExtraError
 from outbox.store.database import dialect_of
+from outbox.store.dialects.kinds import KINDS
 
 if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker
@@ -83,6 +84,7 @@ def create_engine(url: str, **options: Any) -> Engine:
 
 
 def _configure(engine: Engine, options: dict[str, Any]) -> None:
-    configure = dialect_of(engine.dialect.name).configure_engine
+    # An application may have engines on other databases.
+    configure = dialect_of(engine.dialect.name).configure_engine if engine.dialect.name in KINDS else None
     if configure is not None:
         configure(engine, options.get("connect_args", {}))

@@ -318,6 +318,58 @@ def test_an_error_that_nobody_foresaw_is_logged_in_full_and_the_relay_tries_agai
     assert (odd.tries, said) == (3, ("odd: unexpected KeyError; the relay will try again", True))
 
 
+def test_a_relay_that_was_left_behind_is_not_served_again():
+    """Its last call fails after everybody has gone."""
+    over = threading.Event()
+
+    class Late:
+        """A relay whose work goes on after it is told to stop, and fails."""
+
+        label, stopping, served, closed = "late", False, 0, False
+
+        def serve(self) -> None:
+            self.served += 1
+            over.wait(60)
+            self.stopping = False
+            raise OSError("gone")
+
+        def until_empty(self) -> None: ...
+        def once(self) -> None: ...
+
+        def stop(self) -> None:
+            self.stopping = True
+
+        def close(self) -> None:
+            self.closed = True
+
+    late = Late()
+    relays = Relays([late], pause=wait_fixed(0.01), drain=timedelta(seconds=0.1))
+    with running(relays):
+        assert eventually(lambda: late.served == 1)
+    over.set()
+
+    assert eventually(lambda: late.closed)
+    assert late.served == 1
+
+
+def test_a_stop_that_came_when_one_had_ended_does_not_end_its_next_run(pg_engine, sqlite_engine):
+    hanging = threading.Event()
+    quick, slow = Destination(), Destination()
+    slow.hanging = lambda _messages: not hanging.is_set()
+    send(sqlite_engine, "1")
+    relays = relays_of((Outbox(pg_engine), quick), (Outbox(sqlite_engine), slow))
+    thread = threading.Thread(target=relays.until_empty)
+    thread.start()
+    assert eventually(lambda: slow.calls == 1 and not relays._beside[0].alive, 20)
+    relays.stop()
+    hanging.set()
+    thread.join(60)
+    send(pg_engine, "2")
+    relays.until_empty()
+
+    assert quick.bodies == [b"2"]
+
+
 def test_no_relay_at_all_is_a_mistake():
     with pytest.raises(ValueError, match="nothing to run"):
         Relays([])

@@ -75,7 +75,7 @@ def test_a_stop_within_another_can_be_asked_alone(stop):
 
 def test_a_wake_up_that_somebody_waits_on_is_set_as_well(stop):
     wake = Wake()
-    inner = Stop(Stop(stop), wake=wake)
+    inner = Stop(Stop(stop), wake=wake.set)
     stop.ask()
 
     assert (wake.wait(120), inner.asked) == (True, True)

@@ -47,7 +47,7 @@ def test_each_thing_may_be_logged_at_once_and_then_once_in_a_while():
     assert said == [(0, "one"), (10, "other"), (60, "one"), (70, "other"), (120, "one"), (130, "other")]
 
 
-def test_of_very_many_things_the_throttle_forgets_the_first_ones():
+def test_after_very_many_things_each_may_be_logged_again():
     throttle = Throttle(60.0, clock=lambda: 1.0)
 
     assert all(map(throttle.allows, range(10_001)))

@@ -89,6 +89,17 @@ def test_they_are_never_more_than_a_batch(engine, outbox):
     assert found == [0, 0, 0, 1, 1, 1, 2, 2]
 
 
+def test_nor_are_they_larger_than_a_batch(engine, outbox):
+    handler, found = Handler(), []
+    few_bytes = replace(BRISK, limits=Limits(rows=3, bytes=2500))
+    with at_work(worker(outbox.database, handler, settings=few_bytes)):
+        for number in range(5):
+            handled(outbox, handler, str(number) * 1000)
+            found.append(settles(engine))
+
+    assert found == [0, 0, 1, 1, 2]
+
+
 def test_they_are_settled_soon_when_no_more_come(engine, outbox):
     handler, soon = Handler(), replace(BRISK, settle_within=timedelta(seconds=0.05))
     with at_work(worker(outbox.database, handler, settings=soon)):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from sqlalchemy import URL
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sqlalchemy import URL
 
 #: SQLAlchemy's names for them. Each is a folder beside this file, imported at the first use.
 KINDS = ("postgresql", "sqlite")

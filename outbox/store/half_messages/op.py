@@ -13,6 +13,7 @@ from outbox.model.message import Message
 from outbox.model.position import Position
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel, Database
+from outbox.store.dialects.sql import Sql
 from outbox.store.dialects.statements import Script, Statement
 from outbox.store.half_messages.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way
 
@@ -115,7 +116,7 @@ class Ops:
         self._join = database.sql(_DECIDE, known="TRUE", outermost=dialect.outermost)
         self._restore = database.sql(_RESTORE, decided=database.sql(_IS_COMMIT), **columns)
         after = database.sql(_RESTORE, decided="EXISTS (SELECT 1 FROM decided)", **columns)
-        self._commit = f"WITH decided AS ({self._decide}) {after}, (SELECT outermost FROM decided)"
+        self._commit = Sql(f"WITH decided AS ({self._decide}) {after}, (SELECT outermost FROM decided)")
         self._standing = database.sql(
             _STANDING,
             way=dialect.header.format(headers="headers", name=WAY),

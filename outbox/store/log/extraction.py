@@ -22,6 +22,7 @@ from sqlalchemy.types import Integer, TypeEngine
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import Window
 from outbox.schema import PREFIX, tables
+from outbox.store.dialects.sql import Sql
 
 Kind = Literal["long", "integer", "short", "boolean", "timestamp", "binary", "uuid", "string"]
 
@@ -184,7 +185,7 @@ class Extraction:
         )
 
 
-def page(parts: Sequence[Extraction], limit: int) -> str:
+def page(parts: Sequence[Extraction], limit: int) -> Sql:
     """Return the statement that counts the rows in the parts of a window, up to `limit` + 1.
 
     It also reads the id of the `limit`-th row, or of the last one if there are fewer.
@@ -192,13 +193,13 @@ def page(parts: Sequence[Extraction], limit: int) -> str:
     most = int(limit) + 1
     rows = " UNION ALL ".join(f"SELECT * FROM ({part.first_ids(most)}) AS p{i}" for i, part in enumerate(parts))
     numbered = f"SELECT id, row_number() OVER (ORDER BY id) AS nth FROM ({rows}) AS u ORDER BY id LIMIT {most}"
-    return f"SELECT count(*), max(CASE WHEN nth <= {int(limit)} THEN id END) FROM ({numbered}) AS n"
+    return Sql(f"SELECT count(*), max(CASE WHEN nth <= {int(limit)} THEN id END) FROM ({numbered}) AS n")
 
 
-def ends(schema: str | None) -> str:
+def ends(schema: str | None) -> Sql:
     """Return the statement that reads the first and the last id of the log, each by one probe of the primary key."""
     table = _qualified(schema, _stored(MESSAGES))
-    return f"SELECT (SELECT min(id) FROM {table}), (SELECT max(id) FROM {table})"
+    return Sql(f"SELECT (SELECT min(id) FROM {table}), (SELECT max(id) FROM {table})")
 
 
 def purged(schema: str | None) -> str:

@@ -7,17 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import (
-    ClauseElement,
-    Column,
-    Connection,
-    DefaultClause,
-    Index,
-    Inspector,
-    Table,
-    inspect,
-    text,
-)
+from sqlalchemy import ClauseElement, Column, Connection, DefaultClause, Index, Inspector, Table, inspect, text
 from sqlalchemy.dialects import registry
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
@@ -65,10 +55,7 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
     with database.engine.connect() as connection:
         present = tables_there(connection, database.tables)
         if not present:
-            return [
-                Finding("tables", "are not there", f"run: {database.upgrade_command}"),
-                *_of_server(channel),
-            ]
+            return [Finding("tables", "are not there", f"run: {database.upgrade_command}"), *_of_server(channel)]
         found = of_tables(connection, database)
         if behind:
             # If it were made by hand, it would be in the way of the revision that makes it.

@@ -14,7 +14,6 @@ from outbox.store.database import Channel, Database
 
 _SEEN_INSIDE = "SELECT message_id FROM {message} WHERE message_id = ANY(%(ids)s)"
 _NUMBERS = "SELECT id, {number} FROM {message}"
-_COUNTS = "SELECT count(*) FROM {table}"
 _EMPTY = "DELETE FROM {message}"
 _DIRECT = "UPDATE {message} SET direct = :subscription WHERE topic = :topic"
 
@@ -40,7 +39,7 @@ def numbers(channel: Channel) -> dict[int, int]:
 
 def count(channel: Channel, table: str) -> int:
     """Return how many rows a table has; `table` is its name without the prefix."""
-    return int(channel.rows(_COUNTS.format(table=channel.database.names[table]))[0][0])
+    return int(channel.rows(channel.database.sql(f"SELECT count(*) FROM {{{table}}}"))[0][0])
 
 
 def empty(channel: Channel) -> None:

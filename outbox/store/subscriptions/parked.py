@@ -222,13 +222,7 @@ class Parked:
         return {row[0] for row in self._channel.rows(statement, **self._common, **self._sick(sick))}
 
     def ready(
-        self,
-        released: Collection[str],
-        sick: Collection[str],
-        rows: int,
-        bytes: int,
-        *,
-        held: Held = NOTHING_HELD,
+        self, released: Collection[str], sick: Collection[str], rows: int, bytes: int, *, held: Held = NOTHING_HELD
     ) -> list[Ready]:
         """Return messages whose turn has come, in the order of their keys, at most `rows`, and `bytes` of bodies.
 

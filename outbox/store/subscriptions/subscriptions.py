@@ -200,11 +200,7 @@ class Subscriptions:
             )
 
     def _values(self, declared: Declaration) -> dict[str, object]:
-        return {
-            "name": declared.name,
-            "topics": _topics_text(declared.topics),
-            "destination": declared.destination,
-        }
+        return {"name": declared.name, "topics": _topics_text(declared.topics), "destination": declared.destination}
 
     def _of(self, row: Row) -> Subscription:
         return Subscription(

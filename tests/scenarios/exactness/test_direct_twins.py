@@ -20,7 +20,6 @@ from outbox.direct.sends import DirectSends
 from outbox.model.subscription import Declaration, Subscription
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
-from outbox.store.database import Channel
 from outbox.store.dialects.postgresql import append as postgresql_append
 from outbox.store.log.append import Sent
 from outbox.store.subscriptions.acks import Acks
@@ -134,11 +133,11 @@ def from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 def marks_without_compensation(monkeypatch: pytest.MonkeyPatch) -> None:
     declare = Subscriptions.declare
 
-    def forgetful(self: Subscriptions, channel: Channel, declared: Declaration, *start: object) -> Subscription:
+    def forgetful(self: Subscriptions, declared: Declaration, *start: object) -> Subscription:
         if declared.kind == "compensation":
             assert declared.grace is not None
             return replace(self.get("relay"), grace=declared.grace)
-        return declare(self, channel, declared, *start)  # type: ignore[arg-type]  # as it came
+        return declare(self, declared, *start)  # type: ignore[arg-type]  # as it came
 
     monkeypatch.setattr(Subscriptions, "declare", forgetful)
     # The INSERT would look for it, too.
