@@ -220,8 +220,8 @@ def _explained(connection: Connection) -> Iterator[None]:
 
 
 def _require_support(dialect: str, schema: str | None) -> None:
-    has_schemas = dialect_of(dialect).schemas
-    if schema is not None and not has_schemas:
+    kind = dialect_of(dialect)
+    if schema is not None and not kind.schemas:
         raise DatabaseError("SQLite has no schemas; leave the schema out")
 
 

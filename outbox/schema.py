@@ -172,11 +172,6 @@ def _envelope() -> list[Column[Any]]:
     ]
 
 
-def _number(dialect: str) -> Column[Any]:
-    """Return the column of the id that the database draws."""
-    return _native(dialect).id()
-
-
 def _settled(dialect: str) -> list[Column[Any]]:
     """Return the column of the number that tells whether a row is settled, where its own id does not."""
     transaction = _native(dialect).transaction
@@ -194,7 +189,7 @@ def _message(metadata: MetaData, dialect: str) -> Table:
     return Table(
         "outbox_message",
         metadata,
-        _number(dialect),
+        _native(dialect).id(),
         *_envelope(),
         Column("created_at", _Moment, nullable=False, server_default=text(now_default(dialect))),
         Column("deliver_at", _Moment),
@@ -315,7 +310,7 @@ def _ack(metadata: MetaData, dialect: str) -> Table:
     return Table(
         "outbox_ack",
         metadata,
-        _number(dialect),
+        _native(dialect).id(),
         Column("subscription", _Name, nullable=False),
         Column("writer", Text, nullable=False, comment="the process that sent them"),
         Column("first_id", BigInteger, nullable=False),

@@ -63,8 +63,8 @@ def check(
     may run for one group, producers among them: one checks back, the others stand by.
 
     Without --listener only transactions that were begun with verdict="join" or "commit" are decided, and with
-    --business those with "record": their databases know what became of them. All others wait for a
-    process that has a listener. Nothing is counted against them, and this process gives such a process its turn.
+    --business those with "record": their databases know what became of them. All others wait for a process that has a
+    listener. Nothing is counted against them, and this process gives such a process its turn.
     """
     for name in ("check_interval", "check_timeout", "age_limit"):
         if policy[name] <= timedelta(0):

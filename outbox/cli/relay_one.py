@@ -160,7 +160,7 @@ class Relaying:
         until = time.monotonic() + patience.total_seconds()
         relay.until_empty()
         while nothing_moved() and not self._stop.asked and time.monotonic() < until:
-            time.sleep(_AGAIN_SECONDS)
+            self._stop.rest(_AGAIN_SECONDS)
             relay.until_empty()
 
     def _nothing_moved(self, channel: Channel) -> bool:

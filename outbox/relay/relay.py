@@ -94,8 +94,11 @@ class Relay:
         self._handler = self._sender.alone if isinstance(self._sender, SerializedSender) else self._sender
         self._stop = Stop()
         shared: dict[str, Any] = {
-            "policy": policy, "settings": settings, "serialize": turns.hold, "stop": self._stop
-        }  # fmt: skip
+            "policy": policy,
+            "settings": settings,
+            "serialize": turns.hold,
+            "stop": self._stop,
+        }
         hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
         # Writers create the compensation, at a position before their first row.
         second = Worker(outbox.database, left_behind, self._send, start=None, hung=hung[1], **shared)

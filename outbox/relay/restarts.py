@@ -29,6 +29,7 @@ class Supervision:
         self._serve = serve
         self._name = name
         self._pause = pause
+        # Of its own, because `serve` withdraws the stop that it follows when it returns.
         self._stop = Stop()
         self._throttle = Throttle()
 

@@ -32,13 +32,20 @@ def register(spark: SparkSession) -> None:
     from outbox.spark.tables import arrow_schema
 
     try:
+        from pyspark.errors import AnalysisException
+
         from outbox.spark.source import OutboxDataSource
     except ImportError as error:
         from outbox.errors import MissingExtraError
 
         raise MissingExtraError("Spark needs an extra: pip install 'outbox-log[spark]'") from error
     arrow_schema("meta", ())
-    spark.dataSource.register(OutboxDataSource)
+    try:
+        spark.dataSource.register(OutboxDataSource)
+    except AnalysisException as error:
+        # Spark 4.0 refuses a name that it has found by itself.
+        if error.getCondition() != "DATA_SOURCE_ALREADY_EXISTS":
+            raise
 
 
 def position(

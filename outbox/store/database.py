@@ -46,7 +46,8 @@ class Database:
         self.slots = slots
         self.tables: Tables = tables(schema, self.dialect.name)
         prefix = f'"{schema}".' if schema else ""
-        self._names = {
+        #: The names that `sql` fills in, each with its text.
+        self.names = {
             "now": self.dialect.now,
             "later": self.later(":seconds"),
             "id_in_ids": self.among("id", numbers="ids"),
@@ -69,13 +70,8 @@ class Database:
         template = (statement, *parts.items()) if parts else statement
         filled = self._filled.get(template)
         if filled is None:
-            filled = self._filled[template] = Sql(statement.format(**self._names, **parts))
+            filled = self._filled[template] = Sql(statement.format(**self.names, **parts))
         return filled
-
-    @property
-    def names(self) -> dict[str, str]:
-        """The names that `sql` fills in, each with its text."""
-        return self._names
 
     def later(self, seconds: str) -> str:
         """Return the database's clock as SQL, moved by `seconds`, an SQL number."""

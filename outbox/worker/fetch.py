@@ -22,7 +22,6 @@ class Prefetcher:
     """Reads batch by batch. At most one read is under way; only the thread that reads may use the cursor."""
 
     def __init__(self, channel: Channel, cursor: Cursor) -> None:
-        self._database = channel.database
         self._channel = channel
         self._cursor = cursor
         #: How many batches were asked for and have not been received.
@@ -90,7 +89,7 @@ class Prefetcher:
         channel: Channel | None = None
         while self._requests.get():
             try:
-                channel = channel or self._database.open()
+                channel = channel or self._channel.database.open()
                 self._answers.put(_read(self._cursor, channel))
             except Exception as error:
                 self._answers.put(error)

@@ -240,9 +240,8 @@ class PartitionWorker:
         """Store the progress of a batch without messages for us, only once in a while to save writes."""
         idle = time.monotonic() - self._stored_at
         self._passed = self._passed or batch.seen > 0
-        if batch.end != self._stored and idle >= (
-            self._upkeep.store_passed if self._passed else self._upkeep.store_idle
-        ):
+        every = self._upkeep.store_passed if self._passed else self._upkeep.store_idle
+        if batch.end != self._stored and idle >= every:
             self._settle(batch.end, [])
             if not batch.seen:
                 self._prefetcher.forget().move_to(batch.end)

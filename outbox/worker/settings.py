@@ -16,6 +16,7 @@ class Upkeep:
     """
 
     #: Progress without messages for the subscription is stored so often: where rows were passed, and where none were.
+    #: It has to be stored, because purge keeps every row from the stored position on.
     store_passed: float = 1.0
     store_idle: float = 30.0
     #: Old rows are deleted so often: progress, expired rows of inbox and dedup, and what is known to be done already.

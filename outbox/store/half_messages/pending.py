@@ -131,7 +131,7 @@ class HalfTransactions:
         if not rows:
             return None
         _, op, decided_by, decided_at = rows[0]
-        return Decided(op=op, decided_by=decided_by, decided_at=self._moment(decided_at))
+        return Decided(op=op, decided_by=decided_by, decided_at=self._database.moment(decided_at))
 
     def _of(self, transactions: Sequence[str]) -> dict[str, HalfTransaction]:
         """Return these transactions by id, without those whose half messages are gone."""
@@ -156,10 +156,10 @@ class HalfTransactions:
 
     def _made(self, rows: list[Row], parked: list[Row], checks: dict[str, Subscription]) -> HalfTransaction:
         key, group, _, way, _, created_at, _, _ = rows[0]
-        created = self._moment(created_at)
+        created = self._database.moment(created_at)
         check = checks.get(check_of(group))
         dead = tuple(id for _, id, state, _, _, _ in parked if state == "dead")
-        due = [self._moment(due_at) for *_, due_at in parked if due_at is not None]
+        due = [self._database.moment(due_at) for *_, due_at in parked if due_at is not None]
         if not parked and check is not None:
             asked_for = timedelta(seconds=max(immunity or 0 for *_, immunity in rows))
             due = [created + max(check.grace, asked_for)]
@@ -170,7 +170,7 @@ class HalfTransactions:
             real_topics=tuple(dict.fromkeys(row[2] for row in rows)),
             verdict=way,
             messages=sum(row[4] for row in rows),
-            created_at=min(self._moment(row[5]) for row in rows),
+            created_at=min(self._database.moment(row[5]) for row in rows),
             age=max(0.0, *(row[6] for row in rows)),
             checks=0 if said is None else said[3],
             last_answer=None if said is None else said[4],
@@ -183,6 +183,3 @@ class HalfTransactions:
 
     def _bound(self, transactions: Sequence[str]) -> dict[str, object]:
         return {"transactions": self._database.bind(transactions)}
-
-    def _moment(self, value: object) -> datetime:
-        return self._database.moment(value)

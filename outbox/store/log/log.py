@@ -127,8 +127,7 @@ class Log:
 
     def extent(self, channel: Channel, window: Window) -> Extent:
         """Find out where the rows of a window lie; costs one pass over its index entries."""
-        found = channel.rows(channel.database.dialect.extent, **_bounds(window))[0]
-        first, last, late_first, late_last = found
+        first, last, late_first, late_last = channel.rows(channel.database.dialect.extent, **_bounds(window))[0]
         fresh = None if first is None else (first, last)
         return Extent(fresh, None if late_first is None else (late_first, late_last))
 

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
 
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.subscription import check_of
@@ -137,7 +136,7 @@ class _Tally:
                     place.given_up = _sum(place.given_up, Count(number, about))
                 else:
                     place.pending = _sum(place.pending, Count(number, about))
-                    self._note_oldest(place, self._moment(oldest))
+                    self._note_oldest(place, self.channel.database.moment(oldest))
 
     def add_decided(self, checks: Mapping[str, SubscriptionStatus]) -> None:
         """Add messages with a verdict, and pending ones of a group whose check-back is far behind or was dropped."""
@@ -151,14 +150,14 @@ class _Tally:
             count = Count(max(number, round(sampled.get((group, topic, op), 0))), cut)
             if op is None:
                 if group not in checks or checks[group].backlog.about:
-                    self._add_waiting(place, count, self._moment(oldest))
+                    self._add_waiting(place, count, self.channel.database.moment(oldest))
                 continue
             if op == "commit":
                 place.committed = count
                 place.latency = Latency(count=number, sum=max(0.0, total), max=max(0.0, longest))
             else:
                 place.rolled_back = count
-            since = max(0.0, (self.now - self._moment(decided_at)).total_seconds())
+            since = max(0.0, (self.now - self.channel.database.moment(decided_at)).total_seconds())
             place.decided = since if place.decided is None else min(place.decided, since)
 
     def _add_waiting(self, place: HalfStatus, count: Count, oldest: datetime) -> None:
@@ -196,9 +195,6 @@ class _Tally:
 
     def _note_oldest(self, place: HalfStatus, created_at: datetime) -> None:
         place.oldest = max(place.oldest or 0.0, (self.now - created_at).total_seconds())
-
-    def _moment(self, value: Any) -> datetime:
-        return self.channel.database.moment(value)
 
 
 def _group_of(check: SubscriptionStatus) -> str:
