@@ -134,8 +134,10 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which a stream without a checkpoint begins."""
-        self._last = self._follower().initial()
-        return self._last.to_dict()
+        initial = self._follower().initial()
+        # Spark before 4.2 may ask for the end of the first batch before it asks for the beginning.
+        self._last = self._last or initial
+        return initial.to_dict()
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
         """Return how many rows a batch may have. Spark asks for it from version 4.2 on."""
@@ -145,7 +147,8 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which the next batch ends.
 
-        Spark before 4.2 passes no `start`; the offset that was returned or planned last counts then.
+        Spark before 4.2 passes no `start`; the offset that was returned last counts then. In a restarted stream there
+        is none, so that its first batch takes all there is: with `availableNow` Spark asks once and reads no more.
         """
         from outbox.spark.offset import Offset
 
@@ -169,8 +172,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         from outbox.spark.offset import Offset
 
         columns = _columns_of(self._settings, self._schema)
-        self._last = Offset.from_dict(end)
-        tasks = self._follower().tasks(Offset.from_dict(start), self._last, columns)
+        tasks = self._follower().tasks(Offset.from_dict(start), Offset.from_dict(end), columns)
         return [TaskPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:

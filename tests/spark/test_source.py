@@ -61,6 +61,12 @@ def test_a_schema_that_does_not_fit(source, schema, words):
     assert str(caught.value).startswith(words)
 
 
+def read_by(reader, start, end):
+    """The bodies of one batch."""
+    parts = reader.partitions(start, end)
+    return [row["body"] for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+
+
 def test_a_stream_of_a_spark_without_limits(source, engine):
     """Before 4.2 Spark says neither where it is nor how much it wants."""
     reader = source(maxRowsPerTrigger="2").streamReader(id_and())
@@ -69,8 +75,7 @@ def test_a_stream_of_a_spark_without_limits(source, engine):
     second = reader.latestOffset()
 
     def read(start, end):
-        parts = reader.partitions(start, end)
-        return [row["body"] for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+        return read_by(reader, start, end)
 
     assert (read(start, first), read(first, second)) == ([b"a", b"b"], [b"c"])
     assert reader.latestOffset() == second
@@ -78,7 +83,10 @@ def test_a_stream_of_a_spark_without_limits(source, engine):
         Outbox(engine).send(connection, "orders", "d")
     restarted = source(maxRowsPerTrigger="2").streamReader(id_and())
     assert read(first, restarted.latestOffset()) == [b"c", b"d"], "the rest of the window that was open, and what came"
-    for each in (reader, restarted):
+    repeating = source(maxRowsPerTrigger="1").streamReader(id_and())
+    assert read(start, first) == read_by(repeating, start, first), "the batch that was planned before the crash"
+    assert read_by(repeating, first, repeating.latestOffset()) == [b"c", b"d"], "availableNow asks once"
+    for each in (reader, restarted, repeating):
         each.stop()
 
 
@@ -88,16 +96,19 @@ def test_who_writes_is_told_that_it_can_only_be_read(source):
             writer(StructType([]), False)
 
 
-def test_a_spark_without_limits_asks_for_the_end_before_the_beginning(source, engine):
+@pytest.mark.parametrize(("position", "before"), [("latest", []), ("earliest", [b"a", b"b", b"c"])])
+def test_a_spark_without_limits_asks_for_the_end_before_the_beginning(source, engine, position, before):
     """Before 4.2; what comes between the two belongs to the next batch."""
-    reader = source(startingPosition="latest").streamReader(id_and())
+    reader = source(startingPosition=position, maxRowsPerTrigger="2").streamReader(id_and())
     end = reader.latestOffset()
     with engine.begin() as connection:
         Outbox(engine).send(connection, "orders", "d")
 
-    assert reader.partitions(reader.initialOffset(), end) == []
-    parts = reader.partitions(end, reader.latestOffset())
-    assert [row["body"] for part in parts for batch in reader.read(part) for row in batch.to_pylist()] == [b"d"]
+    start = reader.initialOffset()
+    following = reader.latestOffset()
+
+    assert (read_by(reader, start, end), read_by(reader, end, following)) == (before, [b"d"])
+    reader.stop()
 
 
 def test_no_secret_is_pickled(source, monkeypatch, pg_engine):
