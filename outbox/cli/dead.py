@@ -11,7 +11,7 @@ import click
 from outbox.cli.contents import contents, show_contents, show_fields
 from outbox.cli.decisions import carry_out
 from outbox.cli.groups import Group
-from outbox.cli.options import Target, about_a_database, as_json, by_whom, confirmed, me, option
+from outbox.cli.options import Target, about_a_database, as_json, by_whom, confirmed, me, option, together
 from outbox.cli.output import counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from outbox.store.database import Channel
     from outbox.store.subscriptions.dead_letters import DeadLetter, DeadLetterFilter, Verb
 
-_HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE (UTC)", "WISH", "ERROR")
+_HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE (UTC)", "REQUEST", "ERROR")
 _SHOWN_ERROR = 80
 _WHICH = "give ids, or --all (with --topic or --key for a part); not both"
 
@@ -29,6 +29,7 @@ _key = option("--key", help="Only with this key.")
 _all = option("--all", is_flag=True, help="All dead letters, of --name, --topic and --key if given.")
 _yes = option("--yes", is_flag=True, help="Do not ask.")
 _ids = click.argument("ids", nargs=-1, type=click.IntRange(1), metavar="[ID]…")
+_chosen = together(about_a_database, _ids, _name, _all, _topic, _key, by_whom)
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -76,13 +77,7 @@ def show(*, target: Target, id: int, name: str | None, json: bool) -> None:
 
 
 @dead.command()
-@about_a_database
-@_ids
-@_name
-@_all
-@_topic
-@_key
-@by_whom
+@_chosen
 @option("--reason", help="Why, for the log.")
 @_yes
 @as_json
@@ -92,13 +87,7 @@ def replay(*, target: Target, **wanted: Any) -> None:
 
 
 @dead.command()
-@about_a_database
-@_ids
-@_name
-@_all
-@_topic
-@_key
-@by_whom
+@_chosen
 @option("--reason", help="Why, for the log; needed, and asked for at a terminal.")
 @_yes
 @as_json

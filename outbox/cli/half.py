@@ -11,7 +11,7 @@ import click
 from outbox.cli.contents import contents, show_contents, show_fields
 from outbox.cli.decisions import carry_out, tell
 from outbox.cli.groups import Group
-from outbox.cli.options import Target, a_business_database, about_a_database, as_json, by_whom, me, option
+from outbox.cli.options import Target, a_business_database, about_a_database, as_json, by_whom, me, option, together
 from outbox.cli.output import age, counted, moment, say, show_json, show_table
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ _id = click.argument("id", metavar="TRANSACTION")
 _unchecked_record = option(
     "--unchecked", is_flag=True, help="Decide without a look at the business database, because it is gone."
 )
+_verdict = together(about_a_database, _id, a_business_database, _unchecked_record, by_whom, as_json)
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -104,12 +105,7 @@ def show(*, target: Target, id: str, json: bool) -> None:
 
 
 @half.command()
-@about_a_database
-@_id
-@a_business_database
-@_unchecked_record
-@by_whom
-@as_json
+@_verdict
 def commit(*, target: Target, id: str, business: str | None, unchecked: bool, by: str | None, json: bool) -> None:
     """Deliver the messages of a pending transaction.
 
@@ -121,12 +117,7 @@ def commit(*, target: Target, id: str, business: str | None, unchecked: bool, by
 
 
 @half.command()
-@about_a_database
-@_id
-@a_business_database
-@_unchecked_record
-@by_whom
-@as_json
+@_verdict
 def rollback(*, target: Target, id: str, business: str | None, unchecked: bool, by: str | None, json: bool) -> None:
     """Drop the messages of a pending transaction.
 

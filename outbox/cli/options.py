@@ -7,7 +7,7 @@ import getpass
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -31,6 +31,15 @@ _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w":
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)\s*")
 
 option = functools.partial(click.option, show_envvar=True, show_default=True)
+
+
+def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
+    """Return one decorator in place of several, of which the first stands at the top."""
+
+    def decorate(function: F) -> F:
+        return functools.reduce(lambda decorated, each: each(decorated), reversed(decorators), function)
+
+    return decorate
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic in newer versions only
@@ -154,37 +163,46 @@ def about_databases(function: F, *, several: bool = True) -> F:
         targets = tuple(Target(url, name) for url in urls for name in schema or (None,))
         return function(*args, targets=targets, **rest)
 
-    for decorate in reversed([*_names_of_databases(several=several), *_LOGGED]):
-        command = decorate(command)
-    return command  # type: ignore[return-value]
+    return together(*_names_of_databases(several=several), *_LOGGED)(command)  # type: ignore[return-value]
 
 
 def to_a_destination(function: F) -> F:
     """Give a command `--to` and `--to-file`, and hand the URL over as `to`."""
-    return _by_url_or_file(function, "to", _TO_A_DESTINATION)
+    return _by_url_or_file(function, "to", "The destination: nats://host:4222, stdout:, …")
 
 
 def a_business_database(function: F) -> F:
     """Give a command `--business` and `--business-file`, and hand the URL over as `business`."""
-    return _by_url_or_file(function, "business", _A_BUSINESS_DATABASE)
+    help = 'The business database, for transactions that were begun with verdict="record".'
+    return _by_url_or_file(function, "business", help, envvar="OUTBOX_BUSINESS")
 
 
 def from_a_standby(function: F) -> F:
     """Give a command `--standby` and `--standby-file`, and hand the URL over as `standby`."""
-    return _by_url_or_file(function, "standby", _A_STANDBY)
+    help = "A standby of the database, which is read in its place. PostgreSQL only."
+    return _by_url_or_file(function, "standby", help, envvar="OUTBOX_STANDBY")
 
 
-def _by_url_or_file(function: F, name: str, options: Sequence[Callable[[Any], Any]]) -> F:
-    """Give a command the two options of `name`, and hand over the URL that one of them gives."""
+def _by_url_or_file(function: F, name: str, help: str, *, envvar: str | None = None) -> F:
+    """Give a command the options `--name` and `--name-file`, and hand over the URL that one of them gives."""
 
     @functools.wraps(function)
     def command(*args: Any, **given: Any) -> Any:
         given[name] = _one_of(name, given[name], given.pop(f"{name}_file"))
         return function(*args, **given)
 
-    for decorate in reversed(options):
-        command = decorate(command)
-    return command  # type: ignore[return-value]
+    url = option(f"--{name}", metavar="URL", envvar=envvar, callback=_no_password, help=help)
+    return together(url, _file_option(name, envvar))(command)  # type: ignore[return-value]
+
+
+def _file_option(name: str, envvar: str | None, more: str = "") -> Callable[[Any], Any]:
+    return option(
+        f"--{name}-file",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        envvar=envvar and f"{envvar}_FILE",
+        help=f"A file that holds that URL, with its password{more}.",
+    )
 
 
 def as_json(function: F) -> F:
@@ -315,13 +333,7 @@ def _names_of_databases(*, several: bool) -> list[Callable[..., Any]]:
             callback=_no_passwords,
             help=f"Where the tables are: postgresql://host/name or sqlite:///path.{again}",
         ),
-        option(
-            "--database-file",
-            type=click.Path(path_type=Path),
-            metavar="PATH",
-            envvar="OUTBOX_DATABASE_FILE",
-            help=f"A file that holds that URL, with its password{'; or several, one a line' if several else ''}.",
-        ),
+        _file_option("database", "OUTBOX_DATABASE", "; or several, one a line" if several else ""),
         option(
             "--schema",
             multiple=True,
@@ -347,46 +359,5 @@ _LOGGED = [
         default="text",
         envvar="OUTBOX_LOG_FORMAT",
         help="How to log.",
-    ),
-]
-_TO_A_DESTINATION = [
-    option("--to", metavar="URL", callback=_no_password, help="The destination: nats://host:4222, stdout:, …"),
-    option(
-        "--to-file",
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        help="A file that holds the destination's URL, with its password.",
-    ),
-]
-_A_STANDBY = [
-    option(
-        "--standby",
-        metavar="URL",
-        envvar="OUTBOX_STANDBY",
-        callback=_no_password,
-        help="A standby of the database, which is read in its place. PostgreSQL only.",
-    ),
-    option(
-        "--standby-file",
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        envvar="OUTBOX_STANDBY_FILE",
-        help="A file that holds that URL, with its password.",
-    ),
-]
-_A_BUSINESS_DATABASE = [
-    option(
-        "--business",
-        metavar="URL",
-        envvar="OUTBOX_BUSINESS",
-        callback=_no_password,
-        help='The business database, for transactions that were begun with verdict="record".',
-    ),
-    option(
-        "--business-file",
-        type=click.Path(path_type=Path),
-        metavar="PATH",
-        envvar="OUTBOX_BUSINESS_FILE",
-        help="A file that holds that URL, with its password.",
     ),
 ]

@@ -148,7 +148,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offset at which the next batch ends.
 
         Spark before 4.2 passes no `start`; the offset that was returned last counts then. In a restarted stream there
-        is none, so that its first batch takes all there is: with `availableNow` Spark asks once and reads no more.
+        is none, so that its first batch takes all there is: with `availableNow` there is no second one.
         """
         from outbox.spark.offset import Offset
 

@@ -61,7 +61,7 @@ _MESSAGE = f"""
     FROM {{parked}} WHERE subscription = :subscription AND id = :id
 """
 #: The last request counts. Nothing else of the row is touched: it belongs to the lease holder.
-_WISH = """
+_REQUEST = """
     UPDATE {parked} SET request = :request, requested_by = :by, request_reason = :reason, requested_at = {now}
     WHERE subscription = :subscription AND state = 'dead' AND {chosen}
 """
@@ -98,7 +98,7 @@ class DeadLetters:
     def request(self, chosen: DeadLetterFilter, verb: Verb, by: str, reason: str | None) -> int:
         """Write a request on dead letters; return on how many it was written."""
         condition, parameters = self._condition(chosen)
-        statement = self._database.sql(_WISH, chosen=condition)
+        statement = self._database.sql(_REQUEST, chosen=condition)
         return self._channel.run(statement, **self._common, **parameters, request=verb, by=by, reason=reason)
 
     def _condition(self, chosen: DeadLetterFilter) -> tuple[str, dict[str, Any]]:

@@ -153,7 +153,7 @@ _WAITED = """
         LIMIT :limit) AS n
 """
 #: `id + 0` keeps the planner off the primary key, on which there may be a million others.
-_WISHES = """
+_REQUESTS = """
     SELECT id, key, request, requested_by, request_reason FROM {parked}
     WHERE subscription = :subscription AND request IS NOT NULL ORDER BY id + 0 LIMIT :limit
 """
@@ -312,7 +312,7 @@ class Parked:
 
     def requests(self, limit: int) -> list[Request]:
         """Return at most `limit` requests of people."""
-        return [Request(*row) for row in self._channel.rows(_WISHES, **self._common, limit=limit)]
+        return [Request(*row) for row in self._channel.rows(_REQUESTS, **self._common, limit=limit)]
 
     def discard(self, ids: Collection[int]) -> None:
         """Delete dead letters whose discard a person has requested."""
