@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from outbox.cli.options import NAMES, Target, about_a_database, as_json, option
+from outbox.cli.options import NAMES, Target, about_a_database, as_json, option, together
 from outbox.cli.output import say, show_json, show_table
 from outbox.cli.spark import on_spark, require_drawable, session, source_options
 
@@ -147,15 +147,14 @@ def reported(function: F) -> F:
         return function(work=Work(target, archive, master, remote), output=output, **rest)
 
     path = click.Path(path_type=Path)
-    for decorate in (
-        on_spark,
-        as_json,
-        option("--csv", type=path, metavar="FOLDER", help="Also write each table to a file there."),
-        option("--plot", type=path, metavar="FILE.png", help="Also draw a picture. Needs the extra plot."),
+    return together(  # type: ignore[return-value]
+        about_a_database,
         option("--archive", type=path, metavar="PATH", help="Read messages from this archive, not from the database."),
-    ):
-        command = decorate(command)
-    return command  # type: ignore[return-value]
+        option("--plot", type=path, metavar="FILE.png", help="Also draw a picture. Needs the extra plot."),
+        option("--csv", type=path, metavar="FOLDER", help="Also write each table to a file there."),
+        as_json,
+        on_spark,
+    )(command)
 
 
 @click.group(no_args_is_help=True)
@@ -168,7 +167,6 @@ def report() -> None:
 
 
 @report.command()
-@about_a_database
 @reported
 def delivery(*, work: Work, output: Output) -> None:
     """Show what is written, parked and not settled, and how long settling takes.
@@ -236,7 +234,6 @@ _TIMES = "From writing to settled, in seconds, one value a batch (its oldest mes
 
 
 @report.command()
-@about_a_database
 @reported
 @option("--limit", type=click.IntRange(1), default=100, help="Show at most so many contradictions.")
 def transactions(*, work: Work, output: Output, limit: int) -> None:
@@ -275,13 +272,10 @@ def transactions(*, work: Work, output: Output, limit: int) -> None:
         ],
         more=number > len(shown),
     )  # fmt: skip
-    _say_more(number, len(shown))
-    if number:
-        click.get_current_context().exit(1)
+    _end(number, len(shown))
 
 
 @report.command()
-@about_a_database
 @reported
 @option("--header", metavar="NAME", help="The header that holds the version.")
 @option("--json-path", metavar="PATH", help="Where in the body the version is: $.version.")
@@ -329,9 +323,7 @@ def order(
         more=number > len(found),
         order=by,
     )  # fmt: skip
-    _say_more(number, len(found))
-    if number:
-        click.get_current_context().exit(1)
+    _end(number, len(found))
 
 
 def _reconciled(log: Log, channel: Channel) -> DataFrame:
@@ -391,6 +383,9 @@ def _write_csv(folder: Path, table: Table) -> None:
             writer.writerow([each.isoformat() if isinstance(each, datetime) else each for each in values])
 
 
-def _say_more(number: int, shown: int) -> None:
+def _end(number: int, shown: int) -> None:
+    """Say how many of the findings were left out, and end with exit code 1 if there are any."""
     if number > shown:
         say(f"{shown} of {number} are shown; raise --limit to see more")
+    if number:
+        click.get_current_context().exit(1)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, TYPE_CHECKING
 
 import click
 
-from outbox.cli.options import Target, option
+from outbox.cli.options import Target, option, together
 from outbox.errors import MissingExtraError, OutboxError
 from outbox.store.dialects.kinds import is_file
 
@@ -24,8 +23,6 @@ if TYPE_CHECKING:
     from sqlalchemy import URL
 
     from outbox.spark.place import Address, Place
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 DATABASE_VARIABLE, STANDBY_VARIABLE = "OUTBOX_DATABASE", "OUTBOX_STANDBY"
 
@@ -44,11 +41,16 @@ _LOCAL = {
 _NOISE = ("WARNING", "Using Spark", "Setting default", "\tat ", "  ")
 
 
-def on_spark(function: F) -> F:
-    """Give a command `--master` and `--remote`."""
-    for decorate in reversed(_OPTIONS):
-        function = decorate(function)
-    return function
+#: Gives a command `--master` and `--remote`.
+on_spark = together(
+    option(
+        "--master",
+        metavar="URL",
+        show_default="Spark on this machine",
+        help="A cluster: spark://host:7077, yarn, k8s://…, local[4].",
+    ),
+    option("--remote", metavar="URL", help="A server of Spark Connect: sc://host:15002."),
+)
 
 
 class SparkStartError(OutboxError):
@@ -217,11 +219,3 @@ def _explained(said: IO[bytes] | None, what: str, fix: str) -> Iterator[None]:
         # Py4J says on a line of its own what Java said.
         reason = [*telling, *(line[2:] for line in raised if line.startswith(": ")), raised[0]][0].strip()
         raise SparkStartError(f"{what}: {reason:.300}; {fix}") from error
-
-
-_OPTIONS = [
-    functools.partial(option, show_default="Spark on this machine")(
-        "--master", metavar="URL", help="A cluster: spark://host:7077, yarn, k8s://…, local[4]."
-    ),
-    option("--remote", metavar="URL", help="A server of Spark Connect: sc://host:15002."),
-]

@@ -18,7 +18,7 @@ from outbox.store.dialects.kinds import is_file
 
 if TYPE_CHECKING:
     from outbox.spark.manifest import Archive, Manifest
-    from outbox.store.database import Channel
+    from outbox.store.subscriptions.readers import Readers
 
 logger = logging.getLogger("outbox.extract")
 
@@ -39,12 +39,8 @@ class Registration:
             SubscriptionError: the name belongs to a relay or another archive, or is reserved; or it has windows, but
                 there is no archive; or the hold is out of range.
         """
-        from outbox.store.subscriptions.readers import Readers
-
-        with _connected(place) as channel:
-            readers = Readers(channel)
-            readers.require_registrable(self.name, archive=str(archive.path), hold=self.hold)
-            self._require_archive(readers.window(self.name), archive, last)
+        with _connected(place) as readers:
+            self._require_registrable(readers, archive, last)
             readers.register(self.name, archive=str(archive.path), hold=self.hold, topics=topics)
             window, position = (0, EARLIEST) if last is None else (last.window, last.until)
             readers.advance(self.name, window, position)
@@ -56,16 +52,13 @@ class Registration:
             SubscriptionError: the name belongs to a relay or another archive, or is reserved; or it has windows, but
                 there is no archive; or the hold is out of range.
         """
-        from outbox.store.subscriptions.readers import Readers
+        with _connected(place) as readers:
+            self._require_registrable(readers, archive, last)
 
-        with _connected(place) as channel:
-            readers = Readers(channel)
-            readers.require_registrable(self.name, archive=str(archive.path), hold=self.hold)
-            self._require_archive(readers.window(self.name), archive, last)
-
-    def _require_archive(self, window: int, archive: Archive, last: Manifest | None) -> None:
+    def _require_registrable(self, readers: Readers, archive: Archive, last: Manifest | None) -> None:
         """Refuse a new archive if the name has windows: the new one would lack messages that were purged since."""
-        if last is None and window:
+        readers.require_registrable(self.name, archive=str(archive.path), hold=self.hold)
+        if last is None and (window := readers.window(self.name)):
             raise SubscriptionError(
                 f"{self.name!r} has come to window {window}, but there is no archive in {archive.path}: see whether its"
                 f" disk is mounted. To begin a new one, run before: outbox subscriptions drop {shlex.quote(self.name)}"
@@ -73,11 +66,9 @@ class Registration:
 
     def advance(self, place: Place, manifest: Manifest) -> None:
         """Store the position of a manifest that was committed. An error is only logged: the next run stores it."""
-        from outbox.store.subscriptions.readers import Readers
-
         try:
-            with _connected(place) as channel:
-                Readers(channel).advance(self.name, manifest.window, manifest.until)
+            with _connected(place) as readers:
+                readers.advance(self.name, manifest.window, manifest.until)
         except Exception as error:
             logger.warning(
                 "%s: window %d is committed, but the database was not told, so retention waits where it did: %s",
@@ -88,8 +79,9 @@ class Registration:
 
 
 @contextmanager
-def _connected(place: Place) -> Iterator[Channel]:
+def _connected(place: Place) -> Iterator[Readers]:
     from outbox.store.database import Database
+    from outbox.store.subscriptions.readers import Readers
     from outbox.writing.engines import create_engine
 
     url = place.primary.resolve()
@@ -99,6 +91,6 @@ def _connected(place: Place) -> Iterator[Channel]:
     try:
         database = Database(engine, place.schema)
         with rights_told(), database.explained(), closing(database.open()) as channel:
-            yield channel
+            yield Readers(channel)
     finally:
         engine.dispose()
