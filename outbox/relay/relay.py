@@ -8,7 +8,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol
 
 from outbox.errors import SubscriptionError
 from outbox.model.message import Message
@@ -93,20 +94,15 @@ class Relay:
         turns = self._sender if isinstance(self._sender, SerializedSender) else FairLock()
         self._handler = self._sender.alone if isinstance(self._sender, SerializedSender) else self._sender
         self._stop = Stop()
-        shared: dict[str, Any] = {
-            "policy": policy,
-            "settings": settings,
-            "serialize": turns.hold,
-            "stop": self._stop,
-        }
+        worker = partial(
+            Worker, outbox.database, policy=policy, settings=settings, serialize=turns.hold, stop=self._stop
+        )
         hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
         # Writers create the compensation, at a position before their first row.
-        second = Worker(outbox.database, left_behind, self._send, start=None, hung=hung[1], **shared)
+        second = worker(left_behind, self._send, start=None, hung=hung[1])
         every = (settings or Settings()).upkeep.find_compensation
         self._companion = CompensationWorker(left_behind.name, second, every=every, hangs=self._stop_first)
-        self._worker = Worker(
-            outbox.database, declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0], **shared
-        )
+        self._worker = worker(declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0])
         self._thread: threading.Thread | None = None
         self._supervision: Supervision | None = None
         self._reset()

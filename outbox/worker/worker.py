@@ -26,7 +26,7 @@ from outbox.store.half_messages.op import DecidedHalves
 from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
-from outbox.store.operations.parked_status import Count, parked_counts
+from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -179,7 +179,7 @@ class Worker:
                             if not self._unsettled:
                                 failures = 0
                                 self._withdraw_notice(channel)
-                            self._activity.tell_if_due(partial(self._parked_counts, channel))
+                            self._activity.tell_if_due(partial(parked_counts, channel, self._declared.name))
                             if not goes_on:
                                 return
             except LeaseLostError as error:
@@ -264,7 +264,7 @@ class Worker:
     def _begin(
         self, channel: Channel, lease: Lease, subscription: Subscription, heartbeat: LeaseHeartbeat, caller: Caller
     ) -> PartitionWorker:
-        policy = self._policy_of(subscription)
+        policy = replace(self._policy, block_on_dead=subscription.on_dead != "continue")
         enough = min(policy.deadline, self._settings.lease / 2).total_seconds()
         batch_handler = BatchHandler(
             caller,
@@ -341,9 +341,6 @@ class Worker:
             return DecidedHalves(channel)
         return None if subscription.direct is None else Acks(channel, subscription.direct)
 
-    def _policy_of(self, subscription: Subscription) -> HandlerPolicy:
-        return replace(self._policy, block_on_dead=subscription.on_dead != "continue")
-
     def _say_that_it_stands_by(self, holder: Holder) -> None:
         """Log that this worker stands by; only once, over any number of lost connections."""
         if not self._stands_by:
@@ -372,9 +369,6 @@ class Worker:
         if self._noticed:
             Leases(channel).note(self._declared.name, None)
             self._noticed = False
-
-    def _parked_counts(self, channel: Channel) -> dict[str, Count]:
-        return parked_counts(channel, self._declared.name)
 
     def _say_that_it_takes_over(self) -> None:
         if self._stands_by:
