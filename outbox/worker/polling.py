@@ -9,9 +9,9 @@ from outbox.runtime.linger import BUSY_SECONDS
 
 #: Messages are many when the average time between two of them, in seconds, is less than this.
 _MANY_SECONDS = 3 * BUSY_SECONDS
-#: While writers pause their hints, the worker looks four times for each message, with pauses of at least 0.3 ms, until
+#: While writers pause their hints, the worker looks eight times for each message, with pauses of at least 0.1 ms, until
 #: no message has come for 0.1 s.
-_LOOKS, _SHORTEST_SECONDS, _PATIENCE_SECONDS = 4, 0.0003, 0.1
+_LOOKS, _SHORTEST_SECONDS, _PATIENCE_SECONDS = 8, 0.0001, 0.1
 #: The next hint may come as late as this many pauses of the writers after the last one.
 _LATE = 2
 #: After so many finds in a row without a hint, none is expected: SQLite has none, and a pooler may drop them.
@@ -24,7 +24,7 @@ class Polling:
     """The pauses between looks: from `shortest` to `longest` seconds, doubled after each look that finds nothing.
 
     A writer that commits often pauses between its hints, and says so in each. While messages are many and no hint is
-    expected, a pause is a quarter of the average time between two messages.
+    expected, a pause is an eighth of the average time between two messages.
     """
 
     def __init__(self, shortest: float, longest: float, *, clock: Callable[[], float] = now) -> None:

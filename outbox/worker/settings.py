@@ -54,7 +54,7 @@ class Settings:
     poll: tuple[timedelta, timedelta] = (timedelta(milliseconds=50), timedelta(seconds=1))
     lease: timedelta = timedelta(seconds=10)
     renew_every: timedelta = timedelta(seconds=3)
-    settle_within: timedelta = timedelta(milliseconds=100)
+    settle_within: timedelta = timedelta(milliseconds=200)
     upkeep: Upkeep = Upkeep()
 
     def __post_init__(self) -> None:

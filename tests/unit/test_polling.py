@@ -86,7 +86,7 @@ def test_a_pause_of_hints_does_not_matter_where_messages_are_few(looks):
 def test_messages_that_a_long_pause_has_gathered_are_many_as_well(looks):
     looks.busy(0.05, messages=30)
 
-    assert looks.polling.pause() == pytest.approx(0.05 / 30 / 4, rel=0.3)
+    assert looks.polling.pause() == pytest.approx(0.05 / 30 / 8, rel=0.3)
 
 
 @pytest.mark.parametrize("between", [0.002, 0.00001])
@@ -95,7 +95,7 @@ def test_when_no_more_come_it_is_idle_soon_and_has_not_looked_all_the_time(looks
     before = looks.now
     pauses = looks.idle(400)
 
-    assert min(pauses) >= 0.0003
+    assert min(pauses) >= 0.0001
     assert pauses[-1] == LONGEST
     assert next(looks for looks, pause in enumerate(pauses) if pause >= SHORTEST) <= 340
     assert looks.now > before
