@@ -49,10 +49,10 @@ def test_after_messages_or_a_hint_it_begins_with_the_shortest_pause(looks):
     assert after_a_message == looks.idle(3) == [0.05, 0.1, 0.2]
 
 
-def test_where_messages_come_without_hints_it_looks_four_times_for_each(looks):
+def test_where_messages_come_without_hints_it_looks_eight_times_for_each(looks):
     looks.busy(0.004)
 
-    assert looks.polling.pause() == pytest.approx(0.001, rel=0.3)
+    assert looks.polling.pause() == pytest.approx(0.0005, rel=0.3)
 
 
 def test_where_each_message_comes_with_a_hint_it_waits_for_the_next(looks):
@@ -72,8 +72,8 @@ def test_while_a_writer_pauses_its_hints_it_looks_four_times_for_each_message(lo
     looks.now += 0.06
     looks.polling.came(12)
 
-    assert at_once == pytest.approx(0.001, rel=0.3)
-    assert when_the_next_hint_is_late == pytest.approx(0.001, rel=0.3)
+    assert at_once == pytest.approx(0.0005, rel=0.3)
+    assert when_the_next_hint_is_late == pytest.approx(0.0005, rel=0.3)
     assert looks.polling.pause() == SHORTEST
 
 
