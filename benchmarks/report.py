@@ -39,7 +39,9 @@ def page(measurements: Sequence[Measurement], what: Mapping[str, str], on: str) 
     lines = [
         "# Benchmarks",
         "",
-        f"`make bench`, {datetime.now(UTC):%Y-%m-%d}: {on}.",
+        f"The figures of `make bench` on {datetime.now(UTC):%Y-%m-%d}, with:",
+        "",
+        *(f"- {each}" for each in on.split(", ")),
         "",
         "Each figure is a ratio of ours to the other side. Both are measured in turn within one run; the ratio is the",
         "median of its rounds. The goal says on which side of a bound it should be.",
