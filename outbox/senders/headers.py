@@ -6,8 +6,8 @@
     Content-Type        as it is
 
 The user's own headers travel under their own names. A field that a message has not is not sent. The message id has
-the name that the destination reads for its own deduplication, so each sender adds it. Nothing changes between two
-attempts: a copy is the same bytes.
+the name that the destination reads for its own deduplication, or else `Outbox-Id`. A destination with a place of its
+own for the key needs no header for it. Nothing changes between two attempts: a copy is the same bytes.
 
 `Message` checks headers before they are written. A row that was inserted by SQL may hold anything, so they are checked
 here again. A header must neither look like a field of the outbox nor give instructions to the destination.
@@ -27,6 +27,7 @@ from uuid import UUID
 from outbox.errors import InvalidMessageError
 from outbox.model.message import Message
 
+ID = "Outbox-Id"
 KEY = "Outbox-Key"
 TAGS = "Outbox-Tags"
 CREATED_AT = "Outbox-Created-At"
@@ -58,8 +59,16 @@ class Reserved:
 _OURS = Reserved("the outbox", prefixes=("outbox-",), names=(CONTENT_TYPE.lower(),))
 
 
-def wire_headers(message: Message, *, id_name: str, reserved: Reserved) -> dict[str, str]:
-    """Return the headers of `message`, its id under `id_name`, one of the names `reserved` by the destination.
+#: For a destination that neither reads nor writes headers itself.
+NOTHING_RESERVED = Reserved("nobody", prefixes=())
+
+
+def wire_headers(
+    message: Message, *, id_name: str = ID, reserved: Reserved = NOTHING_RESERVED, keyed: bool = True
+) -> dict[str, str]:
+    """Return the headers of `message`, its id under `id_name`, without names that are `reserved` by the destination.
+
+    `keyed`: the key is among them.
 
     Raises:
         InvalidMessageError: no destination could carry the headers of the row, or they hold a reserved name.
@@ -71,7 +80,7 @@ def wire_headers(message: Message, *, id_name: str, reserved: Reserved) -> dict[
             _check(name, value, reserved)
     # Set last, so that no header of the row can replace them.
     headers[id_name] = str(message.message_id)
-    if message.key is not None:
+    if keyed and message.key is not None:
         headers[KEY] = quote(message.key, safe="")
     if message.tags is not None:
         headers[TAGS] = quote(message.tags, safe="")
@@ -104,7 +113,7 @@ def own_headers(message: Message) -> dict[str, str]:
     return headers
 
 
-def read_headers(topic: str, body: bytes, headers: Mapping[str, str], *, id_name: str) -> Message:
+def read_headers(topic: str, body: bytes, headers: Mapping[str, str], *, id_name: str = ID) -> Message:
     """Return the message that a consumer received; the opposite of `wire_headers`.
 
     Raises:

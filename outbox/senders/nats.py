@@ -24,24 +24,22 @@ import logging
 import os
 import random
 import re
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import count
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
 
-from outbox.errors import InvalidMessageError, MissingExtraError, SenderError
+from outbox.errors import InvalidMessageError, MissingExtraError
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Unavailable, Verdict
 from outbox.runtime.event_loop import BackgroundLoop
+from outbox.senders.address import Address
+from outbox.senders.connection_log import ConnectionLog
 from outbox.senders.headers import Reserved, read_headers, wire_headers
 from outbox.senders.jetstream import Dropped, verdict_of
 from outbox.senders.key_order import Chains
 from outbox.senders.port import destination_of
-from outbox.senders.urls import redacted
 
 try:
     from nats.aio.client import Client
@@ -59,12 +57,10 @@ _MAX_UNDER_WAY = 512
 _MAX_BYTES_UNDER_WAY = 8 * 1024 * 1024
 #: More bytes than the headers of a message can take; only with a body this close to the limit they are counted.
 _HEADERS_AT_MOST = 64 * 1024
-_SECONDS_BETWEEN_WARNINGS = 60.0
 
 _PREFIX = re.compile(r"[A-Za-z0-9_-]+([./][A-Za-z0-9_-]+)*")
 _SUBJECT = re.compile(r"[A-Za-z0-9_%|-]+(\.[A-Za-z0-9_%|-]+)*")
 _FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
-_log = logging.getLogger(__name__)
 
 
 class NatsSender:
@@ -76,10 +72,11 @@ class NatsSender:
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
         self.destination = destination_of(url)
-        address = _Address.of(url)
-        self._seconds = address.timeout or timeout.total_seconds()
+        address = Address.of(url, form="nats://host:port or tls://host:port", options=("timeout",))
+        prefix = _prefix_of(address)
+        self._seconds = address.timeout(timeout)
         self.deadline = timedelta(seconds=self._seconds)
-        self._loop = BackgroundLoop("outbox-nats", make=lambda: _Link(address), farewell=_Link.close)
+        self._loop = BackgroundLoop("outbox-nats", make=lambda: _Link(address, prefix), farewell=_Link.close)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages; return one verdict per message, in their order."""
@@ -107,77 +104,38 @@ def read_message(received: Msg, *, prefix: str = "") -> Message:
     return read_headers(topic, received.data, received.headers or {}, id_name=MESSAGE_ID)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Address:
-    """The parts of a URL. Credentials are kept apart from the servers, so that no text about a server holds them."""
-
-    servers: tuple[str, ...]
-    prefix: str
-    timeout: float | None
-    user: str | None = field(repr=False)
-    password: str | None = field(repr=False)
-    token: str | None = field(repr=False)
-
-    @classmethod
-    def of(cls, url: str) -> _Address:
-        parts = urlsplit(url)
-        credentials, _, hosts = parts.netloc.rpartition("@")
-        path = parts.path.strip("/")
-        if parts.scheme not in ("nats", "tls") or not hosts:
-            raise SenderError(f"{redacted(url)}: write nats://host:port or tls://host:port")
-        if path and not _PREFIX.fullmatch(path):
-            raise SenderError(f"{redacted(url)}: the path is a prefix of subjects, of letters, digits, - and _")
-        user, colon, password = credentials.partition(":")
-        return cls(
-            servers=tuple(f"{parts.scheme}://{host}" for host in hosts.split(",")),
-            prefix=f"{path.replace('/', '.')}." if path else "",
-            timeout=_timeout_of(url, parts.query),
-            user=unquote(user) if colon else None,
-            password=unquote(password) if colon else None,
-            token=unquote(user) if user and not colon else None,
-        )
-
-
-def _timeout_of(url: str, query: str) -> float | None:
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    text = options.pop("timeout", None)
-    if options:
-        raise SenderError(f"{redacted(url)}: the only option is timeout, in seconds")
-    if text is None:
-        return None
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < 3600:
-        raise SenderError(f"{redacted(url)}: timeout must be a number of seconds")
-    return seconds
+def _prefix_of(address: Address) -> str:
+    """Return what stands before each topic, with its dot."""
+    prefix = "/".join(address.path)
+    if prefix and not _PREFIX.fullmatch(prefix):
+        address.refuse("the path is a prefix of subjects, of letters, digits, - and _")
+    return f"{prefix.replace('/', '.')}." if prefix else ""
 
 
 class _Link:
     """At most one connection to the servers of an address, made when it is needed. Used in one event loop."""
 
-    def __init__(self, address: _Address) -> None:
+    def __init__(self, address: Address, prefix: str) -> None:
         self._address = address
+        self._prefix = prefix
         self._connection: _Connection | None = None
         self._connecting = asyncio.Lock()
-        self._warned = -_SECONDS_BETWEEN_WARNINGS
-        self._is_news = True
+        self._log = ConnectionLog(logging.getLogger(__name__), "NATS")
 
     async def deliver(self, messages: Sequence[Message], seconds: float) -> list[Verdict]:
         """Send a call's messages; what was not acknowledged after `seconds` is `Unavailable`."""
         deadline = asyncio.get_running_loop().time() + seconds
-        call = _Call(messages, self._address.prefix)
+        call = _Call(messages, self._prefix)
         try:
             async with asyncio.timeout_at(deadline), self._connecting:
                 connection = await self._connected(deadline)
         except OSError as error:
-            return [Unavailable(self._warn(_text(error)), everything=True)] * len(messages)
+            return [Unavailable(self._log.lost(_text(error)), everything=True)] * len(messages)
         if not await connection.carry(call, deadline):
-            call.give_up(self._warn(f"no answer within {seconds:g} s{connection.trouble}"))
+            call.give_up(self._log.lost(f"no answer within {seconds:g} s{connection.trouble}"))
             await connection.close()
         elif connection.is_lost:
-            self._warn(f"the connection was lost{connection.trouble}")
+            self._log.lost(f"the connection was lost{connection.trouble}")
         return call.chains.verdicts()
 
     async def close(self) -> None:
@@ -188,9 +146,10 @@ class _Link:
         """Return the connection, else a new one to the first server that answers; they are asked in random order."""
         if self._connection is not None and not self._connection.is_lost:
             return self._connection
-        servers = random.sample(self._address.servers, len(self._address.servers))
+        servers = random.sample(self._address.hosts, len(self._address.hosts))
         errors = []
-        for asked, server in enumerate(servers):
+        for asked, host in enumerate(servers):
+            server = f"{self._address.scheme}://{host}"
             # Some time must be left for the servers that come later, and for the messages.
             share = (deadline - asyncio.get_running_loop().time()) / (len(servers) - asked + 1)
             connection = _Connection(self._address)
@@ -200,31 +159,16 @@ class _Link:
                 errors.append(f"{server}{connection.trouble or f': {_text(error)}'}")
                 await connection.close()
             else:
-                self._tell_connected(server)
+                self._log.connected(server)
                 self._connection = connection
                 return connection
         raise ConnectionError("; ".join(errors))
-
-    def _warn(self, reason: str) -> str:
-        """Return the text for a verdict; at first and then once a minute it is logged, too."""
-        text = f"NATS: {reason}"
-        if time.monotonic() - self._warned >= _SECONDS_BETWEEN_WARNINGS:
-            self._warned = time.monotonic()
-            self._is_news = True
-            _log.warning("%s", text)
-        return text
-
-    def _tell_connected(self, server: str) -> None:
-        """Log a connection, at first and after a warning only: one that is lost again and again would fill the log."""
-        if self._is_news:
-            self._is_news = False
-            _log.info("NATS: connected to %s", server)
 
 
 class _Connection:
     """One connection to one server. Once it fails or does not answer, it is closed and never used again."""
 
-    def __init__(self, address: _Address) -> None:
+    def __init__(self, address: Address) -> None:
         self._address = address
         self._client = _Client(self._lose)
         self._calls: dict[str, _Call] = {}
@@ -238,9 +182,10 @@ class _Connection:
             await self._client.connect(
                 [server],
                 name="outbox",
-                user=self._address.user,
+                # A single name before the @ is a token.
+                user=None if self._address.password is None else self._address.user,
                 password=self._address.password,
-                token=self._address.token,
+                token=self._address.user if self._address.password is None else None,
                 allow_reconnect=False,
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,

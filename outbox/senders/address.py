@@ -1,0 +1,92 @@
+"""The address of a destination: its URL taken apart, with the credentials kept out of every text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NoReturn
+from urllib.parse import parse_qsl, unquote
+
+from outbox.errors import SenderError
+from outbox.senders.urls import redacted, split_url
+
+_LONGEST_TIMEOUT = 3600.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """The parts of a URL. `user` and `password` are decoded; no text about a server may hold them.
+
+    `shown`: the URL for people, without secrets. `hosts`: each as it is written, `host` or `host:port`.
+    `path`: the names between its slashes. `options`: what stands behind the question mark.
+    """
+
+    shown: str
+    scheme: str
+    hosts: tuple[str, ...]
+    path: tuple[str, ...]
+    options: Mapping[str, str] = field(repr=False)
+    user: str | None = field(repr=False)
+    password: str | None = field(repr=False)
+
+    @classmethod
+    def of(cls, url: str, *, form: str, options: tuple[str, ...] = ()) -> Address:
+        """Take a URL apart.
+
+        Args:
+            url: what the user has written.
+            form: for errors: how such a URL is written, as `nats://host:port`.
+            options: the names that may stand behind the question mark.
+
+        Raises:
+            SenderError: it has no host, or an option that is not one of `options`, or one of them twice.
+        """
+        parts = split_url(url)
+        credentials, _, hosts = parts.netloc.rpartition("@")
+        if not hosts:
+            raise SenderError(f"{redacted(url)}: write {form}")
+        user, colon, password = credentials.partition(":")
+        given = parse_qsl(parts.query, keep_blank_values=True)
+        for name, _ in given:
+            if name not in options or sum(each == name for each, _ in given) > 1:
+                raise SenderError(f"{redacted(url)}: its options are {', '.join(options) or 'none'}, each once")
+        return cls(
+            shown=redacted(url),
+            scheme=parts.scheme,
+            hosts=tuple(hosts.split(",")),
+            path=tuple(unquote(name) for name in parts.path.split("/") if name),
+            options=dict(given),
+            user=unquote(user) if credentials else None,
+            password=unquote(password) if colon else None,
+        )
+
+    def refuse(self, fix: str) -> NoReturn:
+        """Raise the error that names this URL and says what to write instead."""
+        raise SenderError(f"{self.shown}: {fix}")
+
+    def timeout(self, default: timedelta) -> float:
+        """Return the seconds that a call may take: the option `timeout`, or else the default."""
+        text = self.options.get("timeout")
+        if text is None:
+            return default.total_seconds()
+        seconds = _number(text)
+        if not 0 < seconds < _LONGEST_TIMEOUT:
+            self.refuse("timeout must be a number of seconds")
+        return seconds
+
+    def only_host(self, port: int) -> tuple[str, int]:
+        """Return the one host and its port, or else the port that the destination has by default."""
+        if len(self.hosts) > 1:
+            self.refuse("write one host")
+        host, colon, given = self.hosts[0].rpartition(":")
+        if not colon or given.endswith("]"):
+            return self.hosts[0].strip("[]"), port
+        return host.strip("[]"), int(given or port)
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return 0.0
