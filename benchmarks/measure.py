@@ -91,6 +91,8 @@ class Scale:
     half_drained: int = 40_000
     half_turns: int = 5
     extracted: int = 2_000_000
+    #: To a real destination.
+    sent: int = 30_000
 
 
 FULL = Scale()
@@ -121,6 +123,7 @@ QUICK = Scale(
     half_drained=2_000,
     half_turns=1,
     extracted=5_000,
+    sent=600,
 )
 
 

@@ -19,7 +19,7 @@ from outbox.model.delay_levels import require_window
 from outbox.model.encoding import dumped
 from outbox.model.message import Message, MessageFields
 from outbox.schema import SLOTS
-from outbox.senders.port import Sender, destination_of
+from outbox.senders.port import destination_of
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.statements import arun, async_executor, executor, run
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
     from outbox.direct.sends import DirectSends
-    from outbox.model.verdict import Verdict
     from outbox.relay.relay import Relay
     from outbox.senders.opening import Destination
     from outbox.senders.serialized import SerializedSender
@@ -298,7 +297,7 @@ class Outbox:
         return written.message_ids
 
 
-def _shared(sender: Sender | Callable[[Message], Verdict | None]) -> SerializedSender:
+def _shared(sender: Destination) -> SerializedSender:
     from outbox.senders.opening import open_sender
     from outbox.senders.serialized import SerializedSender
 

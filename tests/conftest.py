@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from outbox import Outbox, create_engine, migrate
 from outbox.store.database import Channel
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
-from outbox.testing.servers import LocalServer, NatsServer, PostgresServer, ServerMissing
+from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing
 from tests.support.destination import Destination
 from tests.support.handles import awaited
 from tests.support.orders import Base
@@ -26,7 +26,7 @@ TEMPLATE = "outbox_template"
 #: How long a test may take at full scale.
 _FULL_SECONDS = 1800
 
-Server = TypeVar("Server", bound=LocalServer)
+Server = TypeVar("Server")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

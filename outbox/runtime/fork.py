@@ -7,22 +7,33 @@ import os
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
-#: References to the functions to call; those to methods end with their objects.
-_calls: set[Callable[[], Callable[[], None] | None]] = set()
+#: What to call, by a number: a function; or a method, as a weak reference to its object, and the function of its class.
+_calls: dict[int, tuple[Callable[[], object], Callable[..., None]]] = {}
 
 
 def in_child(call: Callable[[], None]) -> None:
     """Call this at once in every child that is forked from now on; a method, only as long as its object lives."""
-    _calls.add(weakref.WeakMethod(call, _calls.discard) if inspect.ismethod(call) else lambda: call)
+    if not inspect.ismethod(call):
+        _calls[id(call)] = (lambda: True, lambda _: call())
+        return
+    reference = weakref.ref(call.__self__, partial(_forget, _calls))
+    _calls[id(reference)] = (reference, call.__func__)
+
+
+def _forget(calls: dict[int, Any], reference: object, id: Callable[[object], int] = id) -> None:
+    # When an interpreter ends, a module's names are gone before the last objects are. Arguments stay.
+    calls.pop(id(reference), None)
 
 
 def _after_fork() -> None:
-    for reference in list(_calls):
-        call = reference()
-        if call is not None:
+    for reference, call in list(_calls.values()):
+        found = reference()
+        if found is not None:
             with suppress(Exception):
-                call()
+                call(found)
 
 
 if hasattr(os, "register_at_fork"):

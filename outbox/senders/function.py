@@ -63,13 +63,26 @@ class FunctionSender:
         try:
             verdict = self._function(message)
         except Exception:
-            try:
-                own_headers(message)
-            except InvalidMessageError as unfit:
-                return Reject(str(unfit))
-            raise
-        if verdict is None:
-            return DONE
-        if not isinstance(verdict, Done | Retry | Reject | Unavailable):
-            raise TypeError(f"{self.destination} must return a verdict or None, not {type(verdict).__name__}")
-        return verdict
+            unfit = unfit_headers(message)
+            if unfit is None:
+                raise
+            return unfit
+        return checked_verdict(verdict, self.destination)
+
+
+def unfit_headers(message: Message) -> Verdict | None:
+    """Return the verdict on a message whose row holds other headers than `Message` makes; None if they are in order."""
+    try:
+        own_headers(message)
+    except InvalidMessageError as unfit:
+        return Reject(str(unfit))
+    return None
+
+
+def checked_verdict(verdict: Verdict | None, destination: str) -> Verdict:
+    """Return the verdict that a function has returned; None means `Done`."""
+    if verdict is None:
+        return DONE
+    if not isinstance(verdict, Done | Retry | Reject | Unavailable):
+        raise TypeError(f"{destination} must return a verdict or None, not {type(verdict).__name__}")
+    return verdict

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, cast
@@ -10,6 +10,7 @@ from typing import Any, cast
 from outbox.errors import SenderError
 from outbox.model.message import Message
 from outbox.model.verdict import Verdict
+from outbox.senders.asynchronous import AsyncFunctionSender, AsyncObjectSender, AsyncSender
 from outbox.senders.function import FunctionSender
 from outbox.senders.port import Sender, destination_of
 from outbox.senders.urls import perhaps_meant, split_url
@@ -17,8 +18,10 @@ from outbox.senders.urls import perhaps_meant, split_url
 #: Packages offer senders in this group of entry points: the name is a URL scheme, the value a `(url: str) -> Sender`.
 ENTRY_POINTS = "outbox.senders"
 
-#: The destination of messages: a sender, a function of one message, or a URL.
-Destination = Sender | Callable[[Message], Verdict | None] | str
+#: The destination of messages: a sender, a function of one message, or a URL. Both may be `async`.
+Destination = (
+    Sender | AsyncSender | Callable[[Message], Verdict | None] | Callable[[Message], Awaitable[Verdict | None]] | str
+)
 
 
 def open_sender(sender: Destination) -> Sender:
@@ -34,16 +37,25 @@ def open_sender(sender: Destination) -> Sender:
         raise TypeError(f"a destination is an object, not a class: pass {sender.__name__}()")
     verbs = [getattr(sender, verb, None) for verb in ("send", "close")]
     if all(map(callable, verbs)) and not isinstance(sender, Generator | Coroutine):
-        _require_blocking(sender, verbs[0])
+        _require_no_generator(sender, *verbs)
+        if any(map(iscoroutinefunction, verbs)):
+            return _awaited(sender, verbs)
         return cast("Sender", sender)
     if not callable(sender):
         raise TypeError(
             "a destination is a URL, a sender, which has send(messages) and close(), or a function of one message,"
             f" not {type(sender).__name__}"
         )
-    _require_blocking(sender, sender)
-    _require_blocking(sender, type(sender).__call__)
-    return FunctionSender(sender)
+    function, call = cast("Callable[[Message], Any]", sender), type(sender).__call__
+    _require_no_generator(sender, function, call)
+    is_async = iscoroutinefunction(function) or iscoroutinefunction(call)
+    return AsyncFunctionSender(function) if is_async else FunctionSender(function)
+
+
+def _awaited(sender: Any, verbs: Sequence[Any]) -> Sender:
+    if not all(map(iscoroutinefunction, verbs)):
+        raise TypeError(f"{destination_of(sender)}: write both send and close with async, or none of them")
+    return AsyncObjectSender(sender)
 
 
 def _offered(url: str) -> Sender:
@@ -69,8 +81,6 @@ def _loaded(offer: EntryPoint) -> Callable[[str], Sender]:
     return factory
 
 
-def _require_blocking(sender: Destination, verb: Any) -> None:
-    if iscoroutinefunction(verb) or isgeneratorfunction(verb) or isasyncgenfunction(verb):
-        raise TypeError(
-            f"{destination_of(sender)} would only begin when it is called; write it without async and without yield"
-        )
+def _require_no_generator(sender: Any, *verbs: Any) -> None:
+    if any(isgeneratorfunction(verb) or isasyncgenfunction(verb) for verb in verbs):
+        raise TypeError(f"{destination_of(sender)} would only begin when it is called; write it without yield")

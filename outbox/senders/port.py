@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Protocol
@@ -36,7 +36,7 @@ class Sender(Protocol):
         """Close connections and end threads. Closing twice does no harm."""
 
 
-def destination_of(destination: Sender | Callable[[Message], Verdict | None] | str) -> str:
+def destination_of(destination: object) -> str:
     """Return what a subscription stores of its destination: enough to notice another one, and no secrets.
 
     Of a URL: scheme, hosts (sorted) and path. Of a sender: its attribute `destination`, else `sender:module.Class`.

@@ -9,7 +9,6 @@ from outbox.model.message import Message
 from outbox.model.verdict import Done, Verdict
 from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
-from outbox.senders.function import FunctionSender
 from outbox.senders.opening import Destination, open_sender
 from outbox.senders.port import Sender, destination_of
 from outbox.testing.scripted import ScriptedSender
@@ -27,7 +26,7 @@ def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "rel
         options: other options of `Relay`.
     """
     destination = ScriptedSender() if sender is None else sender
-    recorder = _Recorder(_opened(destination), destination_of(destination))
+    recorder = _Recorder(open_sender(destination), destination_of(destination))
     try:
         Relay(outbox, recorder, name=name, **options).until_empty()
     finally:
@@ -52,9 +51,3 @@ class _Recorder:
 
     def close(self) -> None:
         self._sender.close()
-
-
-def _opened(destination: Destination) -> Sender:
-    if isinstance(destination, str):
-        return open_sender(destination)
-    return FunctionSender(destination) if callable(destination) else destination

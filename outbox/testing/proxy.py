@@ -41,6 +41,8 @@ class TcpProxy:
         self._listener: socket.socket | None = None
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self._answering = asyncio.Event()
+        self._answering.set()
         self._cut: tuple[Direction, int] | None = None
         self._clients: dict[asyncio.Task[None], socket.socket] = {}
 
@@ -67,6 +69,10 @@ class TcpProxy:
         """Act as a network that drops everything: connections are accepted, no byte passes in either direction."""
         self._do(self._black_hole())
 
+    def hold_answers(self) -> None:
+        """Let requests pass, and hold back what the server answers, until `pass_through`."""
+        self._do(self._hold_answers())
+
     def cut_after(self, n_bytes: int, direction: Direction) -> None:
         """Let `n_bytes` more pass in `direction`, then reset the connection that would send the next one.
 
@@ -84,6 +90,7 @@ class TcpProxy:
     async def _pass_through(self) -> None:
         self._cut = None
         self._flowing.set()
+        self._answering.set()
         if self._listener is None:
             self._listener = socket.create_server(("127.0.0.1", self.port), backlog=512)
             self._listener.setblocking(False)
@@ -98,6 +105,9 @@ class TcpProxy:
 
     async def _black_hole(self) -> None:
         self._flowing.clear()
+
+    async def _hold_answers(self) -> None:
+        self._answering.clear()
 
     async def _cut_after(self, n_bytes: int, direction: Direction) -> None:
         self._cut = (direction, n_bytes)
@@ -134,6 +144,8 @@ class TcpProxy:
     async def _pump(self, source: socket.socket, sink: socket.socket, direction: Direction) -> None:
         while data := await self._loop.sock_recv(source, 65_536):
             await self._flowing.wait()
+            if direction == "to_client":
+                await self._answering.wait()
             allowed = self._allowance(direction, len(data))
             await self._loop.sock_sendall(sink, data[:allowed])
             if allowed < len(data):

@@ -55,6 +55,8 @@ class Destination(ABC):
     deadline: float = 5.0
     #: Fields of `Stored` that cannot be read back, and so are not compared.
     unreadable: frozenset[str] = frozenset()
+    #: Whether it takes topics that nobody has made there before; if not, the suite keeps to `TOPICS`.
+    takes_any_topic: bool = True
 
     @abstractmethod
     def open(self) -> Sender:
@@ -187,7 +189,7 @@ class SenderContract:
         """Store arbitrary messages unaltered, or reject them, so that none is tried for ever."""
 
         @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck))
-        @given(st.lists(messages(), min_size=1, max_size=10))
+        @given(st.lists(messages(any_topic=destination.takes_any_topic), min_size=1, max_size=10))
         def arrive(examples: list[Message]) -> None:
             sent = [_renamed(example) for example in examples]  # an example may be tried again
             check_arrived_or_rejected(destination, sent, sender.send(sent))
@@ -223,7 +225,8 @@ class SenderContract:
         outcome = outcome_of(sender, sent)
         destination.recover()
 
-        assert outcome == [Unavailable] * 3
+        # A driver may try again by itself, and learn what became of them.
+        assert outcome in ([Unavailable] * 3, [Done] * 3)
         check_eventually_done(sender, [_again(one) for one in sent])
         check_stored(destination, [first, *sent])
 
@@ -259,9 +262,11 @@ def a_message(topic: str, body: object, **fields: Any) -> Message:
     return made
 
 
-def messages() -> st.SearchStrategy[Message]:
-    """Return a strategy for any message within the limits of `Message`."""
-    topics = st.sampled_from(TOPICS) | st.text("abzABZ019._%|-", min_size=1, max_size=MAX_TOPIC)
+def messages(*, any_topic: bool = True) -> st.SearchStrategy[Message]:
+    """Return a strategy for any message within the limits of `Message`, or else within those and `TOPICS`."""
+    topics = st.sampled_from(TOPICS)
+    if any_topic:
+        topics |= st.text("abzABZ019._%|-", min_size=1, max_size=MAX_TOPIC)
     names = st.text("abzABZ019!#$%&'*+.^_`|~-", min_size=1, max_size=40)
     values = _text(max_size=100, exclude_categories=("Cs", "Cc")).map(str.strip)
     typed = st.text(st.characters(min_codepoint=0x20, max_codepoint=0x7E), max_size=80).map(str.strip)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
 import socket
+import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +17,13 @@ from typing import Any, ClassVar, Self
 import psycopg
 from psycopg import sql
 
-from outbox.testing.binaries import ServerMissing, nats_program, postgres_programs
+from outbox.testing.binaries import (
+    ServerMissing,
+    kafka_class_path,
+    nats_program,
+    postgres_programs,
+    redis_program,
+)
 from outbox.testing.process import (
     Account,
     Guard,
@@ -29,7 +37,15 @@ from outbox.testing.process import (
     unprivileged,
 )
 
-__all__ = ["LocalServer", "NatsServer", "PostgresServer", "ServerFailedError", "ServerMissing"]
+__all__ = [
+    "KafkaServer",
+    "LocalServer",
+    "NatsServer",
+    "PostgresServer",
+    "RedisServer",
+    "ServerFailedError",
+    "ServerMissing",
+]
 
 _NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
@@ -274,3 +290,129 @@ class NatsServer(LocalServer):
         except OSError:
             return False
         return greeting.startswith(b"INFO ") and json.loads(greeting[5:]).get("server_name") == self._name
+
+
+class RedisServer(LocalServer):
+    """A Redis of this process alone. It writes its log to disk once a second. `settings` are its own, by name."""
+
+    _stop_signals = (signal.SIGTERM,)
+
+    def __init__(self, *, settings: Mapping[str, str] = _NO_SETTINGS, directory: Path | None = None) -> None:
+        self._redis = redis_program()
+        super().__init__("redis", directory, None)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._settings = {"save": "", "appendonly": "yes", "appendfsync": "everysec", **settings}
+
+    @property
+    def url(self) -> str:
+        """The URL that a Redis client connects to."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    def _command(self) -> Sequence[str | Path]:
+        settings = {"bind": "127.0.0.1", "port": str(self.port), "dir": str(self.folder), **self._settings}
+        return [self._redis, *(part for name, value in settings.items() for part in (f"--{name}", value))]
+
+    def _answers(self) -> bool:
+        """Return whether our server answers; before it has read its log it refuses, and with a password it does so."""
+        assert self._program is not None
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
+                client.sendall(b"INFO server\r\n")
+                answer = client.recv(65_536)
+        except OSError:
+            return False
+        return answer.startswith(b"-NOAUTH") or f"process_id:{self._program.pid}\r".encode() in answer
+
+
+class KafkaServer(LocalServer):
+    """A Kafka broker of this process alone, its own controller. `settings` are its own, by name.
+
+    A topic that is not there is created at its first use, as Kafka does unless it is told otherwise. A client goes on
+    to the address that a broker tells it. `far` makes a way through a proxy: one more port that the broker listens on,
+    and the port that it tells those who come there.
+    """
+
+    _stop_signals = (signal.SIGTERM,)
+
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, str] = _NO_SETTINGS,
+        directory: Path | None = None,
+        far: tuple[int, int] | None = None,
+    ) -> None:
+        self._class_path = kafka_class_path()
+        super().__init__("kafka", directory, None)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._controller = free_port()
+        self._cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+        self._settings = settings
+        self._far = far
+
+    @property
+    def url(self) -> str:
+        """The URL of a destination."""
+        return f"kafka://127.0.0.1:{self.port}"
+
+    @property
+    def servers(self) -> str:
+        """The bootstrap servers of a client."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> Self:
+        """Start, formatting the storage first if there is none; returns when the broker answers."""
+        if not (self.folder / "data" / "meta.properties").exists():
+            command = [*self._java("kafka.tools.StorageTool"), "format", "-t", self._cluster, "-c", self._properties()]
+            run_to_end(command, account=None, cwd=self.folder)
+        return super().start()
+
+    def _command(self) -> Sequence[str | Path]:
+        return [*self._java("kafka.Kafka"), self._properties()]
+
+    def _java(self, main: str) -> list[str | Path]:
+        heap = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        return ["java", *heap, "-cp", self._class_path, main]
+
+    def _properties(self) -> Path:
+        """Write the broker's settings. Our own let a killed broker come back in seconds."""
+        near, controller = f"PLAINTEXT://127.0.0.1:{self.port}", f"CONTROLLER://127.0.0.1:{self._controller}"
+        port, told = self._far or (0, 0)
+        far = f",FAR://127.0.0.1:{port}" if self._far else ""
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{self._controller}",
+            "listeners": f"{near},{controller}{far}",
+            "advertised.listeners": f"{near}{far.replace(str(port), str(told))}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT",
+            "log.dirs": str(self.folder / "data"),
+            "num.partitions": "3",
+            "offsets.topic.num.partitions": "1",
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "broker.session.timeout.ms": "2000",
+            "broker.heartbeat.interval.ms": "300",
+            **self._settings,
+        }
+        path = self.folder / "server.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        return path
+
+    def _answers(self) -> bool:
+        """Return whether the broker names itself: an open port is too early."""
+        # Metadata, version 0: api key, version, correlation id, no client id, no topics asked for but all.
+        request = struct.pack(">hhihi", 3, 0, 1, -1, 0)
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
+                client.sendall(struct.pack(">i", len(request)) + request)
+                answer = client.recv(65_536)
+        except OSError:
+            return False
+        return struct.pack(">i", self.port) in answer

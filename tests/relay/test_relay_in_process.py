@@ -42,20 +42,9 @@ def send(outbox: Outbox, *bodies: bytes) -> None:
         outbox.send_all(session, [Message("t", body) for body in bodies])
 
 
-async def awaited(message: Message) -> None:
-    """A function that only an event loop could call."""
-
-
 def yielding(message: Message) -> Iterator[None]:
     """A function that does nothing when it is called."""
     yield
-
-
-class Awaited:
-    """A callable of the same kind."""
-
-    async def __call__(self, message: Message) -> None:
-        """Never called."""
 
 
 class Endless:
@@ -71,13 +60,11 @@ class Endless:
         (None, "not NoneType"),
         (7, "not int"),
         (Destination, r"pass Destination\(\)"),
-        (awaited, "awaited would only begin .*without async"),
-        (Awaited(), "Awaited would only begin .*without async"),
         (yielding, "yielding would only begin .*without yield"),
         (yielding(Message("t", b"")), "not generator"),
         (Endless(), r"close\(\).* not Endless"),
     ],
-    ids=["nothing", "number", "class", "async", "async object", "generator", "begun", "without close"],
+    ids=["nothing", "number", "class", "generator", "begun", "without close"],
 )
 def test_what_is_no_destination_is_refused(sqlite_engine, destination, told):
     outbox = Outbox(sqlite_engine)

@@ -1,4 +1,4 @@
-"""What the tests of the NATS sender share."""
+"""What the tests of senders share: their servers, and the senders of NATS."""
 
 from collections.abc import Iterator
 
@@ -6,8 +6,31 @@ import pytest
 
 from outbox.senders.nats import NatsSender
 from outbox.testing.proxy import TcpProxy
-from outbox.testing.servers import NatsServer
+from outbox.testing.servers import NatsServer, RedisServer
+from tests.conftest import started
+from tests.support.kafka_topics import FarKafka
 from tests.support.nats_streams import Stream
+
+
+@pytest.fixture(scope="session")
+def redis() -> Iterator[RedisServer]:
+    """A Redis server of this run; the names of streams are each test's own."""
+    with started(RedisServer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def far_kafka() -> Iterator[FarKafka]:
+    """A Kafka broker of this run, behind a proxy; the names of topics are each test's own."""
+    with started(FarKafka) as kafka:
+        yield kafka
+
+
+@pytest.fixture
+def kafka(far_kafka: FarKafka) -> Iterator[FarKafka]:
+    """That broker; after the test its proxy lets everything pass again."""
+    yield far_kafka
+    far_kafka.proxy.pass_through()
 
 
 @pytest.fixture

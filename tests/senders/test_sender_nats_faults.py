@@ -19,7 +19,8 @@ from outbox.senders.nats import NatsSender
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import NatsServer
-from tests.support.nats_streams import Stream, Witness, make_stream, paused
+from tests.support.nats_streams import Stream, Witness, make_stream
+from tests.support.pausing import paused
 
 
 def test_at_most_one_message_of_a_key_is_unacknowledged(nats):

@@ -1,13 +1,10 @@
 """Streams of a NATS server for tests, and what stands in for a server where one has to be watched closely."""
 
 import asyncio
-import os
-import signal
 import socket
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any, Self
 
@@ -195,14 +192,3 @@ def make_stream(url: str, *subjects: str, **credentials: str) -> None:
         await client.close()
 
     asyncio.run(make())
-
-
-@contextmanager
-def paused(server: NatsServer) -> Iterator[None]:
-    """Stop the server as a machine stops that swaps: it keeps its connections, and does nothing."""
-    assert server._program is not None
-    os.kill(server._program.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server._program.pid, signal.SIGCONT)

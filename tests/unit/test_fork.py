@@ -51,7 +51,7 @@ def in_a_child(question: Callable[[], bool]) -> bool:
 @pytest.fixture
 def calls(monkeypatch):
     """The registry of this test."""
-    monkeypatch.setattr(fork, "_calls", set())
+    monkeypatch.setattr(fork, "_calls", {})
     return fork._calls
 
 
@@ -81,7 +81,7 @@ def test_whatever_is_gone_is_forgotten(calls):
     gc.collect()
 
     assert gone() is None
-    assert calls == set()
+    assert calls == {}
 
 
 @pytest.mark.usefixtures("calls")

@@ -1,0 +1,140 @@
+"""Destinations that are written with `async def`. They run in an event loop of the library's own, in its own thread.
+
+A connection that such a destination keeps has to be made within its calls, because it belongs to that loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any, Protocol
+
+from outbox.model.message import Message
+from outbox.model.verdict import Unavailable, Verdict, describe
+from outbox.runtime.event_loop import BackgroundLoop
+from outbox.senders.function import checked_verdict, unfit_headers
+from outbox.senders.key_order import Chains
+from outbox.senders.port import deadline_of, destination_of
+
+#: The most calls of a function that are under way at once.
+_MOST_UNDER_WAY = 100
+_MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
+
+
+class AsyncSender(Protocol):
+    """A `Sender` whose two methods are `async def`."""
+
+    async def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """As that of `Sender`."""
+
+    async def close(self) -> None:
+        """As that of `Sender`."""
+
+
+class AsyncObjectSender:
+    """A sender that waits for what an `AsyncSender` does. A call past its deadline is cancelled."""
+
+    def __init__(self, sender: AsyncSender) -> None:
+        self.destination = destination_of(sender)
+        self.deadline = deadline_of(sender)
+        self._sender = sender
+        self._loop = BackgroundLoop("outbox-async", make=lambda: sender, farewell=_close)
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Send the messages by the other sender; an exception of it is passed on."""
+        seconds = self.deadline.total_seconds()
+        return _result(self._loop, lambda sender: sender.send(messages), messages, seconds)
+
+    def close(self) -> None:
+        """Close the other sender, if it was ever used, and end the loop."""
+        self._loop.stop()
+
+
+class AsyncFunctionSender:
+    """A sender that calls an `async def function(message)`; messages of different keys are under way at once.
+
+    None, verdicts and exceptions mean what they mean for `FunctionSender`.
+    """
+
+    def __init__(self, function: Callable[[Message], Awaitable[Verdict | None]]) -> None:
+        self.destination = destination_of(function)
+        self.deadline = deadline_of(function)
+        self._function = function
+        self._loop = BackgroundLoop("outbox-async", make=lambda: None, farewell=_nothing)
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Call the function for each message; return one verdict per message, in their order."""
+        seconds = self.deadline.total_seconds()
+        if len(messages) == 1:
+            return _result(self._loop, lambda _: self._alone(messages[0]), messages, seconds)
+        return _result(self._loop, lambda _: self._deliver(messages, seconds * 0.9), messages, seconds)
+
+    def close(self) -> None:
+        """End the loop."""
+        self._loop.stop()
+
+    async def _alone(self, message: Message) -> list[Verdict]:
+        return [await self._ask(message)]
+
+    async def _deliver(self, messages: Sequence[Message], seconds: float) -> list[Verdict]:
+        until = asyncio.get_running_loop().time() + seconds
+        chains = Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY)
+        calls: set[asyncio.Task[None]] = set()
+        while chains.left:
+            while (index := chains.take()) is not None:
+                calls.add(asyncio.create_task(self._settle(chains, index, messages[index])))
+            left = until - asyncio.get_running_loop().time()
+            done, calls = await asyncio.wait(calls, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+            if not done:
+                chains.give_up(f"no answer within {seconds:g} s")
+        for call in calls:
+            call.cancel()
+        return chains.verdicts()
+
+    async def _settle(self, chains: Chains, index: int, message: Message) -> None:
+        try:
+            verdict = await self._ask(message)
+        except Exception as error:
+            verdict = Unavailable(describe(error))
+        chains.settle(index, verdict)
+
+    async def _ask(self, message: Message) -> Verdict:
+        try:
+            verdict = await self._function(message)
+        except Exception:
+            unfit = unfit_headers(message)
+            if unfit is None:
+                raise
+            return unfit
+        return checked_verdict(verdict, self.destination)
+
+
+def _result(
+    loop: BackgroundLoop[Any],
+    action: Callable[[Any], Coroutine[Any, Any, Sequence[Verdict]]],
+    messages: Sequence[Message],
+    seconds: float,
+) -> Sequence[Verdict]:
+    """Return what an action in the loop returns, or `Unavailable` if it takes too long; raise what it raises."""
+
+    async def caught(resident: Any) -> Sequence[Verdict] | Exception:
+        try:
+            return await action(resident)
+        except Exception as error:  # a TimeoutError of the action is not one of the loop
+            return error
+
+    try:
+        result = loop.run(caught, timeout=seconds)
+    except TimeoutError:
+        return [Unavailable(f"no answer within {seconds:g} s", everything=True)] * len(messages)
+    if isinstance(result, Exception):
+        raise result
+    return result
+
+
+async def _close(sender: AsyncSender) -> None:
+    await sender.close()
+
+
+async def _nothing(_resident: None) -> None:
+    return

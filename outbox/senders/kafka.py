@@ -1,0 +1,329 @@
+"""Kafka, by confluent-kafka: URL `kafka://user:password@host:9092,host2:9092/prefix?timeout=5`; `kafkas://` with TLS.
+
+A prefix in the path stands before each topic, with a dot. A message is `Done` when every replica that is in sync has
+it. The key is Kafka's own, and finds its partition as Java's clients do. A topic that is not there is never created:
+its messages wait.
+
+A consumer finds the id in the header `Outbox-Id`. The other fields have the names of `outbox.senders.headers`, and
+`read_message` turns a record back into a `Message`. Kafka drops a second copy only within one connection of a sender.
+
+A topic that Kafka cannot have is answered with `Reject`. So is a record above the topic's `max.message.bytes`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+from outbox.errors import InvalidMessageError, MissingExtraError
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
+from outbox.runtime.fork import in_child
+from outbox.senders.address import Address
+from outbox.senders.connection_log import ConnectionLog
+from outbox.senders.headers import read_headers, wire_headers
+from outbox.senders.key_order import Chains
+from outbox.senders.port import destination_of
+
+try:
+    from confluent_kafka import KafkaError, KafkaException, Producer
+    from confluent_kafka import Message as Record
+except ImportError as error:
+    raise MissingExtraError("Kafka needs an extra: pip install 'outbox-log[kafka]'") from error
+
+#: Far below what the client has room for.
+_MOST_UNDER_WAY = 10_000
+_MOST_BYTES_UNDER_WAY = 32 * 1024 * 1024
+#: More than a body and headers can take, so that the topic's own limit counts.
+_LARGEST_RECORD = 16 * 1024 * 1024
+_MOST_TOPIC = 249
+
+_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+_MECHANISMS = {"plain": "PLAIN", "scram-sha-256": "SCRAM-SHA-256", "scram-sha-512": "SCRAM-SHA-512"}
+_COMPRESSIONS = {name: name for name in ("none", "gzip", "lz4", "snappy", "zstd")}
+#: Errors that a whole batch of records gets although one of them may be the cause.
+_ONE_OF_A_BATCH = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG)
+_NO_SUCH_TOPIC = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION)
+#: Events that say that no broker can be reached, or that none lets this user in.
+_NO_BROKER = (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)
+
+
+class KafkaSender:
+    """A sender that appends records to topics; at most one message of a key is unacknowledged.
+
+    `send` may be called in any thread; several calls take turns. Each returns within `timeout`. The first call makes a
+    producer. When a broker does not answer in time, the next call makes a new one.
+    """
+
+    def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
+        self.destination = destination_of(url)
+        form = "kafka://host:9092,host2:9092 or kafkas://host:9092"
+        address = Address.of(url, form=form, options=("timeout", "mechanism", "compression", "ca"))
+        self._seconds = address.timeout(timeout)
+        self.deadline = timedelta(seconds=self._seconds)
+        self._prefix = "".join(f"{name}." for name in address.path)
+        if self._prefix and not _TOPIC.fullmatch(self._prefix):
+            address.refuse("the path is a prefix of topics, of letters, digits, - and _")
+        self._where = f"{address.scheme}://{','.join(address.hosts)}"
+        self._address = address
+        self._mechanism = _chosen(address, "mechanism", _MECHANISMS, default="plain")
+        self._compression = _chosen(address, "compression", _COMPRESSIONS, default="none")
+        self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
+        self._turn = threading.Lock()
+        self._connection: _Connection | None = None
+        in_child(self._begin_in_child)
+
+    def _begin_in_child(self) -> None:
+        """Begin without a producer. The threads of the parent's do not run here, so its end would wait for ever."""
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+        self._turn = threading.Lock()
+        self._connection = None
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Send the messages; return one verdict per message, in their order."""
+        until = time.monotonic() + self._seconds * 0.9
+        if not messages:
+            return []
+        if not self._turn.acquire(timeout=self._seconds * 0.9):
+            return [Unavailable("Kafka: another call is under way", everything=True)] * len(messages)
+        try:
+            return self._deliver(_Call(messages, self._prefix), until)
+        finally:
+            self._turn.release()
+
+    def close(self) -> None:
+        """End the producer; a call that is under way gives up."""
+        connection = self._connection
+        if connection is not None:
+            connection.trouble = "the sender was closed"
+        with self._turn:
+            self._drop()
+
+    def _deliver(self, call: _Call, until: float) -> list[Verdict]:
+        connection = self._connection = self._connection or _Connection(self._settings(), self._prefix)
+        connection.begin()
+        while call.chains.left:
+            connection.hand_over(call)
+            left = until - time.monotonic()
+            connection.poll(max(0.0, min(left, 0.1)))
+            if connection.trouble or (left <= 0 and call.chains.left):
+                trouble = connection.trouble or f"no answer within {self._seconds * 0.9:g} s{connection.hint}"
+                call.chains.give_up(self._log.lost(f"{self._where}: {trouble}"))
+                self._drop()
+            elif call.is_answered:
+                self._log.connected(self._where)
+        return call.chains.verdicts()
+
+    def _drop(self) -> None:
+        """Give the producer up, with what it has not sent yet, so that none of it is sent later."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _settings(self) -> dict[str, Any]:
+        address = self._address
+        user = address.user is not None
+        security = ("SASL_SSL" if user else "SSL") if address.scheme == "kafkas" else "SASL_PLAINTEXT" if user else ""
+        chosen = {
+            "security.protocol": security,
+            "sasl.mechanism": self._mechanism if user else "",
+            "sasl.username": address.user,
+            "sasl.password": address.password,
+            "ssl.ca.location": address.options.get("ca"),
+            "compression.type": self._compression,
+        }
+        return {
+            "bootstrap.servers": ",".join(address.hosts),
+            "client.id": "outbox",
+            # No repetition and no hole while the client itself tries again.
+            "enable.idempotence": True,
+            "acks": "all",
+            # The partition of a key is the one that Java's clients choose.
+            "partitioner": "murmur2_random",
+            "allow.auto.create.topics": False,
+            "topic.metadata.propagation.max.ms": 0,
+            "message.max.bytes": _LARGEST_RECORD,
+            "delivery.timeout.ms": int(self._seconds * 800),
+            "linger.ms": 0,
+            "log_level": 2,
+            **{name: value for name, value in chosen.items() if value},
+        }
+
+
+def read_message(record: Record, *, prefix: str = "") -> Message:
+    """Return the message of a record that a consumer received, without its place in the log.
+
+    Raises:
+        KeyError: it has no header `Outbox-Id`, so it was not written by an outbox.
+    """
+    wire: Any = record.headers() or []
+    headers = {name: value.decode() for name, value in wire if value is not None}
+    topic = (record.topic() or "").removeprefix(f"{prefix}." if prefix else "")
+    message = read_headers(topic, record.value() or b"", headers)
+    key = record.key()
+    message.key = key.decode() if isinstance(key, bytes) else key
+    return message
+
+
+class _Connection:
+    """One producer. Once it fails, or does not answer in time, it is closed and never used again."""
+
+    def __init__(self, settings: dict[str, Any], prefix: str) -> None:
+        self._producer = Producer(settings, error_cb=self._note, logger=logging.getLogger(f"{__name__}.client"))
+        self._prefix = prefix
+        #: Topics that were not there when they were last used. The client itself would notice a new one very late.
+        self._missing: set[str] = set()
+        #: The reason why nothing can be sent; empty while all is well. `hint`: what the client said last.
+        self.trouble = self.hint = ""
+
+    def begin(self) -> None:
+        """Begin a call: what the client said before is no news any more."""
+        self.poll(0)
+        self.hint = ""
+        self._missing = {topic for topic in self._missing if not self._is_there(topic)}
+
+    def hand_over(self, call: _Call) -> None:
+        """Hand over what may be sent now."""
+        while (index := call.take()) is not None:
+            message = call.messages[index]
+            topic = self._prefix + message.topic
+            refusal = _refusal(topic)
+            if topic in self._missing:
+                call.settle(index, _no_topic(topic))
+                continue
+            try:
+                if refusal is None:
+                    self._produce(topic, message, partial(self._report, call, index))
+            except InvalidMessageError as unfit:
+                refusal = str(unfit)
+            except (ValueError, KafkaException) as error:
+                refusal = f"Kafka cannot carry it: {error}"
+            if refusal is not None:
+                call.settle(index, Reject(refusal))
+
+    def poll(self, seconds: float) -> None:
+        """Wait for reports for at most so long, and take those that are there."""
+        self._producer.poll(seconds)
+
+    def close(self) -> None:
+        """Forget whatever was not sent, and end the producer."""
+        self._producer.purge()
+        self._producer.close()
+
+    def _produce(self, topic: str, message: Message, report: Any) -> None:
+        headers = wire_headers(message, keyed=False)
+        self._producer.produce(
+            topic,
+            value=message.body,
+            key=None if message.key is None else message.key.encode(),
+            headers=[(name, value.encode()) for name, value in headers.items()],
+            on_delivery=report,
+        )
+
+    def _report(self, call: _Call, index: int, error: KafkaError | None, _record: Record) -> None:
+        """Take the report on one message."""
+        if error is None:
+            call.settle(index, DONE)
+            return
+        topic = self._prefix + call.messages[index].topic
+        if error.fatal():
+            self.trouble = error.str()
+        elif error.code() in _NO_SUCH_TOPIC:
+            self._missing.add(topic)
+            call.settle(index, _no_topic(topic))
+        elif error.code() in _ONE_OF_A_BATCH:
+            call.blame(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
+        elif error.code() == KafkaError.TOPIC_EXCEPTION:
+            call.settle(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
+        else:
+            about_the_topic = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            text = f"Kafka on topic {topic!r}: {error.str()}{self.hint}"
+            call.settle(index, Unavailable(text, everything=not about_the_topic))
+
+    def _note(self, error: KafkaError) -> None:
+        """Note an event of the client that is about no message."""
+        if error.fatal() or error.code() in _NO_BROKER:
+            self.trouble = self.trouble or error.str() + self.hint
+        self.hint = f": {error.str()}"
+
+    def _is_there(self, topic: str) -> bool:
+        try:
+            found = self._producer.list_topics(topic, timeout=1).topics.get(topic)
+        except KafkaException:
+            return False
+        return found is not None and found.error is None
+
+
+class _Call:
+    """One call of `send`: its messages and their verdicts."""
+
+    __slots__ = ("_alone", "_suspects", "_under_way", "chains", "is_answered", "messages")
+
+    def __init__(self, messages: Sequence[Message], prefix: str) -> None:
+        self.messages = messages
+        self.chains = Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY)
+        self.is_answered = False
+        self._under_way = 0
+        #: Messages whose batch was refused. Each is sent once more, alone, which shows whether it is the cause.
+        self._suspects: deque[int] = deque()
+        self._alone = False
+
+    def take(self) -> int | None:
+        """Return the index of a message to send now; None when there is none."""
+        if self._suspects:
+            if self._under_way:
+                return None
+            self._alone = True
+            index: int | None = self._suspects.popleft()
+        elif self._alone and self._under_way:
+            return None
+        else:
+            self._alone = False
+            index = self.chains.take()
+        if index is not None:
+            self._under_way += 1
+        return index
+
+    def settle(self, index: int, verdict: Verdict) -> None:
+        """Store the verdict on a message."""
+        self._under_way -= 1
+        self.is_answered = True
+        self.chains.settle(index, verdict)
+
+    def blame(self, index: int, verdict: Verdict) -> None:
+        """Store a verdict that is certain if the message was sent alone; else send it alone."""
+        if self._alone:
+            self.settle(index, verdict)
+        else:
+            self._under_way -= 1
+            self._suspects.append(index)
+
+
+def _no_topic(topic: str) -> Verdict:
+    return Unavailable(f"Kafka has no topic {topic!r}; create it")
+
+
+def _refusal(topic: str) -> str | None:
+    """Return the reason why Kafka cannot have a topic; None if it can."""
+    if _TOPIC.fullmatch(topic) and len(topic) <= _MOST_TOPIC and topic not in (".", ".."):
+        return None
+    return (
+        f"Kafka has no topic {topic!r:.300}: it has to be of letters, digits, ., - and _, at most {_MOST_TOPIC};"
+        " send it under another topic, and discard this one"
+    )
+
+
+def _chosen(address: Address, option: str, choices: Mapping[str, str], *, default: str) -> str:
+    """Return what the client calls the choice that an option names."""
+    name = address.options.get(option, default).lower()
+    if name not in choices:
+        address.refuse(f"{option} must be one of {', '.join(choices)}")
+    return choices[name]

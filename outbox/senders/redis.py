@@ -1,0 +1,212 @@
+"""Redis or Valkey Streams, by redis-py: URL `redis://user:password@host:6379/0/prefix?timeout=5`; `rediss://` with TLS.
+
+A topic is a stream. A number in the path is the database; a prefix stands before each topic, with a colon. A message is
+`Done` when the server has answered its XADD. How durable it is then is a matter of the server's `appendfsync`; with
+`wait=1` it also has to be on one replica.
+
+The fields of an entry have the names of `outbox.senders.headers`, and the body is in `Outbox-Body`. `read_message`
+turns them back into a `Message`. A Redis from 8.6 on drops a second copy by its id; no entry is ever trimmed.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from outbox.errors import InvalidMessageError, MissingExtraError
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
+from outbox.senders.address import Address
+from outbox.senders.connection_log import ConnectionLog
+from outbox.senders.headers import read_headers, wire_headers
+from outbox.senders.key_order import Chains
+from outbox.senders.port import destination_of
+
+try:
+    from redis import Redis
+    from redis.backoff import NoBackoff
+    from redis.exceptions import NoPermissionError, RedisError
+    from redis.retry import Retry
+except ImportError as error:
+    raise MissingExtraError("Redis needs an extra: pip install 'outbox-log[redis]'") from error
+
+BODY = "Outbox-Body"
+
+_MOST_UNDER_WAY = 1_000
+_MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
+#: The first version that drops a second copy.
+_IDEMPOTENT = (8, 6)
+
+
+class RedisSender:
+    """A sender that appends messages to streams; at most one message of a key is unacknowledged.
+
+    `send` may be called in any thread, also in several at once. A call takes no longer than `timeout`.
+    """
+
+    def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
+        self.destination = destination_of(url)
+        address = Address.of(url, form="redis://host:6379/0 or rediss://host:6379/0", options=("timeout", "wait", "ca"))
+        host, port = address.only_host(6379)
+        self._where = f"{address.scheme}://{host}:{port}"
+        self._seconds = address.timeout(timeout)
+        self.deadline = timedelta(seconds=self._seconds)
+        self._replicas = _replicas_of(address)
+        database, self._prefix = _database_and_prefix_of(address)
+        tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": address.options.get("ca")}
+        self._client = Redis(
+            host=host,
+            port=port,
+            db=database,
+            username=address.user or None,
+            password=address.password,
+            # A round of commands may begin until half of the time is over, and takes at most the other half.
+            socket_timeout=self._seconds / 2,
+            socket_connect_timeout=self._seconds / 4,
+            # The relay tries again. A second try in here would hide that a message may be stored twice.
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,
+            **(tls if address.scheme == "rediss" else {}),
+        )
+        self._log = ConnectionLog(logging.getLogger(__name__), "Redis")
+        #: What was found out about the server; None: nothing yet, or the connection was lost since.
+        self._server: _Server | None = None
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Send the messages; return one verdict per message, in their order."""
+        chains = Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY)
+        until = time.monotonic() + self._seconds / 2
+        while chains.left:
+            if time.monotonic() > until:
+                chains.give_up(self._log.lost(f"{self._where}: not sent within {self._seconds / 2:g} s"))
+                break
+            try:
+                self._append(messages, chains)
+            except (RedisError, OSError) as error:
+                self._server = None
+                chains.give_up(self._log.lost(f"{self._where}: {error}"))
+        return chains.verdicts()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._client.close()
+
+    def _append(self, messages: Sequence[Message], chains: Chains) -> None:
+        """Append what may be sent now, in one round trip."""
+        if self._server is None:
+            self._server = _Server.ask(self._client)
+            self._log.connected(self._where)
+        commands: Any = self._client.pipeline(transaction=False)
+        appended: list[int] = []
+        while (index := chains.take()) is not None:
+            message = messages[index]
+            try:
+                if len(message.body) > self._server.largest:
+                    chains.settle(index, Reject(_too_large(message, self._server.largest)))
+                    continue
+                commands.execute_command(*self._command(message, self._server))
+                appended.append(index)
+            except (InvalidMessageError, ValueError) as unfit:
+                chains.settle(index, Reject(f"Redis cannot carry it: {unfit}"))
+        if not appended:
+            return
+        if self._replicas:
+            commands.execute_command("WAIT", self._replicas, int(self._seconds * 250))
+        answers = commands.execute(raise_on_error=False)
+        short = self._short_of_replicas(answers.pop()) if self._replicas else None
+        for index, answer in zip(appended, answers, strict=True):
+            chains.settle(index, self._verdict(answer, messages[index]) or short or DONE)
+
+    def _command(self, message: Message, server: _Server) -> list[str | bytes]:
+        """Return the command that appends a message.
+
+        Raises:
+            InvalidMessageError, ValueError: Redis cannot carry it.
+        """
+        stream = f"{self._prefix}{message.topic}".encode()
+        once = ["IDMP", "outbox", str(message.message_id)] if server.is_idempotent else []
+        fields: list[str | bytes] = []
+        for name, value in wire_headers(message).items():
+            fields += (name, value.encode())
+        return ["XADD", stream, *once, "*", *fields, BODY, message.body]
+
+    def _verdict(self, answer: object, message: Message) -> Verdict | None:
+        """Return the verdict that an error of the server means; None for an answer that is no error."""
+        if not isinstance(answer, Exception):
+            return None
+        text = str(answer)
+        # All other errors are about the server, as one about its memory or about its role is.
+        about_the_stream = isinstance(answer, NoPermissionError) or text.startswith("WRONGTYPE")
+        return Unavailable(f"Redis on stream {self._prefix + message.topic!r}: {text}", everything=not about_the_stream)
+
+    def _short_of_replicas(self, answer: Any) -> Verdict | None:
+        if isinstance(answer, int) and answer >= self._replicas:
+            return None
+        return Unavailable(f"Redis: {answer} of {self._replicas} replicas have it", everything=True)
+
+
+def read_message(stream: bytes | str, fields: Mapping[Any, Any], *, prefix: str = "") -> Message:
+    """Return the message of an entry that a consumer has read, without its place in the log.
+
+    Args:
+        stream: the name of the stream.
+        fields: the fields of the entry, as XREAD returns them to a client without `decode_responses`.
+        prefix: what stands before the topic in the stream's name, without its colon.
+
+    Raises:
+        KeyError: it has no `Outbox-Id`, so it was not written by an outbox.
+    """
+    texts = {_text(name): value for name, value in fields.items()}
+    body = texts.pop(BODY, b"")
+    topic = _text(stream).removeprefix(f"{prefix}:" if prefix else "")
+    return read_headers(topic, body, {name: _text(value) for name, value in texts.items()})
+
+
+class _Server:
+    """What a server can do, as far as the user may ask for it."""
+
+    __slots__ = ("is_idempotent", "largest")
+
+    def __init__(self, *, is_idempotent: bool, largest: int) -> None:
+        self.is_idempotent = is_idempotent
+        self.largest = largest
+
+    @classmethod
+    def ask(cls, client: Redis) -> _Server:
+        """Ask for the version and for the largest value; an answer that is refused counts as the usual server."""
+        questions = client.pipeline(transaction=False)
+        questions.info("server")
+        questions.config_get("proto-max-bulk-len")
+        about, limits = questions.execute(raise_on_error=False)
+        known = about if isinstance(about, dict) else {}
+        limit = limits.get("proto-max-bulk-len") if isinstance(limits, dict) else None
+        version = tuple(int(part) for part in str(known.get("redis_version", "")).split(".")[:2] if part.isdecimal())
+        return cls(
+            is_idempotent="valkey_version" not in known and version >= _IDEMPOTENT,
+            largest=int(limit or 512 * 1024 * 1024),
+        )
+
+
+def _database_and_prefix_of(address: Address) -> tuple[int, str]:
+    """Return the number of the database, and what stands before each topic, with its colon."""
+    path = list(address.path)
+    database = int(path.pop(0)) if path and path[0].isdecimal() else 0
+    return database, "".join(f"{name}:" for name in path)
+
+
+def _replicas_of(address: Address) -> int:
+    text = address.options.get("wait", "0")
+    if not text.isdecimal():
+        address.refuse("wait must be a number of replicas")
+    return int(text)
+
+
+def _too_large(message: Message, largest: int) -> str:
+    return f"Redis: {len(message.body)} bytes are more than the server's proto-max-bulk-len of {largest}"
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

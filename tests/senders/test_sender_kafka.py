@@ -1,0 +1,276 @@
+"""Kafka: the contract, over a network that fails; and what a message looks like on its way."""
+
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from outbox.errors import SenderError
+from outbox.model.message import Message, stored_message, uuid7
+from outbox.model.verdict import DONE, Reject, Unavailable
+from outbox.senders.kafka import KafkaSender, read_message
+from outbox.senders.opening import open_sender
+from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_eventually_done
+from tests.support.kafka_topics import FarKafka, Topics
+
+FIX = "send it under another topic, and discard this one"
+
+
+@pytest.fixture
+def topics(kafka: FarKafka) -> Iterator[Topics]:
+    """Topics of this test, behind the proxy."""
+    topics = Topics(kafka)
+    yield topics
+    topics.close()
+
+
+@pytest.fixture
+def sender(topics: Topics) -> Iterator[KafkaSender]:
+    """A sender to them."""
+    sender = topics.open()
+    yield sender
+    sender.close()
+
+
+class TestKafkaSender(SenderContract):
+    """Kafka passes the contract."""
+
+    @pytest.fixture
+    def destination(self, topics):
+        """Topics of each test's own."""
+        return topics
+
+
+def test_the_fields_of_a_message_travel_as_documented_headers(topics, sender):
+    headers = {"X-Trace": "a: b", "name": "Zoë"}
+    sent = a_message("alpha", b"{}", key="order 7: ü%", tags="x/y", headers=headers, content_type="application/json")
+    sent.created_at = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
+
+    check_all_done(sender.send([sent]), [sent])
+
+    [record] = topics.records()
+    assert (record.topic(), record.key(), record.value()) == (f"{topics.prefix}.alpha", "order 7: ü%".encode(), b"{}")
+    assert dict(record.headers()) == {
+        "X-Trace": b"a: b",
+        "name": "Zoë".encode(),
+        "Outbox-Id": str(sent.message_id).encode(),
+        "Outbox-Tags": b"x%2Fy",
+        "Outbox-Created-At": b"2026-01-31T12:00:00.123456+00:00",
+        "Content-Type": b"application/json",
+    }
+
+
+def test_a_field_that_a_message_has_not_is_not_sent(topics, sender):
+    sent = Message("alpha", b"")
+
+    check_all_done(sender.send([sent]), [sent])
+
+    [record] = topics.records()
+    assert (record.key(), record.value()) == (None, b""), "null would be a tombstone"
+    assert record.headers() == [("Outbox-Id", str(sent.message_id).encode())]
+
+
+def test_a_consumer_reads_the_message_back(topics, sender):
+    sent = a_message("alpha", {"id": 7}, key="a b", tags="x", headers={"n": "v"})
+    sender.send([sent])
+
+    message = read_message(topics.records()[0], prefix=topics.prefix)
+
+    assert (message.message_id, message.topic, message.key, message.tags) == (sent.message_id, "alpha", "a b", "x")
+    assert (message.headers, message.body, message.content_type) == ({"n": "v"}, b'{"id":7}', "application/json")
+    assert (message.created_at, message.id) == (sent.created_at, None)
+
+
+def test_what_no_outbox_wrote_is_not_read_as_a_message(kafka, topics):
+    producer = Producer({"bootstrap.servers": kafka.server.servers})
+    producer.produce(f"{topics.prefix}.alpha", b"hello")
+    assert producer.flush(10) == 0
+
+    with pytest.raises(KeyError, match="Outbox-Id"):
+        read_message(topics.records()[0])
+
+
+def test_a_key_is_in_the_partition_that_javas_clients_choose(topics, sender):
+    """Numbers from Kafka's own tests of murmur2, for three partitions: (hash & 0x7fffffff) % 3."""
+    hashes = {"21": -973932308, "foobar": -790332482, "a-little-bit-long-string": -985981536}
+    sent = [a_message("alpha", 1, key=key) for key in hashes]
+
+    check_all_done(sender.send(sent), sent)
+
+    found = {record.key().decode(): record.partition() for record in topics.records()}
+    assert found == {key: (hash & 0x7FFFFFFF) % 3 for key, hash in hashes.items()}
+
+
+def test_a_missing_topic_is_named_stops_only_itself_and_is_never_created(topics, sender):
+    sent = [a_message(topic, n) for n, topic in enumerate(["alpha", "odrers", "beta"] * 10)]
+
+    for _ in range(2):
+        verdicts = sender.send(sent)
+        missing = Unavailable(f"Kafka has no topic '{topics.prefix}.odrers'; create it")
+        assert verdicts == [DONE, missing, DONE] * 10
+    assert {record.topic() for record in topics.records()} == {f"{topics.prefix}.alpha", f"{topics.prefix}.beta"}
+
+
+def test_a_topic_that_is_made_later_is_found(topics, sender):
+    sent = [a_message("later", 1)]
+    assert [type(verdict) for verdict in sender.send(sent)] == [Unavailable]
+
+    topics.make("later")
+
+    check_eventually_done(sender, sent, seconds=5)
+
+
+def test_a_topic_that_kafka_cannot_have_is_rejected_by_name(sender, topics):
+    [refused, long] = sender.send([a_message("a|b", 1), a_message("x" * 249, 2)])
+
+    rule = "it has to be of letters, digits, ., - and _, at most 249"
+    assert refused == Reject(f"Kafka has no topic '{topics.prefix}.a|b': {rule}; {FIX}")
+    assert isinstance(long, Reject)
+
+
+def test_a_message_above_its_topics_limit_is_rejected_and_those_beside_it_are_not(topics, sender):
+    """The client puts messages together, and the broker refuses them together."""
+    topics.limit("alpha", 5_000)
+    sent = [a_message("alpha", b"x" * (6_000 if n in (3, 40) else 300), key=f"k{n}") for n in range(60)]
+
+    verdicts = sender.send(sent)
+
+    too_large = Reject(f"Kafka on topic '{topics.prefix}.alpha': Broker: Message size too large")
+    assert [n for n, verdict in enumerate(verdicts) if verdict != DONE] == [3, 40]
+    assert (verdicts[3], verdicts[40]) == (too_large, too_large)
+    assert len(topics.records()) == 58
+
+
+def test_an_unkeyed_record_of_a_compacted_topic_is_rejected_alone(topics, sender):
+    topics.make("compact", partitions=1, cleanup_policy="compact")
+    sent = [a_message("compact", n, key=f"k{n}" if n else None) for n in range(4)]
+
+    verdicts = sender.send(sent)
+
+    assert [type(verdict) for verdict in verdicts] == [Reject, type(DONE), type(DONE), type(DONE)]
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"headers": '{"a b": "c"}'}, "headers['a b']: the name must be of letters, digits and -"),
+        ({"headers": '{"a": "\\ud800"}'}, "headers['a']: must be one line of UTF-8"),
+        ({"headers": "[oops"}, "headers: must be a JSON object of strings, not '[oops'"),
+        ({"topic": "a b"}, "Kafka has no topic "),
+        ({"topic": "a\ud800"}, "Kafka has no topic "),
+        ({"key": "\ud800"}, "Kafka cannot carry it: 'utf-8' codec can't encode character"),
+    ],
+)
+def test_a_row_that_another_hand_wrote_is_rejected_alone(sender, fields, reason):
+    """The limits of `Message` are no limits of the table."""
+    row = {"topic": "alpha", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
+    times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
+    strange = stored_message(1, uuid7(), **(row | fields | times))
+
+    [before, refused, after] = sender.send([a_message("alpha", 1), strange, a_message("alpha", 2)])
+
+    assert (before, after) == (DONE, DONE)
+    assert isinstance(refused, Reject)
+    assert refused.error.startswith(reason)
+
+
+USERS = "org.apache.kafka.common.security.{}.{}LoginModule required {};"
+
+
+@pytest.fixture(scope="module")
+def strict() -> Iterator[tuple[FarKafka, str]]:
+    """A broker that lets in those with a password, and a prefix; ann may write to one topic only."""
+    accounts = 'user_ann="p@ss:w/rd?#%" user_admin="admin"'
+    settings = {
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:SASL_PLAINTEXT",
+        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.name.far.plain.sasl.jaas.config": USERS.format("plain", "Plain", accounts),
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "super.users": "User:ANONYMOUS;User:admin",
+    }
+    far = FarKafka(settings)
+    with far:
+        topics = Topics(far)
+        topics.make("allowed", "secret")
+        topics.allow("allowed", "ann")
+        topics.close()
+        yield far, topics.prefix
+
+
+def url_of(strict: tuple[FarKafka, str], user: str, password: str) -> str:
+    """The broker's URL for a user."""
+    far, prefix = strict
+    return f"kafka://{user}:{password}@127.0.0.1:{far.proxy.port}/{prefix}?timeout=4"
+
+
+def test_a_forbidden_topic_stops_only_itself(strict):
+    sender = KafkaSender(url_of(strict, "ann", "p%40ss%3Aw%2Frd%3F%23%25"))
+    sent = [a_message("allowed", 1), a_message("secret", 2), a_message("allowed", 3)]
+
+    verdicts = sender.send(sent)
+
+    assert (verdicts[0], verdicts[2]) == (DONE, DONE)
+    assert isinstance(verdicts[1], Unavailable)
+    assert not verdicts[1].everything
+    assert "uthorization failed" in verdicts[1].error
+    sender.close()
+
+
+def test_wrong_credentials_are_unavailable_and_never_told(strict, caplog):
+    caplog.set_level(logging.DEBUG)
+    sender = KafkaSender(url_of(strict, "ann", "s3cr3t"))
+
+    [verdict] = sender.send([a_message("allowed", 1)])
+
+    assert isinstance(verdict, Unavailable)
+    assert verdict.everything
+    assert "SASL authentication error: Authentication failed" in verdict.error
+    assert "s3cr3t" not in caplog.text + repr(verdict) + repr(sender) + repr(vars(sender))
+    sender.close()
+
+
+def test_a_broker_that_is_not_there_is_told_at_once_and_by_name():
+    sender = KafkaSender("kafka://127.0.0.1:1", timeout=timedelta(seconds=30))
+
+    [verdict] = sender.send([a_message("alpha", 1)])
+
+    assert isinstance(verdict, Unavailable)
+    assert verdict.error.startswith("Kafka: kafka://127.0.0.1:1: ")
+    assert "Connection refused" in verdict.error
+    sender.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("kafka://", "kafka://: write kafka://host:9092,host2:9092 or kafkas://host:9092"),
+        ("kafka://a/b%20c", "kafka://a/b%20c: the path is a prefix of topics, of letters, digits, - and _"),
+        (
+            "kafka://a?mechanism=md5",
+            "kafka://a: mechanism must be one of plain, scram-sha-256, scram-sha-512",
+        ),
+        ("kafka://a?acks=0", "kafka://a: its options are timeout, mechanism, compression, ca, each once"),
+        ("kafka://a?compression=x", "kafka://a: compression must be one of none, gzip, lz4, snappy, zstd"),
+    ],
+)
+def test_a_url_that_cannot_be_meant_is_refused(url, text):
+    with pytest.raises(SenderError) as caught:
+        open_sender(url)
+
+    assert str(caught.value) == text
+
+
+def test_a_reader_of_committed_records_sees_them_at_once(kafka, topics, sender):
+    sent = [a_message("alpha", n, key="k") for n in range(5)]
+    check_all_done(sender.send(sent), sent)
+    consumer = Consumer(
+        {"bootstrap.servers": kafka.server.servers, "group.id": "x", "isolation.level": "read_committed"}
+    )
+    consumer.assign([TopicPartition(f"{topics.prefix}.alpha", number, 0) for number in range(3)])
+
+    found = [each.value() for each in consumer.consume(5, timeout=10)]
+
+    assert found == [b"0", b"1", b"2", b"3", b"4"]
+    consumer.close()

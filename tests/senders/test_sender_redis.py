@@ -1,0 +1,272 @@
+"""Redis Streams: the contract, over a network that fails; and what a message looks like on its way."""
+
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+from outbox.errors import SenderError
+from outbox.model.message import Message, stored_message, uuid7
+from outbox.model.verdict import DONE, Reject, Unavailable
+from outbox.senders.opening import open_sender
+from outbox.senders.redis import RedisSender, read_message
+from outbox.testing.proxy import TcpProxy
+from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
+from outbox.testing.servers import RedisServer
+from tests.support.redis_streams import NewerRedis, Streams
+
+USERS = "user ann on >pass ~* +@all\nuser bob on >p@ss:w/rd?#% ~allowed:* +xadd\nuser default off\n"
+
+
+@pytest.fixture
+def streams(redis: RedisServer) -> Iterator[Streams]:
+    """Streams of this test, behind a proxy of this test."""
+    with TcpProxy("127.0.0.1", redis.port) as proxy:
+        streams = Streams(redis, proxy)
+        yield streams
+        streams.close()
+
+
+@pytest.fixture
+def sender(streams: Streams) -> Iterator[RedisSender]:
+    """A sender to them."""
+    sender = streams.open()
+    yield sender
+    sender.close()
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A server with users, and with low limits."""
+    users: Path = tmp_path_factory.mktemp("redis") / "users.acl"
+    users.write_text(USERS)
+    with RedisServer(settings={"aclfile": str(users), "proto-max-bulk-len": "1mb", "appendonly": "no"}) as server:
+        yield server
+
+
+class TestRedisSender(SenderContract):
+    """Streams pass the contract."""
+
+    @pytest.fixture
+    def destination(self, streams):
+        """Streams of each test's own."""
+        return streams
+
+
+def test_the_fields_of_a_message_travel_as_documented_fields(streams, sender):
+    headers = {"X-Trace": "a: b", "name": "Zoë"}
+    sent = a_message("orders", b"{}", key="order 7: ü%", tags="x/y", headers=headers, content_type="application/json")
+    sent.created_at = datetime(2026, 1, 31, 12, 0, 0, 123456, tzinfo=UTC)
+
+    check_all_done(sender.send([sent]), [sent])
+
+    assert streams.entries("orders") == [
+        {
+            b"X-Trace": b"a: b",
+            b"name": "Zoë".encode(),
+            b"Outbox-Id": str(sent.message_id).encode(),
+            b"Outbox-Key": b"order%207%3A%20%C3%BC%25",
+            b"Outbox-Tags": b"x%2Fy",
+            b"Outbox-Created-At": b"2026-01-31T12:00:00.123456+00:00",
+            b"Content-Type": b"application/json",
+            b"Outbox-Body": b"{}",
+        }
+    ]
+
+
+def test_a_field_that_a_message_has_not_is_not_sent(streams, sender):
+    sent = Message("orders", b"")
+
+    check_all_done(sender.send([sent]), [sent])
+
+    assert streams.entries("orders") == [{b"Outbox-Id": str(sent.message_id).encode(), b"Outbox-Body": b""}]
+
+
+@pytest.mark.parametrize("decoded", [False, True])
+def test_a_consumer_reads_the_message_back(streams, sender, decoded):
+    sent = a_message("orders", {"id": 7}, key="a b", tags="x", headers={"n": "v"})
+    sender.send([sent])
+    name, fields = f"{streams.prefix}:orders", streams.entries("orders")[0]
+    if decoded:
+        fields = {each.decode(): value for each, value in fields.items()}
+
+    message = read_message(name if decoded else name.encode(), fields, prefix=streams.prefix)
+
+    assert (message.message_id, message.topic, message.key, message.tags) == (sent.message_id, "orders", "a b", "x")
+    assert (message.headers, message.body, message.content_type) == ({"n": "v"}, b'{"id":7}', "application/json")
+    assert (message.created_at, message.id) == (sent.created_at, None)
+
+
+def test_what_no_outbox_wrote_is_not_read_as_a_message():
+    with pytest.raises(KeyError, match="Outbox-Id"):
+        read_message("orders", {b"hello": b"world"})
+
+
+def test_without_a_path_there_is_no_prefix(redis, streams):
+    sender = RedisSender(redis.url)
+    topic = f"{streams.prefix}:x".replace(":", ".")
+
+    check_all_done(sender.send(sent := [a_message(topic, 1)]), sent)
+
+    assert streams.client.xlen(topic) == 1
+    streams.client.delete(topic)
+    sender.close()
+
+
+def test_the_path_may_name_a_database(redis):
+    sender = RedisSender(f"{redis.url}/3/shop")
+
+    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
+
+    command = ["redis-cli", "-p", str(redis.port), "-n", "3", "XLEN", "shop:orders"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "1\n"
+    sender.close()
+
+
+def test_what_is_no_stream_stops_only_its_topic(streams, sender):
+    streams.fail("beta")
+    sent = [a_message(topic, n) for n, topic in enumerate(["alpha", "beta", "gamma"] * 10)]
+
+    verdicts = sender.send(sent)
+
+    wrong = "WRONGTYPE Operation against a key holding the wrong kind of value"
+    assert verdicts == [DONE, Unavailable(f"Redis on stream '{streams.prefix}:beta': {wrong}"), DONE] * 10
+
+
+def test_a_body_above_the_servers_limit_is_rejected_alone(strict):
+    sender = RedisSender(f"redis://ann:pass@127.0.0.1:{strict.port}")
+    sent = [a_message("orders", b"x" * size) for size in (10, 1024 * 1024, 1024 * 1024 + 1, 10)]
+
+    verdicts = sender.send(sent)
+
+    reason = "Redis: 1048577 bytes are more than the server's proto-max-bulk-len of 1048576"
+    assert verdicts == [DONE, DONE, Reject(reason), DONE]
+    sender.close()
+
+
+def test_a_user_who_may_not_ask_for_the_limit_may_send(strict):
+    sender = RedisSender(f"redis://bob:p%40ss%3Aw%2Frd%3F%23%25@127.0.0.1:{strict.port}/0/allowed")
+
+    check_all_done(sender.send(sent := [a_message("orders", b"x" * 100)]), sent)
+
+    sender.close()
+
+
+def test_a_forbidden_stream_stops_only_its_topic(strict):
+    url = f"redis://bob:p%40ss%3Aw%2Frd%3F%23%25@127.0.0.1:{strict.port}/0"
+    sender, allowed = RedisSender(url), RedisSender(f"{url}/allowed")
+
+    [forbidden] = sender.send([a_message("orders", 1)])
+
+    assert isinstance(forbidden, Unavailable)
+    assert not forbidden.everything
+    assert forbidden.error.startswith("Redis on stream 'orders': ")
+    assert "no permissions" in forbidden.error.lower()
+    check_all_done(allowed.send(sent := [a_message("orders", 1)]), sent)
+    sender.close()
+    allowed.close()
+
+
+def test_wrong_credentials_are_unavailable_and_never_told(strict, caplog):
+    caplog.set_level(logging.DEBUG)
+    sender = RedisSender(f"redis://ann:s3cr3t@127.0.0.1:{strict.port}")
+
+    [verdict] = sender.send([a_message("orders", 1)])
+
+    reason = "invalid username-password pair or user is disabled."
+    assert verdict == Unavailable(f"Redis: redis://127.0.0.1:{strict.port}: {reason}", everything=True)
+    assert "s3cr3t" not in caplog.text + repr(verdict) + repr(sender) + repr(vars(sender))
+    sender.close()
+
+
+def test_a_server_that_is_full_is_unavailable():
+    settings = {"maxmemory": "3mb", "maxmemory-policy": "noeviction", "appendonly": "no"}
+    with RedisServer(settings=settings) as server:
+        sender = RedisSender(server.url)
+        verdicts = sender.send([a_message("orders", os.urandom(100_000), key="k") for _ in range(40)])
+        sender.close()
+
+    refused = Unavailable(
+        "Redis on stream 'orders': command not allowed when used memory > 'maxmemory'.", everything=True
+    )
+    done = verdicts.count(DONE)
+    assert 0 < done < 40
+    assert verdicts[done] == refused
+    assert set(verdicts[done + 1 :]) <= {refused, Unavailable("an earlier message of its key was not stored")}
+
+
+def test_a_message_waits_for_its_replicas(redis):
+    sender = RedisSender(f"{redis.url}?wait=1&timeout=2")
+
+    verdicts = sender.send([a_message("waits", n) for n in range(3)])
+
+    assert verdicts == [Unavailable("Redis: 0 of 1 replicas have it", everything=True)] * 3
+    sender.close()
+
+
+def test_a_replica_that_has_it_makes_it_done(redis):
+    with RedisServer(settings={"replicaof": f"127.0.0.1 {redis.port}", "repl-diskless-sync-delay": "0"}):
+        sender = RedisSender(f"{redis.url}?wait=1&timeout=4")
+        sent = [a_message("waits", n) for n in range(3)]
+        until = datetime.now(UTC) + timedelta(seconds=20)
+        while sender.send(sent) != [DONE] * 3:
+            assert datetime.now(UTC) < until
+        sender.close()
+
+
+def test_a_server_that_can_drop_second_copies_is_asked_to():
+    """As Redis does from 8.6 on; there is no package of it yet, so a stand-in says that it is one."""
+    with NewerRedis() as server:
+        sender = RedisSender(server.url)
+        sent = a_message("orders", 1)
+        check_all_done(sender.send([sent]), [sent])
+        sender.close()
+
+    assert server.commands[-1][:5] == [b"XADD", b"orders", b"IDMP", b"outbox", str(sent.message_id).encode()]
+    assert server.commands[-1][5] == b"*"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"headers": '{"a b": "c"}'}, "headers['a b']: the name must be of letters, digits and -"),
+        ({"headers": '{"outbox-body": "c"}'}, "headers['outbox-body']: the name is reserved by the outbox"),
+        ({"headers": '{"a": "\\ud800"}'}, "headers['a']: must be one line of UTF-8"),
+        ({"headers": "[oops"}, "headers: must be a JSON object of strings, not '[oops'"),
+        ({"topic": "a\ud800"}, "'utf-8' codec can't encode character"),
+        ({"key": "\ud800"}, "'utf-8' codec can't encode character"),
+    ],
+)
+def test_a_row_that_another_hand_wrote_is_rejected_alone(sender, fields, reason):
+    """The limits of `Message` are no limits of the table."""
+    row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
+    times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
+    strange = stored_message(1, uuid7(), **(row | fields | times))
+
+    [before, refused, after] = sender.send([a_message("orders", 1), strange, a_message("orders", 2)])
+
+    assert (before, after) == (DONE, DONE)
+    assert isinstance(refused, Reject)
+    assert refused.error.startswith(f"Redis cannot carry it: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("redis://", "redis://: write redis://host:6379/0 or rediss://host:6379/0"),
+        ("redis://a,b", "redis://a,b: write one host"),
+        ("redis://a?wait=x", "redis://a: wait must be a number of replicas"),
+        ("redis://a?db=1", "redis://a: its options are timeout, wait, ca, each once"),
+        ("redis://a?timeout=1&timeout=2", "redis://a: its options are timeout, wait, ca, each once"),
+        ("redis://a?timeout=-1", "redis://a: timeout must be a number of seconds"),
+    ],
+)
+def test_a_url_that_cannot_be_meant_is_refused(url, text):
+    with pytest.raises(SenderError) as caught:
+        open_sender(url)
+
+    assert str(caught.value) == text

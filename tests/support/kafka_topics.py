@@ -1,0 +1,150 @@
+"""Topics of a Kafka broker for tests."""
+
+import functools
+import time
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Self
+
+from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka.admin import (
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ConfigResource,
+    NewTopic,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from outbox.senders.kafka import KafkaSender, read_message
+from outbox.testing.process import free_port
+from outbox.testing.proxy import TcpProxy
+from outbox.testing.sender_contract import TOPICS, Destination, Stored
+from outbox.testing.servers import KafkaServer
+from tests.support.waiting import eventually
+
+
+class FarKafka:
+    """A broker that tells its clients the address of a proxy, so that all they say passes through there."""
+
+    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+        port = free_port()
+        self.proxy = TcpProxy("127.0.0.1", port)
+        self.server = KafkaServer(settings=settings or {}, far=(port, self.proxy.port))
+
+    def __enter__(self) -> Self:
+        self.proxy.__enter__()
+        self.server.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.server.close()
+        self.proxy.__exit__()
+
+
+class Topics(Destination):
+    """The topics behind a prefix of their own, reached through a proxy."""
+
+    deadline = 2.5  # its senders promise 2 s, to a machine that may be busy
+    takes_any_topic = False
+
+    def __init__(self, kafka: FarKafka) -> None:
+        self.prefix = f"p{uuid.uuid4().hex[:12]}"
+        self.url = f"kafka://127.0.0.1:{kafka.proxy.port}/{self.prefix}"
+        self._servers = kafka.server.servers
+        self._proxy = kafka.proxy
+        self._admin = AdminClient({"bootstrap.servers": self._servers})
+        self._read: list[Message] = []
+        self._consumer = Consumer({"bootstrap.servers": self._servers, "group.id": self.prefix})
+        self.make(*TOPICS)
+
+    def open(self) -> KafkaSender:
+        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
+        return KafkaSender(self.url, timeout=timedelta(seconds=2))
+
+    def make(self, *topics: str, partitions: int = 3, **settings: str) -> None:
+        """Create topics; `settings` are theirs, with _ in place of dots."""
+        config = {name.replace("_", "."): value for name, value in settings.items()}
+        config["message.timestamp.type"] = "LogAppendTime"
+        wanted = [NewTopic(f"{self.prefix}.{topic}", partitions, 1, config=config) for topic in topics]
+        for future in self._admin.create_topics(wanted).values():
+            future.result(10)
+        for each in wanted:
+            assert eventually(functools.partial(self._is_there, each.topic), 10)
+
+    def limit(self, topic: str, size: int) -> None:
+        """From now on the topic takes no larger batches."""
+        config = {"max.message.bytes": str(size), "message.timestamp.type": "LogAppendTime"}
+        resource = ConfigResource(ResourceType.TOPIC, f"{self.prefix}.{topic}", set_config=config)
+        for future in self._admin.incremental_alter_configs([resource]).values():
+            future.result(10)
+
+    def allow(self, topic: str, user: str) -> None:
+        """Let a user write to a topic, where the broker asks."""
+        rights = [AclOperation.WRITE, AclOperation.DESCRIBE]
+        name, anywhere = f"{self.prefix}.{topic}", (ResourcePatternType.LITERAL, f"User:{user}", "*")
+        wanted = [AclBinding(ResourceType.TOPIC, name, *anywhere, each, AclPermissionType.ALLOW) for each in rights]
+        for future in self._admin.create_acls(wanted).values():
+            future.result(10)
+
+    def records(self) -> list[Message]:
+        """Every record that is there, in the order of arrival as far as the broker tells it."""
+        found = self._admin.list_topics(timeout=10).topics
+        places = [
+            TopicPartition(name, number, 0)
+            for name, topic in found.items()
+            if name.startswith(f"{self.prefix}.")
+            for number in topic.partitions
+        ]
+        ends = {each: self._consumer.get_watermark_offsets(each, timeout=10)[1] for each in places}
+        left = sum(ends.values())
+        self._consumer.assign(places)
+        records: list[Message] = []
+        until = time.monotonic() + 30
+        while len(records) < left and time.monotonic() < until:
+            records += [each for each in self._consumer.consume(1_000, timeout=0.2) if each.error() is None]
+        self._consumer.unassign()
+        assert len(records) == left, f"{len(records)} of {left} records were read"
+        return sorted(records, key=lambda record: record.timestamp()[1])
+
+    def stored(self) -> list[Stored]:
+        """The same as a consumer of an outbox reads it."""
+        found = [read_message(record, prefix=self.prefix) for record in self.records()]
+        fields = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
+        return [Stored(**{field: getattr(message, field) for field in fields}) for message in found]
+
+    def fail(self, topic: str) -> None:
+        """Remove the topic."""
+        name = f"{self.prefix}.{topic}"
+        for future in self._admin.delete_topics([name]).values():
+            future.result(10)
+        assert eventually(lambda: not self._is_there(name), 10)
+
+    def disappear(self) -> None:
+        """The proxy refuses."""
+        self._proxy.refuse()
+
+    def fall_silent(self) -> None:
+        """The proxy passes nothing on."""
+        self._proxy.black_hole()
+
+    def lose_next_answer(self) -> None:
+        """The proxy resets the connection at the broker's next word."""
+        self._proxy.cut_after(0, "to_client")
+
+    def recover(self) -> None:
+        """The proxy passes everything on."""
+        self._proxy.pass_through()
+
+    def close(self) -> None:
+        """Leave the topics behind, which are nobody else's, and make the proxy pass everything on."""
+        self.recover()
+        self._consumer.close()
+
+    def _is_there(self, name: str) -> bool:
+        """Whether a broker knows the topic: it answers before all of it does."""
+        found = self._admin.list_topics(timeout=10).topics.get(name)
+        return found is not None and all(each.leader >= 0 for each in found.partitions.values())

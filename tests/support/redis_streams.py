@@ -1,0 +1,158 @@
+"""Streams of a Redis server for tests."""
+
+import re
+import socket
+import threading
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, Self
+
+import redis
+
+from outbox.model.message import Message
+from outbox.senders.redis import RedisSender, read_message
+from outbox.testing.proxy import TcpProxy
+from outbox.testing.sender_contract import Destination, Stored
+from outbox.testing.servers import RedisServer
+
+_ID = re.compile(rb'"Outbox-Id" "([0-9a-f-]{36})"')
+
+
+class Streams(Destination):
+    """The streams behind a prefix of their own, reached through a proxy."""
+
+    deadline = 2.0  # its senders promise 1.5 s, to a machine that may be busy
+
+    def __init__(self, server: RedisServer, proxy: TcpProxy) -> None:
+        self.prefix = f"p{uuid.uuid4().hex[:12]}"
+        self.url = f"redis://127.0.0.1:{proxy.port}/0/{self.prefix}"
+        self.client = redis.Redis(port=server.port)
+        self.proxy = proxy
+        self._arrivals = Arrivals(server)
+
+    def open(self) -> RedisSender:
+        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
+        return RedisSender(self.url, timeout=timedelta(seconds=1.5))
+
+    def entries(self, topic: str) -> list[Mapping[bytes, bytes]]:
+        """The entries of one stream."""
+        found: Any = self.client.xrange(f"{self.prefix}:{topic}")
+        return [fields for _, fields in found]
+
+    def read(self) -> list[Message]:
+        """What a consumer of an outbox reads, in the order of each stream."""
+        names: Any = self.client.keys(f"{self.prefix}:*")
+        return [
+            read_message(name, fields, prefix=self.prefix)
+            for name in names
+            if self.client.type(name) == b"stream"
+            for fields in self.entries(name.decode().removeprefix(f"{self.prefix}:"))
+        ]
+
+    def stored(self) -> list[Stored]:
+        """The same in the order of arrival, of which the streams themselves know nothing."""
+        places = self._arrivals.places()
+        found = sorted(self.read(), key=lambda message: places[str(message.message_id)])
+        fields = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
+        return [Stored(**{field: getattr(message, field) for field in fields}) for message in found]
+
+    def fail(self, topic: str) -> None:
+        """Something else than a stream has its name."""
+        self.client.set(f"{self.prefix}:{topic}", "no stream")
+
+    def disappear(self) -> None:
+        """The proxy refuses."""
+        self.proxy.refuse()
+
+    def fall_silent(self) -> None:
+        """The proxy passes nothing on."""
+        self.proxy.black_hole()
+
+    def lose_next_answer(self) -> None:
+        """The proxy resets the connection at the server's next word."""
+        self.proxy.cut_after(0, "to_client")
+
+    def recover(self) -> None:
+        """The proxy passes everything on."""
+        self.proxy.pass_through()
+
+    def close(self) -> None:
+        """Remove the streams."""
+        self._arrivals.close()
+        names: Any = self.client.keys(f"{self.prefix}:*")
+        if names:
+            self.client.delete(*names)
+        self.client.close()
+
+
+class Arrivals:
+    """Listens to the commands that a server carries out."""
+
+    def __init__(self, server: RedisServer) -> None:
+        self._heard = bytearray()
+        self._socket = socket.create_connection(("127.0.0.1", server.port))
+        self._socket.sendall(b"MONITOR\r\n")
+        assert self._socket.recv(5) == b"+OK\r\n"
+        self._client = redis.Redis(port=server.port)
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def places(self) -> dict[str, int]:
+        """The number of the first command with each message's id."""
+        mark = uuid.uuid4().hex.encode()
+        self._client.echo(mark)
+        while mark not in self._heard[-4096:]:
+            self._thread.join(0.01)
+        found: dict[str, int] = {}
+        for number, each in enumerate(_ID.finditer(bytes(self._heard))):
+            found.setdefault(each[1].decode(), number)
+        return found
+
+    def close(self) -> None:
+        """Listen no more."""
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self._client.close()
+
+    def _listen(self) -> None:
+        with suppress(OSError):
+            while data := self._socket.recv(1 << 20):
+                self._heard += data
+
+
+class NewerRedis:
+    """Stands in for a Redis 8.6, and keeps the commands that it is told."""
+
+    def __init__(self) -> None:
+        self.commands: list[list[bytes]] = []
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            with client, client.makefile("rwb") as lines:
+                while header := lines.readline():
+                    command = [lines.read(int(lines.readline()[1:]) + 2)[:-2] for _ in range(int(header[1:]))]
+                    self.commands.append(command)
+                    lines.write(self._answer(command))
+                    lines.flush()
+
+    def _answer(self, command: list[bytes]) -> bytes:
+        if command[0] == b"INFO":
+            return b"$26\r\nredis_version:8.6.0\r\nx:y\r\n\r\n"
+        return b"*0\r\n" if command[0] == b"CONFIG" else b"+OK\r\n"

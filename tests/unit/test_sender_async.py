@@ -1,0 +1,262 @@
+"""Destinations with `async def`: the contract that they pass, and what is theirs alone."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+
+import pytest
+
+from outbox.model.message import Message
+from outbox.model.verdict import DONE, Reject, Retry, Unavailable, Verdict
+from outbox.senders.asynchronous import AsyncFunctionSender, AsyncObjectSender
+from outbox.senders.function import FunctionSender
+from outbox.senders.key_order import EARLIER
+from outbox.senders.opening import open_sender
+from outbox.testing.sender_contract import Destination, SenderContract, Stored, a_message
+
+
+class Shelf(Destination):
+    """A destination in memory, which an async function writes to."""
+
+    deadline = 2.5
+
+    def __init__(self):
+        self.copies: list[Stored] = []
+        self._failing: str | None = None
+        self._gone = self._mute = self._silent = False
+
+    def open(self):
+        async def put(message: Message) -> Verdict | None:
+            return await self.put(message)
+
+        put.deadline = timedelta(seconds=2)  # type: ignore[attr-defined]
+        return open_sender(put)
+
+    async def put(self, message: Message) -> Verdict | None:
+        await asyncio.sleep(0)
+        if self._gone:
+            raise ConnectionError("nobody there")
+        if self._silent:
+            await asyncio.sleep(3600)
+        if message.topic == self._failing:
+            return Retry("no such topic")
+        fields = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
+        self.copies.append(Stored(**{field: getattr(message, field) for field in fields}))
+        if self._mute:
+            self._mute = False
+            raise TimeoutError("no answer")
+        return None
+
+    def stored(self):
+        return self.copies
+
+    def fail(self, topic):
+        self._failing = topic
+
+    def disappear(self):
+        self._gone = True
+
+    def fall_silent(self):
+        self._silent = True
+
+    def lose_next_answer(self):
+        self._mute = True
+
+    def recover(self):
+        self._gone = self._mute = self._silent = False
+
+
+class ShelfOfObjects(Shelf):
+    """The same, written to by an object with async methods."""
+
+    def open(self):
+        return open_sender(Putter(self))
+
+
+class Putter:
+    """An async sender."""
+
+    deadline = timedelta(seconds=2)
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+        self.closed = 0
+
+    async def send(self, messages: Sequence[Message]) -> list[Verdict]:
+        """Put one after the other."""
+        verdicts: list[Verdict] = []
+        stopped = set()
+        for message in messages:
+            try:
+                waits = message.key is not None and message.key in stopped
+                verdict = EARLIER if waits else await self._shelf.put(message) or DONE
+            except (ConnectionError, TimeoutError) as error:
+                verdict = Unavailable(str(error), everything=True)
+            if verdict != DONE and message.key is not None:
+                stopped.add(message.key)
+            verdicts.append(verdict)
+        return verdicts
+
+    async def close(self) -> None:
+        """Note it."""
+        self.closed += 1
+
+
+class TestAsyncFunction(SenderContract):
+    """An async function passes the contract."""
+
+    @pytest.fixture
+    def destination(self):
+        """A shelf of its own for each test."""
+        return Shelf()
+
+
+class TestAsyncSender(SenderContract):
+    """An async sender passes the contract."""
+
+    @pytest.fixture
+    def destination(self):
+        """A shelf of its own for each test."""
+        return ShelfOfObjects()
+
+
+def test_messages_of_different_keys_are_under_way_at_once_and_those_of_one_are_not():
+    under_way: list[str] = []
+    most: list[list[str]] = []
+
+    async def function(message: Message) -> None:
+        under_way.append(message.body.decode())
+        most.append(sorted(under_way))
+        await asyncio.sleep(0.05)
+        under_way.remove(message.body.decode())
+
+    keys = ["a", "b", None, "a", None]
+    sender = AsyncFunctionSender(function)
+
+    assert sender.send([a_message("t", n, key=key) for n, key in enumerate(keys)]) == [DONE] * 5
+
+    assert ["0", "1", "2", "4"] in most
+    assert not any({"0", "3"} <= set(each) for each in most)
+    sender.close()
+
+
+def test_not_everything_is_under_way_at_once():
+    under_way = most = 0
+
+    async def function(message: Message) -> None:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.001)
+        under_way -= 1
+
+    sender = AsyncFunctionSender(function)
+    sender.send([a_message("t", n) for n in range(500)])
+
+    assert most == 100
+    sender.close()
+
+
+def test_verdicts_and_exceptions_mean_what_they_mean_for_a_function():
+    async def function(message: Message) -> Verdict | None:
+        if message.body == b"3":
+            raise ValueError("poison")
+        return {b"1": None, b"2": Reject("never")}[message.body]
+
+    sender = open_sender(function)
+    sent = [a_message("t", n) for n in (1, 2, 3)]
+
+    assert sender.send(sent) == [DONE, Reject("never"), Unavailable("ValueError: poison")]
+    with pytest.raises(ValueError, match="poison"):
+        sender.send(sent[2:])
+    sender.close()
+
+
+def test_a_timeout_of_the_function_itself_is_its_exception():
+    async def function(message: Message) -> None:
+        raise TimeoutError("of my own")
+
+    sender = open_sender(function)
+
+    with pytest.raises(TimeoutError, match="of my own"):
+        sender.send([a_message("t", 1)])
+    sender.close()
+
+
+def test_a_wrong_answer_is_an_error_that_says_what_is_right():
+    async def function(message: Message) -> Verdict | None:
+        return True  # type: ignore[return-value]
+
+    sender = open_sender(function)
+
+    with pytest.raises(TypeError, match="must return a verdict or None, not bool"):
+        sender.send([a_message("alpha", 1)])
+    sender.close()
+
+
+def test_a_call_past_its_deadline_is_cancelled_and_the_next_one_works():
+    cancelled = threading.Event()
+    hangs = True
+
+    async def function(message: Message) -> None:
+        if hangs:
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                cancelled.set()
+
+    function.deadline = timedelta(seconds=0.3)  # type: ignore[attr-defined]
+    sender = open_sender(function)
+    began = time.monotonic()
+    [one] = sender.send([a_message("t", 1)])
+    two = sender.send([a_message("t", n) for n in range(3)])
+
+    assert {type(verdict) for verdict in (one, *two)} == {Unavailable}
+    assert time.monotonic() - began < 1.5
+    assert cancelled.wait(5)
+    hangs = False
+    assert sender.send([a_message("t", 1)]) == [DONE]
+    sender.close()
+
+
+def test_an_object_is_closed_in_its_loop_with_the_sender():
+    putter = Putter(Shelf())
+    sender = open_sender(putter)
+    sender.send([a_message("t", 1)])
+    before = threading.active_count()
+
+    sender.close()
+
+    assert putter.closed == 1
+    assert threading.active_count() == before - 1
+
+
+def test_a_callable_object_is_a_function_too():
+    class Callable:
+        async def __call__(self, message: Message) -> None:
+            await asyncio.sleep(0)
+
+    sender = open_sender(Callable())
+
+    assert isinstance(sender, AsyncFunctionSender)
+    assert sender.send([a_message("t", 1)]) == [DONE]
+    sender.close()
+
+
+def test_what_is_not_async_stays_as_it_is():
+    assert isinstance(open_sender(lambda message: None), FunctionSender)
+    assert isinstance(open_sender(Putter(Shelf())), AsyncObjectSender)
+
+
+def test_half_an_async_sender_is_refused():
+    class Half:
+        async def send(self, messages):
+            """Never called."""
+
+        def close(self):
+            """Never called."""
+
+    with pytest.raises(TypeError, match="Half: write both send and close with async, or none of them"):
+        open_sender(Half())
