@@ -27,7 +27,7 @@ _KEYS = 1_000
 _FILL = f"""
     INSERT INTO outbox_message (message_id, topic, key, slot, body, content_type, headers)
     SELECT gen_random_uuid(), 'orders', 'order-' || i % {_KEYS}, i % {_KEYS} % 256,
-           convert_to(rpad(i::text, 300, '.'), 'UTF8'), 'text/plain', '{{"trace": "4bf92f3577b34da6"}}'
+           convert_to(rpad(i::text, 300, '.'), 'UTF8'), 'text/plain', '{{{{"trace": "4bf92f3577b34da6"}}}}'
     FROM generate_series(1, {{count}}) AS i
 """
 

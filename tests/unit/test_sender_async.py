@@ -28,6 +28,8 @@ class Shelf(Destination):
         self._gone = self._mute = self._silent = False
 
     def open(self):
+        """A sender that calls an async function."""
+
         async def put(message: Message) -> Verdict | None:
             return await self.put(message)
 
@@ -35,6 +37,7 @@ class Shelf(Destination):
         return open_sender(put)
 
     async def put(self, message: Message) -> Verdict | None:
+        """Keep the message, or fail as it was told."""
         await asyncio.sleep(0)
         if self._gone:
             raise ConnectionError("nobody there")
@@ -50,21 +53,27 @@ class Shelf(Destination):
         return None
 
     def stored(self):
+        """All copies."""
         return self.copies
 
     def fail(self, topic):
+        """Take the others only."""
         self._failing = topic
 
     def disappear(self):
+        """Refuse everything."""
         self._gone = True
 
     def fall_silent(self):
+        """Never answer."""
         self._silent = True
 
     def lose_next_answer(self):
+        """Keep the next one, and raise."""
         self._mute = True
 
     def recover(self):
+        """Be well again."""
         self._gone = self._mute = self._silent = False
 
 
@@ -72,6 +81,7 @@ class ShelfOfObjects(Shelf):
     """The same, written to by an object with async methods."""
 
     def open(self):
+        """A sender that calls an async object."""
         return open_sender(Putter(self))
 
 
