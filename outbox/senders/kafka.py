@@ -113,7 +113,7 @@ class KafkaSender:
         while call.chains.left:
             connection.hand_over(call)
             left = until - time.monotonic()
-            connection.poll(max(0.0, min(left, 0.1)))
+            connection.wait(max(0.0, min(left, 0.1)))
             if connection.trouble or (left <= 0 and call.chains.left):
                 trouble = connection.trouble or f"no answer within {self._seconds * 0.9:g} s{connection.hint}"
                 call.chains.give_up(self._log.lost(f"{self._where}: {trouble}"))
@@ -152,7 +152,8 @@ class KafkaSender:
             "topic.metadata.propagation.max.ms": 0,
             "message.max.bytes": _LARGEST_RECORD,
             "delivery.timeout.ms": int(self._seconds * 800),
-            "linger.ms": 0,
+            # Records are put together while they are handed over; `flush` does not wait for so long.
+            "linger.ms": 5,
             "log_level": 2,
             **{name: value for name, value in chosen.items() if value},
         }
@@ -186,7 +187,7 @@ class _Connection:
 
     def begin(self) -> None:
         """Begin a call: what the client said before is no news any more."""
-        self.poll(0)
+        self._producer.poll(0)
         self.hint = ""
         self._missing = {topic for topic in self._missing if not self._is_there(topic)}
 
@@ -209,9 +210,9 @@ class _Connection:
             if refusal is not None:
                 call.settle(index, Reject(refusal))
 
-    def poll(self, seconds: float) -> None:
-        """Wait for reports for at most so long, and take those that are there."""
-        self._producer.poll(seconds)
+    def wait(self, seconds: float) -> None:
+        """Send what was handed over, at once, and wait for its reports for at most so long."""
+        self._producer.flush(seconds)
 
     def close(self) -> None:
         """Forget whatever was not sent, and end the producer."""

@@ -14,6 +14,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 from outbox.errors import InvalidMessageError, MissingExtraError
@@ -128,9 +129,7 @@ class RedisSender:
         """
         stream = f"{self._prefix}{message.topic}".encode()
         once = ["IDMP", "outbox", str(message.message_id)] if server.is_idempotent else []
-        fields: list[str | bytes] = []
-        for name, value in wire_headers(message).items():
-            fields += (name, value.encode())
+        fields = chain.from_iterable(wire_headers(message).items())
         return ["XADD", stream, *once, "*", *fields, BODY, message.body]
 
     def _verdict(self, answer: object, message: Message) -> Verdict | None:
