@@ -13,6 +13,8 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
     ConfigResource,
     NewTopic,
     ResourcePatternType,
@@ -77,8 +79,8 @@ class Topics(Destination):
 
     def limit(self, topic: str, size: int) -> None:
         """From now on the topic takes no larger batches."""
-        config = {"max.message.bytes": str(size), "message.timestamp.type": "LogAppendTime"}
-        resource = ConfigResource(ResourceType.TOPIC, f"{self.prefix}.{topic}", set_config=config)
+        entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, f"{self.prefix}.{topic}", incremental_configs=[entry])
         for future in self._admin.incremental_alter_configs([resource]).values():
             future.result(10)
 
