@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_SECRET_NAMES = re.compile(r"(?i)(password|passwd|pwd|secret|token)")
+#: The path of a file that holds a secret is none itself.
+_SECRET_NAMES = re.compile(r"(?i)(password|passwd|pwd|secret|token)(?!.*-file$)")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)\s*")
 
