@@ -15,6 +15,7 @@ OutboxError
 ├── ArchiveError             a folder of extracted messages that cannot be read, or not be continued
 ├── MissingExtraError        an optional dependency is not installed
 ├── SenderError              a destination that cannot be opened
+├── SignatureError           a webhook that was not signed with the secret, or not lately
 ├── HungHandlerError         too many calls of a handler never came back
 ├── MQClientError            a call that RocketMQ would refuse, in its words
 └── VerdictStandsError       a transaction has the opposite verdict already
@@ -85,6 +86,10 @@ class MissingExtraError(OutboxError, ImportError):
 
 class SenderError(OutboxError):
     """A destination cannot be found or opened."""
+
+
+class SignatureError(OutboxError):
+    """A webhook was not signed with the secret, or its signature is too old; do not believe what it says."""
 
 
 class HungHandlerError(OutboxError):

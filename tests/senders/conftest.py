@@ -1,4 +1,4 @@
-"""What the tests of senders share: their servers, and the senders of NATS."""
+"""What the tests of senders share."""
 
 from collections.abc import Iterator
 
@@ -10,6 +10,8 @@ from outbox.testing.servers import NatsServer, RedisServer
 from tests.conftest import started
 from tests.support.kafka_topics import FarKafka
 from tests.support.nats_streams import Stream
+from tests.support.webhook_endpoint import Endpoint
+from tests.support.webhooks import Hook
 
 
 @pytest.fixture(scope="session")
@@ -48,3 +50,17 @@ def sender(stream: Stream) -> Iterator[NatsSender]:
     sender = stream.open()
     yield sender
     sender.close()
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    """A web server of this test."""
+    with Endpoint() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def hook(endpoint: Endpoint) -> Iterator[Hook]:
+    """A path of that server, behind a proxy of this test."""
+    with TcpProxy("127.0.0.1", endpoint.server_port) as proxy:
+        yield Hook(endpoint, proxy)

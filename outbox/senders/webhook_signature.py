@@ -1,0 +1,79 @@
+"""Signatures of Standard Webhooks, by which an endpoint knows who has sent a request, and that nobody has altered it.
+
+A secret is `whsec_` and base64. A signature is `v1,` and the base64 of an HMAC-SHA256 over the id, the time and the
+body, with dots between them. Where there are several secrets, there is one signature for each, so that a secret can be
+replaced while both sides work: https://www.standardwebhooks.com.
+
+Nothing here uses a driver: who receives webhooks needs none.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import os
+from pathlib import Path
+
+ID = "webhook-id"
+TIMESTAMP = "webhook-timestamp"
+SIGNATURE = "webhook-signature"
+
+#: The variable that holds the secrets where no file is named.
+SECRET_VARIABLE = "OUTBOX_WEBHOOK_SECRET"  # noqa: S105 - the name of the variable, no secret
+
+_PREFIX = "whsec_"
+
+
+def keys_of(secrets: str) -> tuple[bytes, ...]:
+    """Return the keys of secrets that stand one in a line; empty lines do not count.
+
+    Raises:
+        ValueError: there is no secret, or a line is something else. The text does not show it.
+    """
+    lines = [line.strip() for line in secrets.splitlines()]
+    keys = tuple(_key_of(line, number) for number, line in enumerate(lines, 1) if line)
+    if not keys:
+        raise ValueError("it holds no secret; write whsec_ and base64, one secret in a line")
+    return keys
+
+
+def signature_of(key: bytes, message_id: str, timestamp: str, body: bytes) -> str:
+    """Return the signature of a request."""
+    content = b"%b.%b.%b" % (message_id.encode(errors="replace"), timestamp.encode(errors="replace"), body)
+    return f"v1,{base64.b64encode(hmac.digest(key, content, 'sha256')).decode()}"
+
+
+class Secrets:
+    """The secrets of a sender, from a file or from the environment. Both are read anew at each call of `keys`."""
+
+    def __init__(self, file: Path | None) -> None:
+        self._file = file
+
+    def keys(self) -> tuple[bytes, ...]:
+        """Return the keys to sign with; none if there is neither a file nor the variable.
+
+        Raises:
+            ValueError: the secrets cannot be read, or are malformed. The text says where, and does not show them.
+        """
+        source = SECRET_VARIABLE if self._file is None else f"secret-file {self._file}"
+        try:
+            secrets = os.environ.get(SECRET_VARIABLE) if self._file is None else self._file.read_text()
+            return () if secrets is None else keys_of(secrets)
+        except OSError as error:
+            raise ValueError(f"{source}: {(error.strerror or 'cannot be read').lower()}") from None
+        except UnicodeDecodeError:  # its text would show some bytes of the secret
+            raise ValueError(f"{source}: it is no text") from None
+        except ValueError as error:
+            raise ValueError(f"{source}: {error}") from None
+
+
+def _key_of(line: str, number: int) -> bytes:
+    encoded = line.removeprefix(_PREFIX)
+    try:
+        # Some issuers leave the padding out.
+        key = base64.b64decode(encoded + "=" * (-len(encoded) % 4), validate=True)
+    except ValueError:
+        key = b""
+    if not key or encoded == line:
+        raise ValueError(f"line {number} is no secret; write whsec_ and base64")
+    return key

@@ -1,0 +1,154 @@
+"""The URL of a webhook: what is called, with which credentials, and the options that are ours.
+
+Every other parameter of the query belongs to the endpoint, and stays in the URL that is called. An endpoint's own
+parameter that has the name of an option is written percent-encoded, as `%66ormat=json`: it is then not taken for ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit, urlunsplit
+
+from outbox.errors import SenderError
+from outbox.senders.address import Address
+from outbox.senders.urls import split_url
+from outbox.senders.webhook_format import Format, format_named
+
+OPTIONS = ("secret-file", "format", "source", "timeout", "most", "ca", "proxy")
+
+_FORM = "https://host/path"
+_MOST = 32
+_MOST_ALLOWED = 1000
+_SOURCE = "/outbox"
+_URI_REFERENCE = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
+#: Shorter values of a query are hardly secrets, and would be hidden wherever they happen to stand in a text.
+_SHORTEST_SECRET = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """An endpoint, and how to send to it.
+
+    `shown`: the URL for people, without credentials and query. `url`: what is called, without credentials.
+    `authorization`: the header of that name. `hidden`: what no text may show, the longest first.
+    """
+
+    shown: str
+    url: str = field(repr=False)
+    authorization: str | None = field(repr=False)
+    proxy: str | None = field(repr=False)
+    hidden: tuple[str, ...] = field(repr=False)
+    seconds: float
+    most: int
+    format: Format
+    secret_file: Path | None
+    ca: Path | None
+
+    @classmethod
+    def of(cls, url: str, *, timeout: timedelta) -> Target:
+        """Take a URL apart.
+
+        Raises:
+            SenderError: it is malformed, or an option is. No text shows a secret.
+        """
+        parts = split_url(url)
+        given = parts.query.split("&") if parts.query else []
+        ours = [each for each in given if each.partition("=")[0] in OPTIONS]
+        theirs = "&".join(each for each in given if each not in ours)
+        address = Address.of(urlunsplit(parts._replace(query="&".join(ours))), form=_FORM, options=OPTIONS)
+        if parts.fragment:
+            address.refuse("leave out the # and what follows, which is never sent")
+        if not 0 < address.only_host(443)[1] < 65_536:
+            address.refuse("the port must be a number from 1 to 65535")
+        hosts = parts.netloc.rpartition("@")[2]
+        proxy = _proxy(address)
+        return cls(
+            shown=address.shown,
+            url=urlunsplit((parts.scheme, hosts, parts.path or "/", theirs, "")),
+            authorization=_authorization(address),
+            proxy=proxy,
+            hidden=_hidden(address, theirs, proxy),
+            seconds=address.timeout(timeout),
+            most=_most(address),
+            format=_format(address),
+            secret_file=_file(address, "secret-file"),
+            ca=_ca(address),
+        )
+
+    def without_secrets(self, text: str) -> str:
+        """Return a text of the endpoint, which may repeat what it was sent, without what must not be shown."""
+        for secret in self.hidden:
+            text = text.replace(secret, "…")
+        return text
+
+
+def _authorization(address: Address) -> str | None:
+    if address.user is None:
+        return None
+    credentials = f"{address.user}:{address.password or ''}"
+    return f"Basic {base64.b64encode(credentials.encode()).decode()}"
+
+
+def _most(address: Address) -> int:
+    text = address.options.get("most", str(_MOST))
+    if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= _MOST_ALLOWED:
+        address.refuse(f"most must be a number of requests from 1 to {_MOST_ALLOWED}")
+    return int(text)
+
+
+def _format(address: Address) -> Format:
+    name, source = address.options.get("format", "raw"), address.options.get("source", _SOURCE)
+    found = format_named(name, source)
+    if found is None:
+        address.refuse(
+            "format must be raw, cloudevents or cloudevents-structured; a parameter of the endpoint that has this name"
+            " is written %66ormat"
+        )
+    if "source" in address.options and name == "raw":
+        address.refuse("source belongs to the formats of CloudEvents; one of the endpoint is written %73ource")
+    if not _URI_REFERENCE.fullmatch(source):
+        address.refuse("source must be a URI, such as /shop or https://shop.example.org")
+    return found
+
+
+def _file(address: Address, option: str) -> Path | None:
+    text = address.options.get(option)
+    if text is None:
+        return None
+    if not text.startswith("/") or "\0" in text:
+        address.refuse(f"{option} must be the absolute path of a file")
+    return Path(text)
+
+
+def _ca(address: Address) -> Path | None:
+    ca = _file(address, "ca")
+    if ca is not None and address.scheme != "https":
+        address.refuse("ca is for https")
+    return ca
+
+
+def _proxy(address: Address) -> str | None:
+    proxy = address.options.get("proxy")
+    if proxy is None:
+        return None
+    try:
+        parts = split_url(proxy)
+        is_proxy = parts.scheme in ("http", "https") and bool(parts.port) and "," not in parts.netloc
+    except (SenderError, ValueError):
+        is_proxy = False
+    if not is_proxy:
+        address.refuse("proxy must be http://host:port or https://host:port")
+    return proxy
+
+
+def _hidden(address: Address, query: str, proxy: str | None) -> tuple[str, ...]:
+    """Return the secrets of a URL in every form in which an answer may repeat them."""
+    token = (_authorization(address) or "").removeprefix("Basic ")
+    credentials = {address.password or address.user, token, proxy and urlsplit(proxy).password}
+    values = {value for _, value in parse_qsl(query)} | {each.partition("=")[2] for each in query.split("&")}
+    found = {each for each in credentials if each} | {each for each in values if len(each) >= _SHORTEST_SECRET}
+    return tuple(sorted(found, key=len, reverse=True))

@@ -1,0 +1,220 @@
+"""Webhooks for tests: an endpoint behind a network that fails, and what stands in for one where it must be watched."""
+
+import http.client
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+from outbox.senders.webhook import WebhookSender
+from outbox.senders.webhook_reading import read_message
+from outbox.testing.proxy import Direction, TcpProxy
+from outbox.testing.sender_contract import Destination, Stored
+from outbox.testing.servers import LocalServer
+from tests.support import webhook_endpoint
+from tests.support.webhook_endpoint import Answer, Endpoint, Received, read_file
+
+_FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
+
+
+class Hook(Destination):
+    """A path of an endpoint, reached through a proxy."""
+
+    deadline = 3.0  # its senders promise 2 s, to a machine that may be busy
+
+    def __init__(self, endpoint: Endpoint, proxy: TcpProxy) -> None:
+        self.endpoint = endpoint
+        self.url = f"http://127.0.0.1:{proxy.port}/hooks/{uuid.uuid4().hex[:12]}?tenant=7"
+        self._proxy = proxy
+        self._failing: set[str] = set()
+        endpoint.judge = self._judge
+
+    def open(self, *, seconds: float = 2.0) -> WebhookSender:
+        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
+        return WebhookSender(self.url, timeout=timedelta(seconds=seconds))
+
+    def stored(self) -> list[Stored]:
+        """What was accepted, as a consumer of an outbox reads it."""
+        return stored(self.endpoint.kept)
+
+    def fail(self, topic: str) -> None:
+        """Answer 500 to it."""
+        self._failing.add(topic)
+
+    def disappear(self) -> None:
+        """The proxy refuses."""
+        self._proxy.refuse()
+
+    def fall_silent(self) -> None:
+        """The proxy passes nothing on."""
+        self._proxy.black_hole()
+
+    def lose_next_answer(self) -> None:
+        """The proxy resets the connection at the server's next word."""
+        self._proxy.cut_after(0, "to_client")
+
+    def cut_after(self, n_bytes: int, direction: Direction) -> None:
+        """The proxy resets the connection after so many more bytes."""
+        self._proxy.cut_after(n_bytes, direction)
+
+    def recover(self) -> None:
+        """The proxy passes everything on."""
+        self._failing.clear()
+        self._proxy.pass_through()
+
+    def _judge(self, received: Received) -> Answer:
+        return Answer(500) if received.headers["Outbox-Topic"] in self._failing else Answer()
+
+
+def stored(received: Sequence[Received]) -> list[Stored]:
+    """What a consumer of an outbox makes of requests."""
+    found = [read_message(each.headers, each.body) for each in received]
+    return [Stored(**{field: getattr(message, field) for field in _FIELDS}) for message in found]
+
+
+class Gate:
+    """Judges for an endpoint: it sees what arrives, and answers when it is told to."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._waiting: list[tuple[bytes, threading.Event]] = []
+        self._changed = threading.Condition()
+        endpoint.judge = self._judge
+
+    def arrivals(self, at_least: int) -> list[bytes]:
+        """The bodies that wait for an answer, sorted; `at_least` so many, and what comes right behind."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self._waiting) >= at_least, timeout=5)
+        time.sleep(0.2)
+        with self._changed:
+            return sorted(body for body, _ in self._waiting)
+
+    def answer(self) -> None:
+        """Accept all of them."""
+        with self._changed:
+            waiting, self._waiting = self._waiting, []
+        for _, may_go in waiting:
+            may_go.set()
+
+    def _judge(self, received: Received) -> Answer:
+        may_go = threading.Event()
+        with self._changed:
+            self._waiting.append((received.body, may_go))
+            self._changed.notify_all()
+        may_go.wait(20)
+        return Answer()
+
+
+class EndpointProgram(LocalServer):
+    """An endpoint in a process of its own, which may be killed and paused."""
+
+    _stop_signals = (signal.SIGTERM,)
+
+    def __init__(self) -> None:
+        super().__init__("webhook", None, None)
+        self._kept = self.folder / "kept.jsonl"
+        self._kept.touch()
+
+    @property
+    def url(self) -> str:
+        """Where it is, without a proxy."""
+        return f"http://127.0.0.1:{self.port}/hooks"
+
+    @property
+    def kept(self) -> list[Received]:
+        """Everything that it has accepted, in all its lives."""
+        return read_file(self._kept)
+
+    def _command(self) -> Sequence[str | Path]:
+        return [sys.executable, str(webhook_endpoint.__file__), str(self.port), self._kept]
+
+    def _answers(self) -> bool:
+        client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)
+        try:
+            client.request("GET", "/")
+            said = client.getresponse().read()
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            client.close()
+        return self._program is not None and said == str(self._program.pid).encode()
+
+
+class Filed(Destination):
+    """What such a program has accepted, as a consumer of an outbox reads it."""
+
+    def __init__(self, server: EndpointProgram) -> None:
+        self._server = server
+
+    def open(self) -> WebhookSender:
+        """A sender to it."""
+        return WebhookSender(self._server.url)
+
+    def stored(self) -> list[Stored]:
+        """In all its lives."""
+        return stored(self._server.kept)
+
+
+@contextmanager
+def paused(server: EndpointProgram) -> Iterator[None]:
+    """Stop the server as a machine stops that swaps: it keeps its connections, and does nothing."""
+    assert server._program is not None
+    os.kill(server._program.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server._program.pid, signal.SIGCONT)
+
+
+class Parrot:
+    """Stands in for a server: it says the same to everybody, whatever it is asked, and keeps what it heard.
+
+    What it says is a text, or several with pauses between them.
+    """
+
+    def __init__(self, *said: bytes, pause: float = 0.0, closes: bool = True) -> None:
+        self.heard = b""
+        self.connections = 0
+        self._said = said
+        self._pause = pause
+        self._closes = closes
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}/hook"
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        # shutdown, because a close alone does not wake the thread that accepts.
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            self.connections += 1
+            threading.Thread(target=self._speak, args=(client,), daemon=True).start()
+
+    def _speak(self, client: socket.socket) -> None:
+        try:
+            with client:
+                self.heard += client.recv(65_536)
+                for part in self._said:
+                    client.sendall(part)
+                    time.sleep(self._pause)
+                while not self._closes and (more := client.recv(65_536)):
+                    self.heard += more
+        except OSError:
+            pass  # the client has heard enough
