@@ -345,7 +345,8 @@ class KafkaServer(LocalServer):
         super().__init__("kafka", directory, None)
         self.folder.mkdir(parents=True, exist_ok=True)
         self._controller = free_port()
-        self._cluster = base64.urlsafe_b64encode(os.urandom(16)).decode().rstrip("=")
+        # A random id could begin with a dash, which the command that formats the storage would take for an option.
+        self._cluster = base64.urlsafe_b64encode(b"outbox" + os.urandom(10)).decode().rstrip("=")
         self._settings = settings
         self._far = far
 
