@@ -11,13 +11,16 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import redis
 import sqlalchemy
+from confluent_kafka import Consumer, Producer, TopicPartition
 from sqlalchemy import text
 
 from outbox.testing import binaries
 from outbox.testing.process import ServerFailedError, scratch_folder, unprivileged
 from outbox.testing.proxy import TcpProxy
-from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing
+from outbox.testing.servers import KafkaServer, NatsServer, PostgresServer, RedisServer, ServerMissing
+from tests.conftest import started
 from tests.support.waiting import eventually
 
 
@@ -163,6 +166,46 @@ def test_databases_come_and_go_and_their_connections_are_known(postgres):
     engine.dispose()
 
 
+def test_redis_keeps_what_it_stored():
+    with started(lambda: RedisServer(settings={"appendfsync": "always"})) as server:
+        client, url = redis.Redis.from_url(server.url), server.url
+        client.set("a", "1")
+
+        server.kill()
+        assert refused(server.port)
+        server.start()
+
+        assert (client.get("a"), server.url) == (b"1", url)
+        client.close()
+    assert refused(server.port)
+
+
+def test_redis_with_a_password_counts_as_started():
+    with started(lambda: RedisServer(settings={"requirepass": "secret"})) as server:
+        client = redis.Redis(port=server.port, password="secret")
+        assert client.ping()
+        client.close()
+
+
+def test_kafka_keeps_what_it_stored():
+    with started(KafkaServer) as server:
+        servers = server.servers
+        producer = Producer({"bootstrap.servers": servers})
+        producer.produce("a", b"1")
+        assert producer.flush(20) == 0
+
+        server.kill()
+        assert refused(server.port)
+        server.start()
+
+        consumer = Consumer({"bootstrap.servers": servers, "group.id": "g"})
+        consumer.assign([TopicPartition("a", number, 0) for number in range(3)])
+        found = consumer.consume(1, timeout=20)
+        assert ([record.value() for record in found], server.servers) == ([b"1"], servers)
+        consumer.close()
+    assert refused(server.port)
+
+
 def test_nats_keeps_what_it_stored():
     with NatsServer(settings={"max_payload": "2MB"}) as server:
         url = server.url
@@ -268,6 +311,27 @@ def test_a_black_hole_accepts_and_holds_back(proxy):
             for client in (old, new):
                 client.settimeout(5)
                 assert client.recv(6) == b"within"
+
+
+def test_answers_are_held_back_and_requests_are_not():
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        TcpProxy("127.0.0.1", server.getsockname()[1]) as proxy,
+        connected(proxy) as client,
+        server.accept()[0] as peer,
+    ):
+        proxy.hold_answers()
+        client.sendall(b"question")
+        assert peer.recv(8) == b"question"
+        peer.sendall(b"answer")
+        client.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            client.recv(6)
+
+        proxy.pass_through()
+
+        client.settimeout(5)
+        assert client.recv(6) == b"answer"
 
 
 def test_a_connection_is_cut_after_so_many_bytes_once(proxy):
