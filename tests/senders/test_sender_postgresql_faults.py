@@ -1,0 +1,494 @@
+"""Another PostgreSQL in bad weather: servers that die and pause, lost answers, threads, forks, killed relays."""
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, suppress
+from datetime import timedelta
+from itertools import count
+from pathlib import Path
+
+import pytest
+import sqlalchemy
+
+from outbox import Message, Outbox, create_engine, migrate
+from outbox.model.verdict import DONE, Done, Unavailable, Verdict
+from outbox.senders.postgresql import PostgresSender
+from outbox.testing.proxy import Direction, TcpProxy
+from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
+from outbox.testing.servers import PostgresServer
+from tests.support.destination import Destination, expected, fill, relay_to
+from tests.support.handles import conninfo_of
+from tests.support.other_outbox import OtherOutbox, paused
+from tests.support.waiting import eventually
+
+TOP = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def other(pg_engine: sqlalchemy.Engine) -> Iterator[OtherOutbox]:
+    """The outbox of another database, behind a proxy of this test."""
+    with TcpProxy("127.0.0.1", pg_engine.url.port or 0) as proxy:
+        yield OtherOutbox(pg_engine, proxy)
+
+
+@pytest.fixture
+def sender(other: OtherOutbox) -> Iterator[PostgresSender]:
+    """A sender to that outbox."""
+    with closing(other.open()) as sender:
+        yield sender
+
+
+@pytest.fixture
+def server() -> Iterator[PostgresServer]:
+    """A server of this test, which may be killed; it does not wait for the disk by default."""
+    with PostgresServer() as server:
+        yield server
+
+
+@pytest.fixture
+def fragile(server: PostgresServer) -> Iterator[OtherOutbox]:
+    """An outbox on it, behind a proxy."""
+    engine = create_engine(server.create_database("shop"))
+    migrate.upgrade(engine)
+    with TcpProxy("127.0.0.1", server.port) as proxy:
+        yield OtherOutbox(engine, proxy)
+    engine.dispose()
+
+
+def batch(first: int, number: int = 200) -> list[Message]:
+    """Messages of 20 keys and of none."""
+    return [a_message("orders", n, key=f"k{n % 20}" if n % 4 else None) for n in range(first, first + number)]
+
+
+def send_until_done(sender: PostgresSender, part: list[Message]) -> int:
+    """Send what is not done yet again and again, as a worker does; return the number of calls."""
+    for calls in count(1):
+        verdicts = sender.send(part)
+        part = [one for one, verdict in zip(part, verdicts, strict=True) if not isinstance(verdict, Done)]
+        if not part:
+            return calls
+        time.sleep(0.02)
+    raise AssertionError
+
+
+# Every answer may be lost
+
+
+@pytest.mark.parametrize("direction", ["to_client", "to_server"])
+def test_a_connection_that_is_cut_at_any_byte_loses_and_doubles_nothing(other, sender, full, direction: Direction):
+    """Until the call fits. Then all of it is in the log, or nothing is; and its repetition writes what is missing."""
+    step = 1 if full or direction == "to_client" else 23
+    sent: list[Message] = [a_message("orders", "first")]
+    check_all_done(sender.send(sent), sent)
+    written: Counter[bool] = Counter()
+
+    for allowed in count(0, step):
+        part = [a_message("orders", f"{allowed}-{n}", key="k") for n in range(3)]
+        other.proxy.cut_after(allowed, direction)
+        verdicts = sender.send(part)
+        other.proxy.pass_through()
+        if verdicts == [DONE] * 3:
+            sent += part
+            break
+        assert {type(verdict) for verdict in verdicts} == {Unavailable}
+        at_once = len(other.stored()) - len(sent)
+        assert at_once in (0, 3)
+        written[at_once == 3] += 1
+        check_all_done(sender.send(part), part)
+        sent += part
+
+    check_stored(other, sent)
+    assert [row["message_id"] for row in other.rows()] == [message.message_id for message in sent]
+    # The server answers after the COMMIT, so what is lost of its answers was written.
+    assert written[True] > 50 if direction == "to_client" else written[False] > (500 if full else 20)
+
+
+def test_a_connection_that_is_cut_while_it_is_made_writes_nothing(other, full):
+    sent: list[Message] = []
+    for allowed in range(0, 500, 3 if full else 29):
+        for direction in ("to_client", "to_server"):
+            part = [a_message("orders", f"{allowed}-{direction}")]
+            sent += part
+            with closing(other.open()) as sender:
+                other.proxy.cut_after(allowed, direction)
+                sender.send(part)
+                other.proxy.pass_through()
+                check_all_done(sender.send(part), part)
+
+    check_stored(other, sent)
+
+
+def test_a_transaction_that_arrives_late_changes_nothing(other, sender):
+    """It was held back on its way, while its messages were sent again over another connection, and more after them."""
+    sent = batch(0)
+    check_all_done(sender.send(sent[:10]), sent[:10])
+    other.fall_silent()
+    assert {type(verdict) for verdict in sender.send(sent[:100])} == {Unavailable}
+
+    with closing(PostgresSender(conninfo_of(other.engine.url))) as direct:
+        check_all_done(direct.send(sent[:40]), sent[:40])
+        other.recover()
+        check_all_done(direct.send(sent), sent)
+    time.sleep(0.5)
+
+    check_stored(other, sent)
+
+
+def test_a_transaction_that_is_still_open_is_waited_for(other):
+    """The repetition of a call finds its ids taken by the call itself, which ends one way or the other."""
+    sent = batch(0, 20)
+    other.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(0.02); RETURN NEW; END $$"
+    )
+    other.execute("CREATE TRIGGER t BEFORE INSERT ON outbox_message FOR EACH ROW EXECUTE FUNCTION slow()")
+
+    with ThreadPoolExecutor(4) as pool, closing(other.open()) as one, closing(other.open()) as two:
+        senders = [one, two, one, two]
+        calls = [pool.submit(send_until_done, each, sent) for each in senders]
+        for call in calls:
+            call.result(30)
+
+    check_stored(other, sent)
+
+
+def test_calls_with_the_same_messages_in_other_orders_do_not_block_each_other(other):
+    """Nobody waits in a circle: the ids are taken in one order, whatever that of the call is."""
+    sent = [a_message("orders", n) for n in range(400)]
+    chance = random.Random(1)
+    orders = [chance.sample(sent, len(sent)) for _ in range(6)]
+    url = conninfo_of(other.engine.url)
+    senders = [PostgresSender(url, timeout=timedelta(seconds=30)) for _ in orders]
+
+    with ThreadPoolExecutor(len(orders)) as pool:
+        found = list(pool.map(lambda sender, order: sender.send(order), senders, orders))
+    for sender in senders:
+        sender.close()
+
+    assert [verdict for verdicts in found for verdict in verdicts if verdict is not DONE] == []
+    check_stored(other, sent)
+
+
+# The server dies, pauses, and comes back
+
+
+def test_a_server_that_comes_back_is_found_again_with_few_words(fragile, server, caplog):
+    caplog.set_level(logging.INFO)
+    sent = batch(0, 50)
+    with closing(PostgresSender(conninfo_of(fragile.engine.url), timeout=timedelta(seconds=1))) as sender:
+        check_all_done(sender.send(sent[:1]), sent[:1])
+
+        server.kill()
+        for _ in range(200):
+            assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
+        server.start()
+
+        check_eventually_done(sender, sent)
+    check_stored(fragile, sent)
+    first, *outage, last = [record for record in caplog.records if "postgresql" in record.name]
+    where = f"postgresql://127.0.0.1:{server.port}/shop"
+    assert first.getMessage() == last.getMessage() == f"PostgreSQL: connected to {where}"
+    assert {record.levelname for record in outage} == {"WARNING"}
+    assert len(outage) <= 2
+    assert [record for record in caplog.records if record.name == "psycopg" and record.levelname != "DEBUG"] == []
+
+
+def test_a_server_that_was_restarted_between_two_calls_is_no_failure(fragile, server):
+    """A connection that was closed while nobody used it is made again before anything is sent."""
+    with closing(PostgresSender(conninfo_of(fragile.engine.url))) as sender:
+        for n in range(2):
+            assert sender.send([a_message("orders", n)]) == [DONE]
+            server.restart()
+        assert sender.send([a_message("orders", 2)]) == [DONE]
+
+
+def test_what_is_done_survives_a_server_that_is_killed_in_the_middle(fragile, server, full):
+    """Its default is not to wait for the disk, so each crash of it takes back what did."""
+    sent: list[Message] = []
+    stop = threading.Event()
+    with closing(PostgresSender(conninfo_of(fragile.engine.url), timeout=timedelta(seconds=2))) as sender:
+        with ThreadPoolExecutor(1) as pool:
+            storm = pool.submit(crash, server, times=20 if full else 4, stop=stop)
+            while not storm.done():
+                sent += (part := batch(len(sent)))
+                send_until_done(sender, part)
+            storm.result()
+        sent += (part := batch(len(sent)))
+        send_until_done(sender, part)
+
+    check_stored(fragile, sent)
+
+
+def crash(server: PostgresServer, *, times: int, stop: threading.Event) -> None:
+    """Kill the server, or one of its processes, for which it ends all others and recovers."""
+    chance = random.Random(2)
+    for n in range(times):
+        time.sleep(chance.uniform(0.3, 1.0))
+        if n % 2:
+            server.kill()
+            server.start()
+        else:
+            for pid in server.backend_pids("shop")[:1]:
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.5)
+
+
+def test_a_paused_server_is_unavailable_in_time_and_found_again(fragile, server):
+    sent = [a_message("orders", bytes(100_000), key=f"k{n % 10}") for n in range(60)]
+    with closing(PostgresSender(conninfo_of(fragile.engine.url), timeout=timedelta(seconds=1))) as sender:
+        check_all_done(sender.send(sent[:10]), sent[:10])
+
+        with paused(server):
+            for _ in range(3):
+                began = time.monotonic()
+                verdicts = sender.send(sent)
+                assert time.monotonic() - began < 1.5
+                assert {type(verdict) for verdict in verdicts} == {Unavailable}
+                assert "no answer within 0.9 s" in repr(verdicts[0])
+
+        check_eventually_done(sender, sent)
+    time.sleep(0.5)  # for what was under way when it stopped
+    check_stored(fragile, sent)
+
+
+def test_bad_weather_loses_doubles_and_reorders_nothing(other, full):
+    """Connections are refused, silent or cut at random."""
+    sent: list[Message] = []
+    calls = 0
+    with closing(PostgresSender(other.url, timeout=timedelta(seconds=0.5))) as sender, ThreadPoolExecutor(1) as pool:
+        storm = pool.submit(rage, other, seconds=60 if full else 6)
+        while not storm.done():
+            sent += (part := batch(len(sent)))
+            calls += send_until_done(sender, part)
+        storm.result()
+
+    time.sleep(0.5)
+    check_stored(other, sent)
+    assert calls > len(sent) / 200 + 3, "the weather was fine"
+
+
+def rage(other: OtherOutbox, *, seconds: float) -> None:
+    """Break something every now and then, and mend it."""
+    chance = random.Random(1)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        trouble = chance.choice(
+            (other.disappear, other.fall_silent, other.lose_next_answer, lambda: cut(other, chance))
+        )
+        trouble()
+        time.sleep(chance.uniform(0, 1))
+        other.recover()
+        time.sleep(chance.uniform(0, 0.5))
+
+
+def cut(other: OtherOutbox, chance: random.Random) -> None:
+    """Cut somewhere in the middle."""
+    other.proxy.cut_after(chance.randrange(20_000), chance.choice(("to_server", "to_client")))
+
+
+# Threads, forks, and the end
+
+
+def test_several_threads_may_send_at_once(other, sender):
+    calls = [[a_message("orders", n, key=f"{call}-{n % 3}") for n in range(100)] for call in range(8)]
+
+    with ThreadPoolExecutor(8) as pool:
+        for verdicts, sent in zip(pool.map(sender.send, calls), calls, strict=True):
+            check_all_done(verdicts, sent)
+
+    check_stored(other, [message for sent in calls for message in sent])
+
+
+def test_several_threads_are_all_answered_in_time(other, sender):
+    """They wait for each other no longer than for the server."""
+    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
+    other.fall_silent()
+    began = time.monotonic()
+
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(sender.send, [[a_message("orders", n)] for n in range(4)]))
+
+    assert time.monotonic() - began < 2
+    assert [type(verdict) for [verdict] in found] == [Unavailable] * 4
+
+
+@pytest.mark.parametrize("connected", [True, False])
+def test_closing_ends_a_call_that_waits(other, connected):
+    """For the answer to a statement, or for the connection."""
+    sender = PostgresSender(other.url, timeout=timedelta(seconds=30))
+    if connected:
+        check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
+    other.fall_silent()
+
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(sender.send, [a_message("orders", n)]) for n in range(3)]
+        time.sleep(0.5)
+        began = time.monotonic()
+        sender.close()
+        found: list[list[Verdict]] = [list(each.result(5)) for each in waiting]
+    assert time.monotonic() - began < 2
+    assert found == [[Unavailable("PostgreSQL: the sender was closed")]] * 3
+
+
+def test_closing_leaves_no_thread_behind(other):
+    before = threading.active_count()
+    sender = other.open()
+    sender.send([a_message("orders", 1)])
+    assert threading.active_count() > before
+
+    sender.close()
+
+    assert threading.active_count() == before
+
+
+def test_a_closed_sender_begins_anew(other, sender):
+    check_all_done(sender.send(first := [a_message("orders", 1)]), first)
+    sender.close()
+
+    check_all_done(sender.send(second := [a_message("orders", 2)]), second)
+    check_stored(other, first + second)
+
+
+def test_outages_leave_no_sockets_behind(other, sender):
+    """Connections that failed do not pile up, here or there."""
+    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+
+    for _ in range(5):
+        other.disappear()
+        sender.send([a_message("orders", bytes(10_000)) for _ in range(100)])
+        other.recover()
+        check_eventually_done(sender, [a_message("orders", 2)])
+
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
+    backends = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'outbox'"
+    assert eventually(lambda: len(other.execute(backends)) == 1, 10)
+
+
+SCRIPT = """
+import os, sys
+from outbox.model.message import Message
+from outbox.model.verdict import DONE
+from outbox.senders.postgresql import PostgresSender
+
+def send():
+    assert list(sender.send([Message("orders", b"x", key="k") for _ in range(20)])) == [DONE] * 20
+
+def wait(pid):
+    assert os.waitpid(pid, 0)[1] == 0
+
+sender = PostgresSender(sys.argv[1])
+send()
+"""
+
+
+@pytest.mark.parametrize(
+    ("rest", "sent"),
+    [
+        ("", 20),  # nobody closes it
+        ("sender.close()", 20),
+        ("pid = os.fork(); send(); send(); pid and wait(pid)", 100),
+        ("pid = os.fork(); send(); sender.close(); pid and wait(pid)", 60),
+        ("pid = os.fork(); pid or sys.exit(); wait(pid); send()", 40),
+        ("pid = os.fork(); pid or (sender.close(), sys.exit()); wait(pid); send()", 40),
+    ],
+)
+def test_a_process_may_fork_and_end_as_it_likes(other, rest, sent):
+    """Each process has a connection of its own, and none has a word to say at its end."""
+    command = [sys.executable, "-W", "default", "-c", SCRIPT + rest, other.url]
+
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=TOP)
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert len(other.stored()) == sent
+
+
+# From one outbox to the next
+
+
+RELAY = """
+import os, signal, sys
+from datetime import timedelta
+from outbox import Outbox, Relay, create_engine
+from outbox.runtime import failpoints
+from outbox.senders.postgresql import PostgresSender
+from outbox.store.log.limits import Limits
+from outbox.worker.settings import Settings
+
+calls = 0
+
+def reached(point):
+    global calls
+    calls += point == "relay.after_send"
+    if calls == int(sys.argv[3]) and point == "relay.after_send":
+        os.kill(os.getpid(), signal.SIGKILL)
+
+failpoints.arm(reached)
+settings = Settings(
+    limits=Limits(rows=50),
+    lease=timedelta(seconds=1),
+    renew_every=timedelta(milliseconds=200),
+    poll=(timedelta(milliseconds=20), timedelta(milliseconds=200)),
+)
+Relay(Outbox(create_engine(sys.argv[1])), PostgresSender(sys.argv[2]), settings=settings).run()
+"""
+
+
+def relay_process(here: sqlalchemy.Engine, there: str, *, dies_after: int = 0) -> subprocess.Popen[bytes]:
+    """A relay that dies right after so many calls, when the other database has what this one does not know of."""
+    url = here.url.render_as_string(hide_password=False)
+    return subprocess.Popen([sys.executable, "-c", RELAY, url, there, str(dies_after)], cwd=TOP)
+
+
+def test_from_outbox_to_outbox_each_message_comes_once_and_in_order(engine, fragile, server, full):
+    """The relay in between is killed, at its worst moment and at any other; so is the server of the second outbox."""
+    number = 10_000 if full else 1_500
+    there, chance = conninfo_of(fragile.engine.url), random.Random(3)
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write, Outbox(engine), number, seconds=60 if full else 12)
+        while not writing.done():
+            process = relay_process(engine, there, dies_after=chance.choice((0, 1, 3)))
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(chance.uniform(1, 3))
+            if chance.random() < 0.3:
+                server.kill()
+                server.start()
+            process.kill()
+            process.wait()
+        writing.result()
+    last = relay_process(engine, there)
+    complete = eventually(lambda: rows_there(fragile) >= number, 120)
+    last.terminate()
+    last.wait(20)
+    fragile.engine.dispose()  # its connections are to servers that were killed
+    destination = Destination()
+    relay_to(destination, Outbox(fragile.engine)).until_empty()
+
+    assert complete
+    rows = fragile.rows()
+    assert (len(rows), len({row["message_id"] for row in rows})) == (number, number)
+    in_log = {key: [row["body"] for row in rows if row["key"] == f"k{key}"] for key in range(20)}
+    assert in_log == {key: expected(key, number) for key in range(20)}
+    assert {key: destination.of_key(f"k{key}") for key in range(20)} == in_log
+    assert len(destination.messages) == number
+
+
+def write(outbox: Outbox, number: int, *, seconds: float) -> None:
+    """Append so many messages in so many seconds."""
+    for first in range(0, number, 25):
+        fill(outbox, 25, keys=20, first=first)
+        time.sleep(seconds * 25 / number)
+    outbox.close()
+
+
+def rows_there(other: OtherOutbox) -> int:
+    return int(other.execute("SELECT count(*) AS n FROM outbox_message")[0]["n"])

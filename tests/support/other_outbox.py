@@ -1,0 +1,124 @@
+"""The outbox of another database, for tests of the sender that writes to it."""
+
+import json
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import psycopg
+from psycopg.rows import dict_row
+from sqlalchemy import Engine
+
+from outbox.senders.postgresql import PostgresSender
+from outbox.testing.proxy import TcpProxy
+from outbox.testing.sender_contract import Destination, Stored
+from outbox.testing.servers import PostgresServer
+from tests.support.handles import conninfo_of
+
+_FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
+
+
+class OtherOutbox(Destination):
+    """A migrated database, reached through a proxy."""
+
+    deadline = 2.0  # its senders promise 1.5 s, to a machine that may be busy
+
+    def __init__(self, engine: Engine, proxy: TcpProxy) -> None:
+        self.engine = engine
+        self.proxy = proxy
+        self.url = f"postgresql://postgres@127.0.0.1:{proxy.port}/{engine.url.database}"
+        #: The URL as log lines and verdicts show it.
+        self.shown = self.url.replace("postgres@", "")
+
+    def open(self) -> PostgresSender:
+        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
+        return PostgresSender(self.url, timeout=timedelta(seconds=1.5))
+
+    def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """What a statement returns, past the proxy."""
+        with psycopg.connect(conninfo_of(self.engine.url), autocommit=True, row_factory=dict_row) as connection:
+            cursor = connection.execute(statement.encode(), parameters or None)
+            return cursor.fetchall() if cursor.description else []
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The log, in the order of its ids."""
+        return self.execute("SELECT * FROM outbox_message ORDER BY id")
+
+    def stored(self) -> list[Stored]:
+        """The log; no message is in it twice."""
+        rows = self.rows()
+        assert len({row["message_id"] for row in rows}) == len(rows), "a message is in the log twice"
+        return [_stored(row) for row in rows]
+
+    def fail(self, topic: str) -> None:
+        """Have a constraint that refuses the topic."""
+        self.execute(f"ALTER TABLE outbox_message ADD CONSTRAINT no_{topic} CHECK (topic <> '{topic}') NOT VALID")
+
+    def disappear(self) -> None:
+        """The proxy refuses."""
+        self.proxy.refuse()
+
+    def fall_silent(self) -> None:
+        """The proxy passes nothing on."""
+        self.proxy.black_hole()
+
+    def lose_next_answer(self) -> None:
+        """The proxy resets the connection at the server's next word."""
+        self.proxy.cut_after(0, "to_client")
+
+    def recover(self) -> None:
+        """The proxy passes everything on."""
+        self.proxy.pass_through()
+
+    @contextmanager
+    def locked(self, table: str) -> Iterator[None]:
+        """Hold a lock with which nobody can write to the table."""
+        with psycopg.connect(conninfo_of(self.engine.url)) as connection:
+            connection.execute(f"LOCK TABLE {table} IN SHARE MODE".encode())
+            yield
+
+
+def _stored(row: dict[str, Any]) -> Stored:
+    headers = {} if row["headers"] is None else json.loads(row["headers"])
+    return Stored(**{name: row[name] for name in _FIELDS} | {"headers": headers})
+
+
+@contextmanager
+def paused(server: PostgresServer) -> Iterator[None]:
+    """Stop the server as a machine stops that swaps: it keeps its connections, and does nothing."""
+    postmaster = psutil.Process(server.postmaster_pid)
+    postmaster.suspend()  # first, so that it starts no more
+    processes = [*postmaster.children(recursive=True), postmaster]
+    for process in processes[:-1]:
+        with suppress(psutil.NoSuchProcess):
+            process.suspend()
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+
+def with_passwords(server: PostgresServer, **passwords: str) -> None:
+    """Create roles, and let nobody but the superuser in without a password."""
+    rules = ["host all postgres 127.0.0.1/32 trust", "host all all 127.0.0.1/32 scram-sha-256"]
+    (server.data / "pg_hba.conf").write_text("".join(f"{rule}\n" for rule in rules))
+    with psycopg.connect(conninfo_of_server(server), autocommit=True) as connection:
+        connection.execute("SELECT pg_reload_conf()")
+        for name, password in passwords.items():
+            role, secret = psycopg.sql.Identifier(name), psycopg.sql.Literal(password)
+            connection.execute(psycopg.sql.SQL("CREATE ROLE {} LOGIN PASSWORD {}").format(role, secret))
+
+
+def conninfo_of_server(server: PostgresServer) -> str:
+    """The server's own database, for the superuser."""
+    return f"host=127.0.0.1 port={server.port} user=postgres dbname=postgres"
+
+
+def new_id() -> str:
+    """A name that no other test has."""
+    return f"n{uuid.uuid4().hex[:12]}"
