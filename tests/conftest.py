@@ -17,7 +17,7 @@ from sqlalchemy import Engine, text
 from outbox import Outbox, create_engine, migrate
 from outbox.store.database import Channel
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
-from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing
+from outbox.testing.servers import NatsServer, PostgresServer, RabbitServer, ServerMissing
 from tests.support.destination import Destination
 from tests.support.handles import awaited
 from tests.support.orders import Base
@@ -64,6 +64,13 @@ def postgres() -> Iterator[PostgresServer]:
 def nats() -> Iterator[NatsServer]:
     """A NATS server of this run, with JetStream; streams are each test's own."""
     with started(NatsServer) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> Iterator[RabbitServer]:
+    """A RabbitMQ server of this run; exchanges and queues are each test's own."""
+    with started(RabbitServer) as server:
         yield server
 
 

@@ -77,6 +77,25 @@ def redis_program() -> Path:
     return Path(found)
 
 
+def rabbitmq_programs() -> Path:
+    """Return the folder with `rabbitmq-server` and `rabbitmqctl`: what `OUTBOX_TEST_RABBITMQ_BIN` names, or Debian's.
+
+    The programs of these names on Debian's PATH are others: they change to the account `rabbitmq`.
+
+    Raises:
+        ServerMissing: there is none.
+    """
+    chosen = os.environ.get("OUTBOX_TEST_RABBITMQ_BIN")
+    folder = Path(chosen or "/usr/lib/rabbitmq/bin")
+    if not (folder / "rabbitmq-server").exists():
+        where = f" in OUTBOX_TEST_RABBITMQ_BIN={chosen}" if chosen else ""
+        raise ServerMissing(
+            f"no RabbitMQ server programs{where}: apt-get install rabbitmq-server, or install your system's RabbitMQ"
+            " and set OUTBOX_TEST_RABBITMQ_BIN to the folder of its programs"
+        )
+    return folder
+
+
 def kafka_class_path() -> str:
     """Return the class path of a Kafka broker. Maven fetches it at the first call; a file remembers where it is.
 

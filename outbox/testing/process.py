@@ -1,7 +1,7 @@
 """A server program run beside this process, which never outlives it.
 
 `Program` starts and ends it, `Guard` ends it when this process is killed. The functions for accounts, folders and ports
-are for servers that have demands on them. `servers` has classes for PostgreSQL and NATS.
+are for servers that have demands on them. `servers` has classes for PostgreSQL, NATS and RabbitMQ.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import stat
 import subprocess
 import tempfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,18 +130,23 @@ class Program:
         return self._process.poll() is None
 
     def end(self, signals: Iterable[signal.Signals], *, patience: float = 15.0) -> None:
-        """Send one signal after the other, `patience` seconds apart, until the program has ended."""
+        """Send one signal after the other, `patience` seconds apart, until the program has ended.
+
+        Then kill what it leaves of its process group: helpers that it has started, and that would outlive it.
+        """
         for number in (*signals, signal.SIGKILL):
             self._process.send_signal(number)
             try:
                 self._process.wait(patience)
             except subprocess.TimeoutExpired:
                 continue
-            return
+            break
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
 
 
 class Guard:
-    """Ends a program and removes a folder as soon as this process is gone, even by SIGKILL.
+    """Ends a program with its process group, and removes a folder, as soon as this process is gone, even by SIGKILL.
 
     It is a shell that waits for the end of its input, which comes when this process dies. A parent-death signal would
     be bound to the thread that started the program, and to Linux, and would leave the folder.
@@ -152,7 +158,7 @@ class Guard:
         if [ -n "$pid" ] && kill -INT "$pid" 2>/dev/null; then
             tries=0
             while kill -0 "$pid" 2>/dev/null && [ $tries -lt 50 ]; do sleep 0.1; tries=$((tries + 1)); done
-            kill -KILL "$pid" 2>/dev/null
+            kill -s KILL -- "-$pid" 2>/dev/null
         fi
         if [ -n "$1" ]; then rm -rf -- "$1"; fi
     """

