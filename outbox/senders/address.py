@@ -79,10 +79,15 @@ class Address:
         """Return the one host and its port, or else the port that the destination has by default."""
         if len(self.hosts) > 1:
             self.refuse("write one host")
-        host, colon, given = self.hosts[0].rpartition(":")
-        if not colon or given.endswith("]"):
-            return self.hosts[0].strip("[]"), port
-        return host.strip("[]"), int(given or port)
+        return host_and_port(self.hosts[0], port)
+
+
+def host_and_port(written: str, port: int) -> tuple[str, int]:
+    """Return a host of an address and its port, or else the port that the destination has by default."""
+    host, colon, given = written.rpartition(":")
+    if not colon or given.endswith("]"):
+        return written.strip("[]"), port
+    return host.strip("[]"), int(given or port)
 
 
 def _number(text: str) -> float:

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 import pytest
 
 from outbox.senders.nats import NatsSender
+from outbox.senders.rabbitmq import RabbitSender
 from outbox.testing.proxy import TcpProxy
-from outbox.testing.servers import NatsServer, RedisServer
+from outbox.testing.servers import NatsServer, RabbitServer, RedisServer
 from tests.conftest import started
 from tests.support.kafka_topics import FarKafka
 from tests.support.nats_streams import Stream
+from tests.support.rabbit_exchanges import Exchange
 from tests.support.webhook_endpoint import Endpoint
 from tests.support.webhooks import Hook
 
@@ -64,3 +66,19 @@ def hook(endpoint: Endpoint) -> Iterator[Hook]:
     """A path of that server, behind a proxy of this test."""
     with TcpProxy("127.0.0.1", endpoint.server_port) as proxy:
         yield Hook(endpoint, proxy)
+
+
+def exchange(rabbitmq: RabbitServer) -> Iterator[Exchange]:
+    """An exchange of this test, behind a proxy of this test."""
+    with TcpProxy("127.0.0.1", rabbitmq.port) as proxy:
+        exchange = Exchange(rabbitmq, proxy)
+        yield exchange
+        exchange.close()
+
+
+@pytest.fixture
+def publisher(exchange: Exchange) -> Iterator[RabbitSender]:
+    """A sender to that exchange."""
+    publisher = exchange.open()
+    yield publisher
+    publisher.close()

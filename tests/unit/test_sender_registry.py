@@ -42,6 +42,8 @@ def test_the_library_offers_its_senders():
         >= {
             "nats": "outbox.senders.nats:NatsSender",
             "tls": "outbox.senders.nats:NatsSender",
+            "amqp": "outbox.senders.rabbitmq:RabbitSender",
+            "amqps": "outbox.senders.rabbitmq:RabbitSender",
             "stdout": "outbox.senders.stdout:StdoutSender.from_url",
             "file": "outbox.senders.stdout:FileSender.from_url",
         }.items()

@@ -1,0 +1,508 @@
+"""RabbitMQ: the contract, over a network that fails; what a message looks like on its way; and each refusal."""
+
+import asyncio
+import json
+import logging
+import subprocess
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime, timedelta, timezone
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractChannel, AbstractIncomingMessage
+from pamqp.common import FieldTable
+
+from outbox.errors import SenderError
+from outbox.model.message import Message, stored_message, uuid7
+from outbox.model.verdict import DONE, Reject, Unavailable
+from outbox.senders.rabbitmq import RabbitSender, read_message
+from outbox.testing.process import free_port
+from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_stored
+from outbox.testing.servers import RabbitServer
+from tests.conftest import started
+from tests.support.rabbit_exchanges import Exchange, user
+
+EARLIER = Unavailable("an earlier message of its key was not stored")
+FIX = "send the message anew without that, and discard this one"
+AWKWARD = "p@ss:w/rd?#% ü"
+
+#: `ann` may write to `orders` and to `mail`, there but for the topic `secret`; `bob` may do everything in `shop/eu`.
+DEFINITIONS: dict[str, Any] = {
+    "users": [user("guest", "guest", "administrator"), user("ann", "pass"), user("bob", AWKWARD)],
+    "vhosts": [{"name": "/"}, {"name": "shop/eu"}],
+    "permissions": [
+        {"user": "guest", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"},
+        {"user": "ann", "vhost": "/", "configure": "", "write": "^(orders|mail)$", "read": ""},
+        {"user": "bob", "vhost": "shop/eu", "configure": ".*", "write": ".*", "read": ".*"},
+    ],
+    "topic_permissions": [{"user": "ann", "vhost": "/", "exchange": "mail", "write": "^(?!secret)", "read": ""}],
+    "exchanges": [
+        {"name": name, "vhost": "/", "type": "topic", "durable": True, "auto_delete": False, "arguments": {}}
+        for name in ("orders", "mail", "internal")
+    ],
+    "queues": [
+        {"name": name, "vhost": vhost, "durable": True, "auto_delete": False, "arguments": {}}
+        for name, vhost in (("all", "/"), ("orders", "shop/eu"))
+    ],
+    "bindings": [
+        {
+            "source": name, "vhost": "/", "destination": "all", "destination_type": "queue", "routing_key": "#",
+            "arguments": {},
+        }
+        for name in ("orders", "mail")
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A certificate of 127.0.0.1, signed by itself; its key lies beside it."""
+    path = tmp_path_factory.mktemp("tls") / "cert.pem"
+    subprocess.run(
+        [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days",
+            "2", "-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1", "-out", path, "-keyout",
+            path.with_name("key.pem"),
+        ],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return path
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory, certificate: Path) -> Iterator[RabbitServer]:
+    """A server with users, with a low limit, and with TLS at a second port, which is the test's `tls_port`."""
+    definitions = tmp_path_factory.mktemp("rabbitmq") / "definitions.json"
+    definitions.write_text(json.dumps(DEFINITIONS))
+    settings = {
+        "load_definitions": str(definitions),
+        "max_message_size": "5000",
+        "listeners.ssl.default": f"127.0.0.1:{free_port()}",
+        "ssl_options.cacertfile": str(certificate),
+        "ssl_options.certfile": str(certificate),
+        "ssl_options.keyfile": str(certificate.with_name("key.pem")),
+    }
+    with started(lambda: RabbitServer(settings=settings)) as server:
+        yield server
+
+
+class TestRabbitSender(SenderContract):
+    """RabbitMQ passes the contract."""
+
+    @pytest.fixture
+    def destination(self, exchange):
+        """An exchange of its own for each test."""
+        return exchange
+
+
+def url_of(server: RabbitServer, name: str, password: str, path: str = "") -> str:
+    """The server's URL for a user with a password."""
+    return f"amqp://{name}:{quote(password, safe='')}@127.0.0.1:{server.port}/{path}"
+
+
+def send(url: str, *sent: Message) -> list[Any]:
+    """The verdicts of a sender of this call alone."""
+    with closing(RabbitSender(url)) as sender:
+        return list(sender.send(sent))
+
+
+def test_the_fields_of_a_message_travel_as_documented(exchange, publisher):
+    sent = a_message(
+        "orders",
+        b"{}",
+        key="order 7: ü%",
+        tags="placed/päid",
+        headers={"X-Trace": "a: b", "name": "Zoë"},
+        content_type="application/json",
+    )
+    sent.created_at = datetime(2026, 1, 31, 14, 0, 0, 123456, tzinfo=UTC).astimezone(timezone(timedelta(hours=2)))
+
+    check_all_done(publisher.send([sent]), [sent])
+
+    [received] = exchange.received()
+    assert (received.exchange, received.routing_key, received.body) == (exchange.name, "orders", b"{}")
+    assert (received.message_id, received.content_type) == (str(sent.message_id), "application/json")
+    assert received.timestamp == datetime(2026, 1, 31, 14, 0, 0, tzinfo=UTC)
+    assert received.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
+    assert received.headers == {
+        "Outbox-Key": "order%207%3A%20%C3%BC%25",
+        "Outbox-Tags": "placed%2Fp%C3%A4id",
+        "Outbox-Created-At": "2026-01-31T14:00:00.123456+00:00",
+        "X-Trace": "a: b",
+        "name": "Zoë",
+    }
+    others = ("content_encoding", "correlation_id", "reply_to", "expiration", "type", "user_id", "app_id")
+    assert [getattr(received, name) for name in others] == [None] * len(others)
+
+
+def test_a_field_that_a_message_has_not_is_not_sent(exchange, publisher):
+    sent = Message("orders", b"")
+
+    check_all_done(publisher.send([sent]), [sent])
+
+    [received] = exchange.received()
+    assert (received.message_id, received.headers) == (str(sent.message_id), {})
+    assert (received.content_type, received.timestamp, received.body) == (None, None, b"")
+
+
+def test_a_consumer_reads_the_message_back(exchange, publisher):
+    sent = a_message("orders", {"id": 7}, key="a b", tags="x", headers={"n": "v"})
+    publisher.send([sent])
+
+    message = read_message(exchange.received()[0])
+
+    assert (message.message_id, message.topic, message.key, message.tags) == (sent.message_id, "orders", "a b", "x")
+    assert (message.headers, message.body, message.content_type) == ({"n": "v"}, b'{"id":7}', "application/json")
+    assert (message.created_at, message.id) == (sent.created_at, None)
+
+
+def test_what_no_outbox_wrote_is_not_read_as_a_message(exchange):
+    """Some clients make ids of their own."""
+    exchange.publish("orders", b"hello", message_id="1")
+    [received] = exchange.received()
+
+    with pytest.raises(ValueError, match="UUID"):
+        read_message(received)
+    without: Any = SimpleNamespace(message_id=None)
+    with pytest.raises(KeyError, match="message_id"):
+        read_message(without)
+
+
+def test_what_the_broker_adds_on_the_way_is_not_read(rabbitmq, exchange):
+    """A message that a consumer gave back is delivered again; one that it refused becomes a dead letter."""
+    again, dead = f"{exchange.name}-again", f"{exchange.name}-dead"
+    sent = a_message("orders", 1, key="k", headers={"n": "v"})
+    found: list[AbstractIncomingMessage] = []
+
+    async def act(channel: AbstractChannel) -> None:
+        graves = await channel.declare_queue(dead, durable=True)
+        arguments: FieldTable = {
+            "x-queue-type": "quorum", "x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead,
+        }  # fmt: skip
+        queue = await channel.declare_queue(again, durable=True, arguments=arguments)
+        await queue.bind(exchange.name, "orders")
+        check_all_done(await asyncio.to_thread(send, exchange.url, sent), [sent])
+        await (await queue.get()).nack(requeue=True)
+        redelivered = await get(queue)
+        await redelivered.reject(requeue=False)
+        found.extend((redelivered, await get(graves)))
+        await found[1].ack()
+        await channel.queue_delete(again)
+        await channel.queue_delete(dead)
+
+    async def get(queue):
+        while (received := await queue.get(fail=False)) is None:
+            await asyncio.sleep(0.05)
+        return received
+
+    exchange.run(act)
+
+    assert found[0].headers["x-delivery-count"] == 1
+    assert {"x-death", "x-first-death-reason"} <= set(found[1].headers)
+    for received in found:
+        message = read_message(received)
+        assert (message.message_id, message.key, message.headers) == (sent.message_id, "k", {"n": "v"})
+
+
+def test_a_routing_key_without_a_queue_is_named_and_stops_only_its_topic(exchange, publisher):
+    exchange.take("orders", "mail")
+    sent = [a_message(topic, n) for n, topic in enumerate(["orders", "odrers", "mail"] * 10)]
+
+    verdicts = publisher.send(sent)
+
+    text = f"RabbitMQ: no queue is bound to exchange {exchange.name!r} for routing key 'odrers'; bind one"
+    assert verdicts == [DONE, Unavailable(text), DONE] * 10
+    assert not verdicts[1].everything
+    check_stored(exchange, [one for one in sent if one.topic != "odrers"])
+
+
+def test_two_rows_of_one_id_are_told_apart(exchange, publisher):
+    """A server returns by the id alone. Whose message it was may not be guessed."""
+    exchange.take("orders")
+    id = uuid7()
+    routed, returned = (row(topic=topic, message_id=id) for topic in ("orders", "odrers"))
+
+    for sent in ([routed, returned], [returned, routed], [returned, returned]):
+        for one, verdict in zip(sent, publisher.send(sent), strict=True):
+            assert verdict != DONE or one is routed
+
+    assert publisher.send([routed]) == [DONE]
+
+
+def test_without_an_exchange_a_topic_is_the_name_of_a_queue(exchange, rabbitmq):
+    [done, missing] = send(rabbitmq.url, a_message(exchange.name, 1), a_message("no-such-queue", 2))
+
+    text = (
+        "RabbitMQ: no queue is bound for routing key 'no-such-queue': the default exchange wants a queue of that name"
+    )
+    assert (done, missing) == (DONE, Unavailable(text))
+    assert [received.body for received in exchange.received()] == [b"1"]
+
+
+def test_a_full_queue_is_unavailable(rabbitmq, exchange, publisher):
+    arguments: FieldTable = {"x-max-length": 2, "x-overflow": "reject-publish"}
+    name = f"{exchange.name}-full"
+
+    async def act(channel: AbstractChannel) -> None:
+        queue = await channel.declare_queue(name, arguments=arguments, auto_delete=False)
+        await queue.bind(exchange.name, "full")
+
+    exchange.run(act)
+    verdicts = [publisher.send([a_message("full", n)])[0] for n in range(5)]
+    exchange.run(lambda channel: remove(channel, name))
+
+    refused = Unavailable("RabbitMQ: a queue for routing key 'full' refused it; it may be full")
+    assert verdicts[:2] == [DONE, DONE]
+    assert verdicts[-1] == refused
+    assert not verdicts[-1].everything
+
+
+async def remove(channel: AbstractChannel, queue: str) -> None:
+    await channel.queue_delete(queue)
+
+
+def test_a_missing_exchange_is_named_and_found_when_it_is_there(rabbitmq, exchange, caplog):
+    """Each call tries once, over one and the same connection."""
+    caplog.set_level(logging.INFO, logger="outbox")
+    name = f"{exchange.name}-later"
+    sent = [a_message("orders", n) for n in range(1000)]
+    reason = f"RabbitMQ: amqp://127.0.0.1:{rabbitmq.port}: NOT_FOUND - no exchange '{name}' in vhost '/'"
+
+    async def act(channel: AbstractChannel) -> None:
+        exchange = await channel.declare_exchange(name, "fanout", durable=True)
+        await (await channel.get_queue(exchange.name.removesuffix("-later"), ensure=False)).bind(exchange)
+
+    with closing(RabbitSender(f"amqp://127.0.0.1:{rabbitmq.port}/?exchange={name}")) as sender:
+        for _ in range(20):
+            verdicts = sender.send(sent)
+            assert verdicts == [Unavailable(reason)] * 1000
+            assert all(verdict.everything for verdict in verdicts)
+        exchange.run(act)
+        check_all_done(sender.send(sent), sent)
+
+    async def delete(channel: AbstractChannel) -> None:
+        await channel.exchange_delete(name)
+
+    exchange.run(delete)
+    check_stored(exchange, sent)
+    connected = f"RabbitMQ: connected to amqp://127.0.0.1:{rabbitmq.port}"
+    assert [record.getMessage() for record in caplog.records] == [connected, reason]
+
+
+@pytest.mark.parametrize("size", [5_001, 200_000])
+def test_a_message_above_the_servers_limit_is_rejected_alone(strict, size):
+    """The server closes the channel, with all that it has not confirmed; nothing else is lost, or blamed."""
+    plan = [(10, "a"), (5_000, None), (size, "a"), (10, "a"), (size, None), (10, "b"), (10, None), (10, "b")]
+    sent = [a_message("orders", bytes([n]) * length, key=key) for n, (length, key) in enumerate(plan)]
+
+    verdicts = send(url_of(strict, "ann", "pass", "?exchange=orders"), *sent)
+
+    too_big = Reject(f"{size} bytes are more than the server's max_message_size of 5000")
+    assert verdicts == [DONE, DONE, too_big, EARLIER, too_big, DONE, DONE, DONE]
+    stored = {message.message_id: message.body for message in asyncio.run(stored_in(strict, "all"))}
+    assert stored == {one.message_id: one.body for one, v in zip(sent, verdicts, strict=True) if v == DONE}
+
+
+async def stored_in(server: RabbitServer, queue: str) -> list[Message]:
+    """Take all that a queue holds."""
+    async with await aio_pika.connect(server.url) as connection:
+        channel = await connection.channel()
+        found = await channel.get_queue(queue, ensure=False)
+        messages = []
+        while (received := await found.get(fail=False, no_ack=True)) is not None:
+            messages.append(read_message(received))
+        return messages
+
+
+def test_any_number_of_messages_above_the_limit_costs_one_channel(strict):
+    sent = [a_message("orders", b"x" * (6_000 if n % 3 else 60), key=f"k{n}") for n in range(1500)]
+    began = time.monotonic()
+
+    verdicts = send(url_of(strict, "ann", "pass", "?exchange=orders"), *sent)
+
+    assert time.monotonic() - began < 4
+    assert [type(verdict) for verdict in verdicts] == [type(DONE), Reject, Reject] * 500
+    stored = {message.message_id for message in asyncio.run(stored_in(strict, "all"))}
+    assert stored == {one.message_id for one in sent[::3]}
+
+
+@pytest.mark.parametrize("topic", ["secret.plan", "secret." + "x" * 240])
+def test_a_forbidden_topic_stops_only_that_one(strict, topic):
+    """The server shortens a reason that is too long, and the topic in it."""
+    sent = [
+        a_message(name, n, key=key)
+        for n, (name, key) in enumerate([("a", "k"), (topic, "k"), ("b", "k"), (topic, None), ("a", None), ("b", "l")])
+    ]
+
+    verdicts = send(url_of(strict, "ann", "pass", "?exchange=mail"), *sent)
+
+    forbidden = verdicts[1]
+    assert verdicts == [DONE, forbidden, EARLIER, forbidden, DONE, DONE]
+    assert isinstance(forbidden, Unavailable)
+    assert forbidden.error.startswith(f"RabbitMQ: ACCESS_REFUSED - access to topic '{topic[:200]}")
+    assert not forbidden.everything
+    assert "ann" not in forbidden.error
+    assert {message.topic for message in asyncio.run(stored_in(strict, "all"))} == {"a", "b"}
+
+
+REFUSED = "refused for the user"
+LOGIN = "Login was refused using authentication mechanism PLAIN. For details see the broker logfile."
+
+
+@pytest.mark.parametrize(
+    ("name", "password", "path", "reason"),
+    [
+        ("ann", "pass", "?exchange=internal", f"ACCESS_REFUSED - access to exchange 'internal' in vhost '/' {REFUSED}"),
+        ("ann", "pass", "shop%2Feu", f"NOT_ALLOWED - access to vhost 'shop/eu' {REFUSED}"),
+        ("ann", "pass", "nowhere", "NOT_ALLOWED - vhost nowhere not found"),
+        ("ann", "s3cr3t", "", f"ACCESS_REFUSED - {LOGIN}"),
+    ],
+    ids=["exchange", "access", "vhost", "password"],
+)
+def test_what_is_refused_is_named_and_no_credentials_are_told(strict, caplog, name, password, path, reason):
+    caplog.set_level(logging.DEBUG)
+    sender = RabbitSender(url_of(strict, name, password, path))
+
+    for _ in range(2):
+        [verdict] = sender.send([a_message("orders", 1)])
+
+    told = caplog.text + repr(verdict) + repr(sender) + repr(vars(sender)) + sender.destination
+    sender.close()
+    assert verdict == Unavailable(f"RabbitMQ: amqp://127.0.0.1:{strict.port}: {reason}")
+    assert verdict.everything
+    assert [secret for secret in ("ann", "s3cr3t") if secret in told] == []
+
+
+def test_credentials_and_a_virtual_host_may_hold_any_character(strict):
+    sent = a_message("orders", 1)
+
+    assert send(url_of(strict, "bob", AWKWARD, "shop%2Feu"), sent) == [DONE]
+
+
+def test_tls_needs_a_certificate_that_is_trusted(strict, certificate):
+    where = strict._settings["listeners.ssl.default"]
+    trusted = f"amqps://ann:pass@{where}/?exchange=orders&ca={certificate}"
+
+    assert send(trusted, a_message("orders", 1)) == [DONE]
+
+    [refused] = send(f"amqps://ann:pass@{where}/?exchange=orders", a_message("orders", 2))
+    assert isinstance(refused, Unavailable)
+    assert refused.error.startswith(f"RabbitMQ: amqps://{where}: ")
+    assert "certificate verify failed" in refused.error
+    [plain] = send(f"amqps://ann:pass@127.0.0.1:{strict.port}/?exchange=orders", a_message("orders", 3))
+    assert isinstance(plain, Unavailable)
+    assert [message.body for message in asyncio.run(stored_in(strict, "all"))] == [b"1"]
+
+
+@pytest.mark.parametrize("name", ["CC", "cc", "BCC", "x-death", "X-Delay", "x-first-death-queue", "x-stream-offset"])
+def test_a_header_that_the_broker_obeys_is_rejected(exchange, publisher, name):
+    """Of `CC` it would send copies to other queues."""
+    sent = [a_message("orders", 1, headers={name: exchange.name}), a_message("orders", 2, headers={"my-cc": "paid"})]
+
+    refused, done = publisher.send(sent)
+
+    assert refused == Reject(f"headers[{name!r}]: the name is reserved by RabbitMQ; {FIX}")
+    assert done == DONE
+
+
+def row(**fields: Any) -> Message:
+    """A message as it is read from a row that anybody may have written."""
+    usual: dict[str, Any] = {
+        "message_id": uuid7(),
+        "topic": "orders",
+        "key": None,
+        "tags": None,
+        "headers": None,
+        "body": b"b",
+    }
+    usual |= {"content_type": None, "created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
+    return stored_message(1, **(usual | fields))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"headers": '{"a b": "c"}'}, "headers['a b']: the name must be of letters, digits and -"),
+        ({"headers": '{"": "c"}'}, "headers['']: the name must be of letters, digits and -"),
+        ({"headers": '{"a": "b\\r\\nc"}'}, "headers['a']: must be one line of UTF-8"),
+        ({"headers": '{"a": "\\ud800"}'}, "headers['a']: must be one line of UTF-8"),
+        ({"headers": "[oops"}, "headers: must be a JSON object of strings, not '[oops'"),
+        ({"headers": json.dumps({"a" * 129: "b"})}, f"headers['{'a' * 79}]: the name must be at most 128 characters"),
+        ({"headers": json.dumps({"a": "b" * 200_000})}, "headers: must be at most 131072 bytes on the wire"),
+        ({"topic": "a b"}, "topic: must be 1 to 249 characters of"),
+        ({"topic": ""}, "topic: must be 1 to 249 characters of"),
+        ({"topic": "\ud800"}, "topic: holds a lone surrogate"),
+        ({"topic": "a" * 250}, "topic: must be 1 to 249 characters of"),
+        ({"content_type": "a\r\nb: c"}, "content_type: must be one line of UTF-8"),
+        ({"content_type": "a" * 300}, "RabbitMQ cannot carry it: "),
+        ({"key": "\ud800"}, "RabbitMQ cannot carry it: "),
+        ({"tags": "\ud800"}, "RabbitMQ cannot carry it: "),
+        ({"created_at": datetime(1950, 1, 1, tzinfo=UTC)}, "RabbitMQ cannot carry it: "),
+        ({"message_id": "no id"}, "RabbitMQ cannot carry it: "),
+    ],
+    ids=str,
+)
+def test_a_row_that_another_hand_wrote_is_rejected_alone(exchange, publisher, caplog, fields, reason):
+    """The limits of `Message` are no limits of the table. The connection stays the same."""
+    caplog.set_level(logging.INFO, logger="outbox")
+    before, after = a_message("orders", 1), a_message("orders", 2)
+
+    [first, refused, last] = publisher.send([before, row(**fields), after])
+
+    assert (first, last) == (DONE, DONE)
+    assert isinstance(refused, Reject)
+    assert refused.error.startswith(reason)
+    check_stored(exchange, [before, after])
+    assert [record.getMessage() for record in caplog.records] == [f"RabbitMQ: connected to {origin(exchange)}"]
+
+
+def origin(exchange: Exchange) -> str:
+    """The URL without what stands behind the port."""
+    return exchange.url.partition("/?")[0]
+
+
+def test_what_is_stored_of_a_destination_holds_no_secrets():
+    sender = RabbitSender("amqp://ann:pass@b:5672,A/shop%2Feu?exchange=orders&timeout=7.5")
+
+    assert sender.destination == "amqp://a,b:5672/shop%2Feu"
+    assert sender.deadline == timedelta(seconds=7.5)
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("amqp:///shop", "amqp:///shop: write amqp://host:port/vhost?exchange=name"),
+        ("amqp://ann:s3cr3t@h/a/b", "amqp://h/a/b: the path is one virtual host; write %2F for a slash in its name"),
+        ("amqp://ann:s3cr3t@h/?queue=s3cr3t", "amqp://h/: its options are exchange, timeout, ca, each once"),
+        ("amqp://ann:s3cr3t@h?exchange=a&exchange=b", "amqp://h: its options are exchange, timeout, ca, each once"),
+        ("amqp://ann:s3cr3t@h?timeout=0", "amqp://h: timeout must be a number of seconds"),
+        ("amqp://ann:s3cr3t@h?ca=/etc/ca.pem", "amqp://h: ca is an option of amqps://"),
+        ("amqps://ann:s3cr3t@h?ca=/no/such/file", "amqps://h: ca: no such file or directory"),
+        ("amqps://ann:s3cr3t@h?ca=/dev/null", "amqps://h: ca: "),
+        ("amqp://ann:s3cr3t@h?exchange=" + "x" * 128, "amqp://h: the driver takes names of at most 127 characters"),
+        ("amqp://ann:s3cr3t@h?exchange=gr%C3%B6%C3%9Fe", "amqp://h: the driver takes names of at most 127 characters"),
+        ("amqp://ann:s3cr3t@h/" + "x" * 128, "amqp://h/x"),
+        ("amqp://ann:s3cr3t@h:port", "amqp://…: the hosts are malformed"),
+    ],
+)
+def test_a_bad_url_is_an_error_without_its_secrets(url, reason):
+    with pytest.raises(SenderError) as caught:
+        RabbitSender(url)
+
+    assert str(caught.value).startswith(reason)
+    assert "s3cr3t" not in "".join(traceback.format_exception(caught.value))
+
+
+def test_an_id_is_text_that_every_client_reads(exchange, publisher):
+    sent = a_message("orders", 1)
+    publisher.send([sent])
+
+    assert UUID(exchange.received()[0].message_id) == sent.message_id
