@@ -25,7 +25,7 @@ from outbox.senders.webhook_answer import Answer as Answered
 from outbox.senders.webhook_reading import read_message
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_eventually_done
 from tests.support.pages import TOP
-from tests.support.tls import CERTIFICATE, server_context
+from tests.support.tls import CERTIFICATE, FOREIGN, server_context
 from tests.support.webhook_endpoint import Answer, Endpoint
 from tests.support.webhooks import Parrot
 
@@ -703,6 +703,19 @@ def test_a_file_of_certificates_that_is_none_is_told_and_read_again(safe_endpoin
     ca.write_text(CERTIFICATE.read_text())
 
     assert verdict == Unavailable(told(f"{safe_endpoint.url}/x", f"ca {ca}: {reason}"))
+    check_all_done(sender.send(sent := [a_message("orders", 2)]), sent)
+
+
+def test_a_file_of_certificates_may_be_replaced(safe_endpoint, to, tmp_path):
+    ca = tmp_path / "ca.pem"
+    ca.write_text(FOREIGN.read_text())
+    sender = to(f"{safe_endpoint.url}/x?ca={ca}")
+
+    [verdict] = sender.send([a_message("orders", 1)])
+    ca.write_text(CERTIFICATE.read_text())
+
+    assert isinstance(verdict, Unavailable)
+    assert verdict.error.startswith(told(f"{safe_endpoint.url}/x", "its certificate is refused: "))
     check_all_done(sender.send(sent := [a_message("orders", 2)]), sent)
 
 

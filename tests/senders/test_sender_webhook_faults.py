@@ -263,6 +263,30 @@ def test_a_message_that_is_never_answered_holds_up_no_other(endpoint):
     assert not verdicts[3].everything
 
 
+def test_connections_that_died_unnoticed_cost_one_call(endpoint):
+    """As when a firewall has forgotten them: the first that is not answered takes the others with it."""
+    opened: set[threading.Thread] = set()
+    several_here = threading.Barrier(4, timeout=5)
+
+    def judge(received):
+        if received.body == b"first":
+            opened.add(threading.current_thread())  # the endpoint has a thread for each connection
+            several_here.wait()
+        elif threading.current_thread() in opened:
+            time.sleep(10)
+        return Answer()
+
+    endpoint.judge = judge
+    sender = WebhookSender(endpoint.url, timeout=timedelta(seconds=1))
+    check_all_done(sender.send(sent := [a_message("orders", "first") for _ in range(4)]), sent)
+
+    verdicts = [sender.send([a_message("orders", "later")])[0] for _ in range(2)]
+    sender.close()
+
+    assert len(opened) == 4
+    assert verdicts == [Unavailable(f"Webhook: {endpoint.url}: no answer within 0.9 s"), DONE]
+
+
 def test_big_bodies_go_through_in_one_call(hook):
     sender = hook.open(seconds=20)
     sent = [a_message("orders", bytes(900_000), key=f"k{n % 5}" if n % 2 else None) for n in range(40)]
@@ -305,12 +329,13 @@ def test_closing_ends_a_call_that_waits(hook):
     hook.fall_silent()
 
     with ThreadPoolExecutor(2) as pool:
-        waiting = [pool.submit(sender.send, numbered(50, keys=3)) for _ in range(2)]
+        waiting = [pool.submit(sender.send, numbered(50)) for _ in range(2)]
         time.sleep(0.3)
         began = time.monotonic()
         sender.close()
-        assert [{type(verdict) for verdict in call.result(5)} for call in waiting] == [{Unavailable}] * 2
+        verdicts = [call.result(5) for call in waiting]
     assert time.monotonic() - began < 2
+    assert verdicts == [[Unavailable(f"Webhook: {hook.url.partition('?')[0]}: the sender was closed")] * 50] * 2
 
 
 def test_closing_leaves_no_thread_behind(hook):

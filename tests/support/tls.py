@@ -1,10 +1,11 @@
-"""A certificate for tests, of 127.0.0.1 and nothing else, signed by itself."""
+"""A certificate for tests, of 127.0.0.1 and nothing else, signed by itself; and another one, whose key is lost."""
 
 import ssl
 from pathlib import Path
 
 HERE = Path(__file__).parent
 CERTIFICATE = HERE / "tls_certificate.pem"
+FOREIGN = HERE / "tls_foreign.pem"
 _KEY = HERE / "tls_key.pem"
 
 
