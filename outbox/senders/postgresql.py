@@ -58,6 +58,8 @@ _MOST_BYTES = 16 * 1024 * 1024
 _SERVERS_SHARE = 0.8
 _LOCKS_SHARE = 0.7
 
+_KEEPALIVE_SECONDS = 30
+
 #: Messages of one transaction, each with its place in the call.
 _Part = list[tuple[int, Row]]
 
@@ -132,6 +134,8 @@ class _Target:
             client_encoding="UTF8",
             # The caller has a timer of its own; this replaces a shorter one of the environment.
             connect_timeout=max(2, ceil(seconds)),
+            # Networks in between forget a connection on which nothing is said for minutes.
+            keepalives_idle=_KEEPALIVE_SECONDS,
             sslmode=options.get("sslmode"),
             sslrootcert=options.get("sslrootcert"),
             sslcert=options.get("sslcert"),
@@ -227,7 +231,7 @@ class _Connection:
         self._connecting: asyncio.Timeout | None = None
 
     async def open(self, deadline: float) -> None:
-        """Connect, and look whether the tables there are as they have to be.
+        """Connect, and look if the tables there are as they have to be.
 
         Raises:
             NotReadyError: they are not.
@@ -238,13 +242,7 @@ class _Connection:
             self._driver = await _Driver.connect(
                 self._target.conninfo(seconds), autocommit=True, prepare_threshold=None
             )
-        log = self._target.log
-        with self._cut_at(deadline):
-            try:
-                found = await (await self._driver.execute(log.look)).fetchone()
-            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
-                raise log.missing() from None
-        self._slots = log.checked_slots(found)
+        await self._look(deadline)
 
     async def carry(self, call: _Call, deadline: float) -> None:
         """Write the messages of a call, in one transaction unless they are too many, or a row is at fault."""
@@ -259,6 +257,8 @@ class _Connection:
                 verdict = _verdict_on_a_row(error)
                 if verdict is None:
                     raise
+                # Tables that were upgraded meanwhile may want something else of every row.
+                await self._look(deadline)
                 if len(part) == 1:
                     call.settle(part, verdict)
                 else:
@@ -268,7 +268,7 @@ class _Connection:
                 call.settle(part, DONE)
 
     def is_alive(self) -> bool:
-        """Return whether the server has said nothing since the last call. If it has, it has closed the connection."""
+        """Return whether the server has said nothing since the last call; what it says by itself is a farewell."""
         try:
             with self._socket() as peer:
                 peer.recv(1, socket.MSG_PEEK)
@@ -295,6 +295,17 @@ class _Connection:
         if self._driver is not None:
             with suppress(psycopg.Error):
                 await self._driver.close()
+
+    async def _look(self, deadline: float) -> None:
+        """Compare the tables there with what this version needs."""
+        assert self._driver is not None
+        log = self._target.log
+        with self._cut_at(deadline):
+            try:
+                found = await (await self._driver.execute(log.look)).fetchone()
+            except (psycopg.errors.UndefinedTable, psycopg.errors.UndefinedColumn):
+                raise log.missing() from None
+        self._slots = log.checked_slots(found)
 
     def _socket(self) -> socket.socket:
         """Return a second handle on the socket, to be closed by the caller."""

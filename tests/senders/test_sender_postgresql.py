@@ -530,6 +530,18 @@ def test_tables_that_change_while_a_sender_is_connected_are_looked_at_again(othe
     ]
 
 
+@pytest.mark.parametrize("rule", ["CHECK (tags IS NOT NULL) NOT VALID", "UNIQUE (topic)"])
+def test_tables_that_were_upgraded_meanwhile_reject_nothing(other, sender, rule):
+    """Before a row is blamed the version is compared again: other tables may have other rules for every row."""
+    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
+    other.execute(f"ALTER TABLE outbox_message ADD CONSTRAINT new {rule}; UPDATE outbox_meta SET version = 99")
+
+    verdicts = sender.send([a_message("orders", 2), a_message("orders", 3)])
+
+    newer = f"the outbox tables are of version 99, this is {VERSION}; install a newer outbox-log here"
+    assert verdicts == [unavailable(other, newer)] * 2
+
+
 GRANTS = """
     GRANT USAGE ON SCHEMA public TO {role};
     GRANT SELECT ON outbox_meta TO {role};
@@ -603,9 +615,10 @@ def test_a_commit_waits_for_the_disk_whatever_the_defaults_are(other, sender):
 
 
 def test_nothing_stays_in_a_session_that_a_pooler_may_give_to_another_client(other, sender):
-    check_all_done(sender.send(sent := [a_message("orders", n) for n in range(20)]), sent)
     other.fail("beta")
     sender.send([a_message("beta", 1)])
+    for n in range(10):
+        assert sender.send([a_message("orders", n)]) == [DONE]
     names = ("statement_timeout", "lock_timeout", "synchronous_commit", "transaction_isolation", "search_path")
     look = "SELECT name, setting, source FROM pg_settings WHERE name = ANY(%s) ORDER BY name"
 
@@ -619,6 +632,20 @@ def test_nothing_stays_in_a_session_that_a_pooler_may_give_to_another_client(oth
 
     with psycopg.connect(conninfo_of(other.engine.url), autocommit=True) as fresh:
         assert found == (fresh.execute(look, (list(names),)).fetchall(), (0,))
+
+
+def test_an_idle_connection_is_kept_alive(other, sender):
+    """Every 30 s, because a network in between would forget it."""
+    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
+
+    async def options(link: Any) -> tuple[int, int]:
+        with link._connection._socket() as peer:
+            return (
+                peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
+                peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
+            )
+
+    assert sender._loop.run(options, timeout=5) == (1, 30)
 
 
 def test_an_old_libpq_without_pipelines_does_the_same(other, monkeypatch):
