@@ -218,7 +218,7 @@ def test_what_is_done_survives_a_server_that_is_killed_in_the_middle(fragile, se
     stop = threading.Event()
     with closing(PostgresSender(conninfo_of(fragile.engine.url), timeout=timedelta(seconds=2))) as sender:
         with ThreadPoolExecutor(1) as pool:
-            storm = pool.submit(crash, server, times=20 if full else 4, stop=stop)
+            storm = pool.submit(crash, server, times=8 if full else 4, stop=stop)
             while not storm.done():
                 sent += (part := batch(len(sent)))
                 send_until_done(sender, part)
@@ -268,7 +268,7 @@ def test_bad_weather_loses_doubles_and_reorders_nothing(other, full):
     sent: list[Message] = []
     calls = 0
     with closing(PostgresSender(other.url, timeout=timedelta(seconds=0.5))) as sender, ThreadPoolExecutor(1) as pool:
-        storm = pool.submit(rage, other, seconds=60 if full else 6)
+        storm = pool.submit(rage, other, seconds=20 if full else 6)
         while not storm.done():
             sent += (part := batch(len(sent)))
             calls += send_until_done(sender, part)
