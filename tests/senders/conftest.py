@@ -68,6 +68,7 @@ def hook(endpoint: Endpoint) -> Iterator[Hook]:
         yield Hook(endpoint, proxy)
 
 
+@pytest.fixture
 def exchange(rabbitmq: RabbitServer) -> Iterator[Exchange]:
     """An exchange of this test, behind a proxy of this test."""
     with TcpProxy("127.0.0.1", rabbitmq.port) as proxy:
