@@ -177,6 +177,24 @@ class Message:
         self._created_at = moment
 
     @property
+    def id_text(self) -> str:
+        """The message's id as text, which is made from a row without a UUID in between."""
+        stored = self._message_id
+        if not isinstance(stored, bytes):
+            return str(self.message_id)
+        digits = stored.hex()
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+
+    @property
+    def created_at_text(self) -> str | None:
+        """`created_at` as ISO 8601 in UTC, which is made from a row without a datetime in between."""
+        moment = self._created_at
+        if isinstance(moment, int):
+            second, microsecond = divmod(moment, 1_000_000)
+            return f"{_second_text(second)}.{microsecond:06d}+00:00" if microsecond else f"{_second_text(second)}+00:00"
+        return None if moment is None else moment.astimezone(UTC).isoformat()
+
+    @property
     def headers(self) -> Mapping[str, str]:
         """The headers; decoded when asked for, because most handlers never ask."""
         return json.loads(self._headers) if self._headers is not None else {}
@@ -303,6 +321,13 @@ def stored_uuid(stored: uuid.UUID | bytes | str) -> uuid.UUID:
 def from_microseconds(number: int) -> datetime:
     """Return a moment from PostgreSQL's own form of it: microseconds since 2000."""
     return _YEAR_2000 + timedelta(microseconds=number)
+
+
+# Cached, because messages of one second come one after the other.
+@lru_cache(maxsize=64)
+def _second_text(second: int) -> str:
+    """Return the ISO form of a moment, in seconds since 2000, without its offset."""
+    return (_YEAR_2000 + timedelta(seconds=second)).replace(tzinfo=None).isoformat()
 
 
 def uuid7() -> uuid.UUID:

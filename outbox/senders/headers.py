@@ -19,7 +19,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import lru_cache
 from typing import NoReturn
 from urllib.parse import quote, unquote
@@ -76,24 +76,22 @@ def wire_headers(
     Raises:
         InvalidMessageError: no destination could carry the headers of the row, or they hold a reserved name.
     """
-    headers: dict[str, str] = {}
-    if message.headers_json is not None:
-        headers = own_headers(message)
-        for name, value in headers.items():
-            _check(name, value, reserved)
+    stored = message.headers_json
+    headers = {} if stored is None else _checked_headers(message, stored, reserved)
     # Set last, so that no header of the row can replace them.
-    headers[id_name] = str(message.message_id)
+    headers[id_name] = message.id_text
     if keyed and message.key is not None:
         headers[KEY] = _quoted(message.key)
     if message.tags is not None:
         headers[TAGS] = _quoted(message.tags)
-    created_at = message.created_at
+    created_at = message.created_at_text
     if created_at is not None:
-        headers[CREATED_AT] = (created_at if created_at.tzinfo is UTC else created_at.astimezone(UTC)).isoformat()
-    if message.content_type is not None:
-        if not _is_line(message.content_type):
+        headers[CREATED_AT] = created_at
+    content_type = message.content_type
+    if content_type is not None:
+        if not _is_line(content_type):
             _refuse("content_type", _LINE)
-        headers[CONTENT_TYPE] = message.content_type
+        headers[CONTENT_TYPE] = content_type
     return headers
 
 
@@ -138,6 +136,21 @@ def read_headers(topic: str, body: bytes, headers: Mapping[str, str], *, id_name
     return message
 
 
+def _checked_headers(message: Message, stored: str, reserved: Reserved) -> dict[str, str]:
+    """Return the user's headers; refuse those that no destination could carry, or that have a reserved name."""
+    headers = own_headers(message)
+    # Without a backslash JSON holds no control character, so every value is one line.
+    if stored.isascii() and "\\" not in stored:
+        for name in headers:
+            _check_name(name, reserved)
+    else:
+        for name, value in headers.items():
+            _check_name(name, reserved)
+            if not _is_line(value):
+                _refuse(_named(name), _LINE)
+    return headers
+
+
 def _parsed(text: str) -> object:
     """Return what `json.loads` returns; it also looks for white space at both ends, which our writers never write."""
     value, end = _decode(text) if text.startswith("{") else (None, -1)
@@ -147,12 +160,6 @@ def _parsed(text: str) -> object:
 def _quoted(text: str) -> str:
     """Return what `quote` returns, which itself takes longer for a text that stays as it is."""
     return quote(text, safe="") if text.encode().strip(_STAYS) else text
-
-
-def _check(name: str, value: str, reserved: Reserved) -> None:
-    _check_name(name, reserved)
-    if not _is_line(value):
-        _refuse(_named(name), _LINE)
 
 
 # An application has few names for very many headers.
