@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 from outbox.errors import InvalidMessageError, MissingExtraError
@@ -220,14 +220,8 @@ class _Connection:
         self._producer.close()
 
     def _produce(self, topic: str, message: Message, report: Any) -> None:
-        headers = wire_headers(message, keyed=False)
-        self._producer.produce(
-            topic,
-            value=message.body,
-            key=None if message.key is None else message.key.encode(),
-            headers=[(name, value.encode()) for name, value in headers.items()],
-            on_delivery=report,
-        )
+        headers: dict[str, Any] = wire_headers(message, keyed=False)
+        self._producer.produce(topic, message.body, message.key, headers=headers, on_delivery=report)
 
     def _report(self, call: _Call, index: int, error: KafkaError | None, _record: Record) -> None:
         """Take the report on one message."""
@@ -312,6 +306,8 @@ def _no_topic(topic: str) -> Verdict:
     return Unavailable(f"Kafka has no topic {topic!r}; create it")
 
 
+# An application has few topics for very many messages.
+@lru_cache(maxsize=1024)
 def _refusal(topic: str) -> str | None:
     """Return the reason why Kafka cannot have a topic; None if it can."""
     if _TOPIC.fullmatch(topic) and len(topic) <= _MOST_TOPIC and topic not in (".", ".."):
