@@ -4,6 +4,9 @@ A prefix in the path stands before each topic, with a dot. A message is `Done` w
 it. The key is Kafka's own, and finds its partition as Java's clients do. A topic that is not there is never created:
 its messages wait.
 
+A key's records are sent without waiting for each other: as long as nothing is refused, Kafka itself stores none without
+those before it. After a refusal one record of each key is sent at a time, for a while.
+
 A consumer finds the id in the header `Outbox-Id`. The other fields have the names of `outbox.senders.headers`, and
 `read_message` turns a record back into a `Message`. Kafka drops a second copy only within one connection of a sender.
 
@@ -19,6 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import lru_cache, partial
 from typing import Any
@@ -42,6 +46,8 @@ except ImportError as error:
 #: Far below what the client has room for.
 _MOST_UNDER_WAY = 10_000
 _MOST_BYTES_UNDER_WAY = 32 * 1024 * 1024
+#: For so long after a refusal, records of a key wait for each other.
+_CAREFUL_SECONDS = 1.0
 #: More than a body and headers can take, so that the topic's own limit counts.
 _LARGEST_RECORD = 16 * 1024 * 1024
 _MOST_TOPIC = 249
@@ -57,7 +63,7 @@ _NO_BROKER = (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaErr
 
 
 class KafkaSender:
-    """A sender that appends records to topics; at most one message of a key is unacknowledged.
+    """A sender that appends records to topics, and the records of a key in their order.
 
     `send` may be called in any thread; several calls take turns. Each returns within `timeout`. The first call makes a
     producer. When a broker does not answer in time, the next call makes a new one.
@@ -79,6 +85,8 @@ class KafkaSender:
         self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
         self._turn = threading.Lock()
         self._connection: _Connection | None = None
+        #: Until then, records of a key wait for each other.
+        self._careful_until = 0.0
         in_child(self._begin_in_child)
 
     def _begin_in_child(self) -> None:
@@ -95,7 +103,7 @@ class KafkaSender:
         if not self._turn.acquire(timeout=self._seconds * 0.9):
             return [Unavailable("Kafka: another call is under way", everything=True)] * len(messages)
         try:
-            return self._deliver(_Call(messages, self._prefix), until)
+            return self._send(messages, until)
         finally:
             self._turn.release()
 
@@ -107,13 +115,28 @@ class KafkaSender:
         with self._turn:
             self._drop()
 
+    def _send(self, messages: Sequence[Message], until: float) -> list[Verdict]:
+        if time.monotonic() < self._careful_until:
+            return self._deliver(_Call(messages), until)
+        call = _Call(messages, streams=True)
+        verdicts = self._deliver(call, until)
+        if call.is_refused:
+            self._careful_until = time.monotonic() + _CAREFUL_SECONDS
+            left = [index for index, verdict in enumerate(verdicts) if verdict is not DONE]
+            again = self._deliver(_Call([messages[index] for index in left]), until)
+            for index, verdict in zip(left, again, strict=True):
+                verdicts[index] = verdict
+        return verdicts
+
     def _deliver(self, call: _Call, until: float) -> list[Verdict]:
-        connection = self._connection = self._connection or _Connection(self._settings(), self._prefix)
+        connection = self._connected(streams=call.streams)
         connection.begin()
         while call.chains.left:
-            connection.hand_over(call)
+            connection.hand_over(call, until)
             left = until - time.monotonic()
-            connection.wait(max(0.0, min(left, 0.1)))
+            connection.wait(call, max(0.0, min(left, 0.1)))
+            if call.is_refused and not call.under_way:
+                break
             if connection.trouble or (left <= 0 and call.chains.left):
                 trouble = connection.trouble or f"no answer within {self._seconds * 0.9:g} s{connection.hint}"
                 call.chains.give_up(self._log.lost(f"{self._where}: {trouble}"))
@@ -122,13 +145,21 @@ class KafkaSender:
                 self._log.connected(self._where)
         return call.chains.verdicts()
 
+    def _connected(self, *, streams: bool) -> _Connection:
+        """Return the producer, after a new one was made if that is needed."""
+        if self._connection is not None and self._connection.streams is not streams:
+            self._drop()
+        if self._connection is None:
+            self._connection = _Connection(self._settings(streams=streams), self._prefix, streams=streams)
+        return self._connection
+
     def _drop(self) -> None:
         """Give the producer up, with what it has not sent yet, so that none of it is sent later."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, *, streams: bool) -> dict[str, Any]:
         address = self._address
         user = address.user is not None
         security = ("SASL_SSL" if user else "SSL") if address.scheme == "kafkas" else "SASL_PLAINTEXT" if user else ""
@@ -151,7 +182,13 @@ class KafkaSender:
             "allow.auto.create.topics": False,
             "topic.metadata.propagation.max.ms": 0,
             "message.max.bytes": _LARGEST_RECORD,
-            "delivery.timeout.ms": int(self._seconds * 800),
+            # With the guarantee, a record that is refused ends the producer. It does not hold for a record that the
+            # client gave up after some time, so this sender alone gives up.
+            **(
+                {"enable.gapless.guarantee": True, "delivery.timeout.ms": 0}
+                if streams
+                else {"delivery.timeout.ms": int(self._seconds * 800)}
+            ),
             # Records are put together while they are handed over; `flush` does not wait for so long.
             "linger.ms": 5,
             "log_level": 2,
@@ -177,51 +214,58 @@ def read_message(record: Record, *, prefix: str = "") -> Message:
 class _Connection:
     """One producer. Once it fails, or does not answer in time, it is closed and never used again."""
 
-    def __init__(self, settings: dict[str, Any], prefix: str) -> None:
+    def __init__(self, settings: dict[str, Any], prefix: str, *, streams: bool) -> None:
         self._producer = Producer(settings, error_cb=self._note, logger=logging.getLogger(f"{__name__}.client"))
         self._prefix = prefix
-        #: Topics that were not there when they were last used. The client itself would notice a new one very late.
-        self._missing: set[str] = set()
+        #: True when records of a key are sent without waiting for each other; a refused record ends the producer.
+        self.streams = streams
+        #: The topics that are there; and the verdicts on those that are not, or may not be used. The client itself
+        #: would notice a new one very late.
+        self._topics: set[str] = set()
+        self._missing: dict[str, Verdict] = {}
         #: The reason why nothing can be sent; empty while all is well. `hint`: what the client said last.
         self.trouble = self.hint = ""
 
     def begin(self) -> None:
-        """Begin a call: what the client said before is no news any more."""
-        self._producer.poll(0)
+        """Begin a call: what the client said before is no news any more, and a topic may be there by now."""
+        with suppress(KafkaException):
+            self._producer.poll(0)
         self.hint = ""
-        self._missing = {topic for topic in self._missing if not self._is_there(topic)}
+        self._missing.clear()
 
-    def hand_over(self, call: _Call) -> None:
+    def hand_over(self, call: _Call, until: float) -> None:
         """Hand over what may be sent now."""
-        while (index := call.take()) is not None:
+        while not call.is_refused and (index := call.take()) is not None:
             message = call.messages[index]
             topic = self._prefix + message.topic
-            refusal = _refusal(topic)
-            if topic in self._missing:
-                call.settle(index, _no_topic(topic))
+            verdict = self._look_up(topic, until) if topic not in self._topics else None
+            if self.trouble:
+                return
+            if verdict is not None:
+                call.settle(index, verdict)
                 continue
             try:
-                if refusal is None:
-                    self._produce(topic, message, partial(self._report, call, index))
-            except InvalidMessageError as unfit:
-                refusal = str(unfit)
-            except (ValueError, KafkaException) as error:
-                refusal = f"Kafka cannot carry it: {error}"
-            if refusal is not None:
-                call.settle(index, Reject(refusal))
+                headers: dict[str, Any] = wire_headers(message, keyed=False)
+                report = partial(self._report, call, index)
+                self._producer.produce(topic, message.body, message.key, headers=headers, on_delivery=report)
+            except (InvalidMessageError, ValueError, KafkaException) as error:
+                unfit = isinstance(error, InvalidMessageError)
+                call.refuse(index, Reject(str(error) if unfit else f"Kafka cannot carry it: {error}"))
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, call: _Call, seconds: float) -> None:
         """Send what was handed over, at once, and wait for its reports for at most so long."""
-        self._producer.flush(seconds)
+        try:
+            self._producer.flush(seconds)
+        except KafkaException as error:
+            # The client raises what ends the producer; the reports come by the next call.
+            call.is_refused = self.streams
+            self._note(error.args[0])
 
     def close(self) -> None:
         """Forget whatever was not sent, and end the producer."""
         self._producer.purge()
-        self._producer.close()
-
-    def _produce(self, topic: str, message: Message, report: Any) -> None:
-        headers: dict[str, Any] = wire_headers(message, keyed=False)
-        self._producer.produce(topic, message.body, message.key, headers=headers, on_delivery=report)
+        with suppress(KafkaException):
+            self._producer.close()
 
     def _report(self, call: _Call, index: int, error: KafkaError | None, _record: Record) -> None:
         """Take the report on one message."""
@@ -230,43 +274,63 @@ class _Connection:
             return
         topic = self._prefix + call.messages[index].topic
         if error.fatal():
-            self.trouble = error.str()
+            self._note(error)
+            call.refuse(index, Unavailable(error.str(), everything=True))
         elif error.code() in _NO_SUCH_TOPIC:
-            self._missing.add(topic)
-            call.settle(index, _no_topic(topic))
+            self._topics.discard(topic)
+            call.refuse(index, self._missing.setdefault(topic, _no_topic(topic)))
         elif error.code() in _ONE_OF_A_BATCH:
             call.blame(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
         elif error.code() == KafkaError.TOPIC_EXCEPTION:
-            call.settle(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
+            call.refuse(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
         else:
             about_the_topic = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
             text = f"Kafka on topic {topic!r}: {error.str()}{self.hint}"
-            call.settle(index, Unavailable(text, everything=not about_the_topic))
+            call.refuse(index, Unavailable(text, everything=not about_the_topic))
 
     def _note(self, error: KafkaError) -> None:
         """Note an event of the client that is about no message."""
-        if error.fatal() or error.code() in _NO_BROKER:
+        if error.code() in _NO_BROKER or (error.fatal() and not self.streams):
             self.trouble = self.trouble or error.str() + self.hint
         self.hint = f": {error.str()}"
 
-    def _is_there(self, topic: str) -> bool:
+    def _look_up(self, topic: str, until: float) -> Verdict | None:
+        """Return why a topic cannot be used; None if it can. If no broker answers in time, that is a trouble."""
+        refusal = _refusal(topic)
+        if refusal is not None:
+            return Reject(refusal)
+        if topic in self._missing:
+            return self._missing[topic]
         try:
-            found = self._producer.list_topics(topic, timeout=1).topics.get(topic)
-        except KafkaException:
-            return False
-        return found is not None and found.error is None
+            about = self._producer.list_topics(topic, timeout=max(0.1, until - time.monotonic())).topics.get(topic)
+        except KafkaException as error:
+            # An event, which only a poll brings, may say more.
+            with suppress(KafkaException):
+                self._producer.poll(0.1)
+            text = self.trouble or error.args[0].str()
+            self.trouble = text if self.hint.removeprefix(": ") in text else text + self.hint
+            return None
+        if about is None or about.error is not None:
+            self._missing[topic] = _no_topic(topic) if about is None else _unusable(topic, about.error)
+            return self._missing[topic]
+        self._topics.add(topic)
+        return None
 
 
 class _Call:
     """One call of `send`: its messages and their verdicts."""
 
-    __slots__ = ("_alone", "_suspects", "_under_way", "chains", "is_answered", "messages")
+    __slots__ = ("_alone", "_suspects", "chains", "is_answered", "is_refused", "messages", "streams", "under_way")
 
-    def __init__(self, messages: Sequence[Message], prefix: str) -> None:
+    def __init__(self, messages: Sequence[Message], *, streams: bool = False) -> None:
         self.messages = messages
-        self.chains = Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY)
+        self.streams = streams
+        most, most_bytes = _MOST_UNDER_WAY, _MOST_BYTES_UNDER_WAY
+        self.chains = Chains(messages, most=most, most_bytes=most_bytes, streams=streams)
         self.is_answered = False
-        self._under_way = 0
+        #: True when a record of a stream was refused: the rest of the call is not sent by it.
+        self.is_refused = False
+        self.under_way = 0
         #: Messages whose batch was refused. Each is sent once more, alone, which shows whether it is the cause.
         self._suspects: deque[int] = deque()
         self._alone = False
@@ -274,32 +338,43 @@ class _Call:
     def take(self) -> int | None:
         """Return the index of a message to send now; None when there is none."""
         if self._suspects:
-            if self._under_way:
+            if self.under_way:
                 return None
             self._alone = True
             index: int | None = self._suspects.popleft()
-        elif self._alone and self._under_way:
+        elif self._alone and self.under_way:
             return None
         else:
             self._alone = False
             index = self.chains.take()
         if index is not None:
-            self._under_way += 1
+            self.under_way += 1
         return index
 
     def settle(self, index: int, verdict: Verdict) -> None:
         """Store the verdict on a message."""
-        self._under_way -= 1
+        self.under_way -= 1
         self.is_answered = True
         self.chains.settle(index, verdict)
 
+    def refuse(self, index: int, verdict: Verdict) -> None:
+        """Store the verdict on a message that is not accepted, which ends a stream."""
+        self.is_refused = self.streams
+        self.settle(index, verdict)
+
     def blame(self, index: int, verdict: Verdict) -> None:
         """Store a verdict that is certain if the message was sent alone; else send it alone."""
-        if self._alone:
-            self.settle(index, verdict)
+        if self._alone or self.streams:
+            self.refuse(index, verdict)
         else:
-            self._under_way -= 1
+            self.under_way -= 1
             self._suspects.append(index)
+
+
+def _unusable(topic: str, error: KafkaError) -> Verdict:
+    if error.code() in _NO_SUCH_TOPIC:
+        return _no_topic(topic)
+    return Unavailable(f"Kafka on topic {topic!r}: {error.str()}")
 
 
 def _no_topic(topic: str) -> Verdict:

@@ -1,4 +1,4 @@
-"""The order of sending within one call: one message of each key at a time, and not too many in all."""
+"""The order of sending within one call, and not too many messages under way at once."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ class Chains:
     `take` offers a message once all before it in its chain are `Done`; it is then under way until `settle`. The first
     other verdict settles the rest of its chain as `Unavailable`. At most `most` messages are under way, and none is
     offered while `most_bytes` of bodies are under way. The class uses neither clock nor destination.
+
+    `streams`: for a destination that stores no later message of a topic and key without those before it. A message is
+    then offered while others of its key are under way, as long as the key keeps to one topic.
     """
 
     __slots__ = (
@@ -33,7 +36,7 @@ class Chains:
         "left",
     )
 
-    def __init__(self, messages: Sequence[Message], *, most: int, most_bytes: int) -> None:
+    def __init__(self, messages: Sequence[Message], *, most: int, most_bytes: int, streams: bool = False) -> None:
         self.left = len(messages)
         self._messages = messages
         self._most = most
@@ -45,14 +48,19 @@ class Chains:
         self._not_asked: Verdict = Unavailable("not handed over")
         self._successor: dict[int, int] = {}
         newest: dict[str, int] = {}
+        chained: set[str] = set()
         for index, message in enumerate(messages):
             key = message.key
-            if key is None or key not in newest:
+            if key is None:
+                self._ready.append(index)
+                continue
+            before = newest.get(key)
+            newest[key] = index
+            if before is None or (streams and key not in chained and message.topic == messages[before].topic):
                 self._ready.append(index)
             else:
-                self._successor[newest[key]] = index
-            if key is not None:
-                newest[key] = index
+                chained.add(key)
+                self._successor[before] = index
 
     def take(self) -> int | None:
         """Return the index of a message to send now; None when there is none, or when too much is under way."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.model.verdict import DONE, Unavailable
+from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.kafka import KafkaSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored, outcome_of
 from tests.support.kafka_topics import FarKafka, Topics
@@ -46,12 +46,54 @@ def mortal() -> Iterator[FarKafka]:
         yield kafka
 
 
-def test_at_most_one_message_of_a_key_is_unacknowledged(kafka, topics, sender):
+def test_the_messages_of_a_key_do_not_wait_for_each_other(kafka, topics, sender):
     """What arrives while no answer does. The topic has one partition, so that nothing else holds a message back."""
     topics.make("single", partitions=1)
     check_all_done(sender.send(first := [a_message("single", "first")]), first)
-    keys = ["a", "b", None, "a", None, "a", "b", None]
-    sent = [a_message("single", n, key=key) for n, key in enumerate(keys)]
+    sent = [a_message("single", n, key=key) for n, key in enumerate(["a", "b", None, "a", None, "a", "b", None])]
+
+    kafka.proxy.hold_answers()
+    assert outcome_of(sender, sent) == [Unavailable] * 8
+    topics.recover()
+
+    assert [record.value() for record in topics.records()] == [b"first", *(message.body for message in sent)]
+
+
+def test_a_key_of_several_topics_waits_where_its_topic_changes(kafka, topics, sender):
+    """Kafka keeps no order between topics."""
+    for topic in ("single", "other"):
+        topics.make(topic, partitions=1)
+        check_all_done(sender.send(first := [a_message(topic, "first")]), first)
+    sent = [a_message(topic, n, key="a") for n, topic in enumerate(["single", "single", "other", "other", "single"])]
+
+    kafka.proxy.hold_answers()
+    assert outcome_of(sender, sent) == [Unavailable] * 5
+    topics.recover()
+
+    assert sorted(record.value() for record in topics.records()) == [b"0", b"1", b"first", b"first"]
+
+
+def test_what_follows_a_refused_message_of_its_key_is_not_stored_before_it(topics, sender):
+    """The broker refuses one message of many that are under way; those behind it must not pass it."""
+    topics.limit("alpha", 5_000)
+    sent = [a_message("alpha", str(n).ljust(6_000 if n == 100 else 300), key=f"k{n % 7}") for n in range(200)]
+
+    verdicts = sender.send(sent)
+
+    behind = [n for n in range(101, 200) if n % 7 == 100 % 7]
+    assert [n for n, verdict in enumerate(verdicts) if verdict != DONE] == [100, *behind]
+    assert isinstance(verdicts[100], Reject)
+    stored = [record.value() for record in topics.records()]
+    assert sorted(stored) == sorted(sent[n].body for n, verdict in enumerate(verdicts) if verdict == DONE)
+
+
+def test_after_a_refusal_at_most_one_message_of_a_key_is_unacknowledged(kafka, topics, sender):
+    """Without the guarantee of a stream, each message of a key waits until the one before it is stored."""
+    topics.make("single", partitions=1)
+    topics.limit("single", 5_000)
+    refused, first = sender.send([a_message("single", b"x" * 6_000), a_message("single", "first")])
+    assert (type(refused), first) == (Reject, DONE)
+    sent = [a_message("single", n, key=key) for n, key in enumerate(["a", "b", None, "a", None, "a", "b", None])]
 
     kafka.proxy.hold_answers()
     assert outcome_of(sender, sent) == [Unavailable] * 8

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Self
 
-from confluent_kafka import Consumer, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -101,7 +101,7 @@ class Topics(Destination):
             if name.startswith(f"{self.prefix}.")
             for number in topic.partitions
         ]
-        ends = {each: self._consumer.get_watermark_offsets(each, timeout=10)[1] for each in places}
+        ends = {each: self._end(each) for each in places}
         left = sum(ends.values())
         self._consumer.assign(places)
         records: list[Message] = []
@@ -111,6 +111,17 @@ class Topics(Destination):
         self._consumer.unassign()
         assert len(records) == left, f"{len(records)} of {left} records were read"
         return sorted(records, key=lambda record: record.timestamp()[1])
+
+    def _end(self, place: TopicPartition) -> int:
+        """The number of records of a partition; a new one has no leader for a moment."""
+        until = time.monotonic() + 10
+        while True:
+            try:
+                return self._consumer.get_watermark_offsets(place, timeout=10)[1]
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > until:
+                    raise
+                time.sleep(0.1)
 
     def stored(self) -> list[Stored]:
         """The same as a consumer of an outbox reads it."""
