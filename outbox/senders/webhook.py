@@ -320,7 +320,7 @@ def _open_client(target: Target) -> AsyncClient:
         limits=limits,
         proxy=target.proxy,
     )
-    watch(transport)
+    watch(transport._pool)  # it takes everything else that its pool takes, but no network
     headers = {"User-Agent": "outbox", "Accept": "*/*", "Accept-Encoding": "identity"}
     if target.authorization is not None:
         headers["Authorization"] = target.authorization

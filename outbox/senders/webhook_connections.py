@@ -11,16 +11,14 @@ import ssl
 from collections.abc import Iterable
 from typing import Any
 
-from httpcore2 import AsyncNetworkBackend, AsyncNetworkStream, ConnectError
-from httpx2 import AsyncHTTPTransport
+from httpcore2 import AsyncConnectionPool, AsyncNetworkBackend, AsyncNetworkStream, ConnectError
 
 #: How every answer begins.
 _BEGINNING = b"HTTP/"
 
 
-def watch(transport: AsyncHTTPTransport) -> None:
-    """Have a transport make such connections from now on."""
-    pool = transport._pool  # the transport takes everything else that its pool takes, but no network
+def watch(pool: AsyncConnectionPool) -> None:
+    """Have a pool make such connections from now on."""
     pool._network_backend = _Network(pool._network_backend)
 
 
