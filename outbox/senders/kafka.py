@@ -20,7 +20,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from outbox.errors import InvalidMessageError, MissingExtraError
@@ -36,6 +36,9 @@ from outbox.senders.port import destination_of
 try:
     from confluent_kafka import KafkaError, KafkaException, Producer
     from confluent_kafka import Message as Record
+
+    from outbox.senders.kafka_refusals import NO_BROKER, NO_SUCH_TOPIC, ONE_OF_A_BATCH, no_topic, refusal_of
+    from outbox.senders.kafka_transactions import Transactions
 except ImportError as error:
     raise MissingExtraError("Kafka needs an extra: pip install 'outbox-log[kafka]'") from error
 
@@ -44,16 +47,12 @@ _MOST_UNDER_WAY = 10_000
 _MOST_BYTES_UNDER_WAY = 32 * 1024 * 1024
 #: More than a body and headers can take, so that the topic's own limit counts.
 _LARGEST_RECORD = 16 * 1024 * 1024
-_MOST_TOPIC = 249
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+_OPTIONS = ("timeout", "mechanism", "compression", "ca", "transactional.id")
+
+_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 _MECHANISMS = {"plain": "PLAIN", "scram-sha-256": "SCRAM-SHA-256", "scram-sha-512": "SCRAM-SHA-512"}
 _COMPRESSIONS = {name: name for name in ("none", "gzip", "lz4", "snappy", "zstd")}
-#: Errors that a whole batch of records gets although one of them may be the cause.
-_ONE_OF_A_BATCH = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG)
-_NO_SUCH_TOPIC = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION)
-#: Events that say that no broker can be reached, or that none lets this user in.
-_NO_BROKER = (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)
 
 
 class KafkaSender:
@@ -66,11 +65,11 @@ class KafkaSender:
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
         self.destination = destination_of(url)
         form = "kafka://host:9092,host2:9092 or kafkas://host:9092"
-        address = Address.of(url, form=form, options=("timeout", "mechanism", "compression", "ca"))
+        address = Address.of(url, form=form, options=_OPTIONS)
         self._seconds = address.timeout(timeout)
         self.deadline = timedelta(seconds=self._seconds)
         self._prefix = "".join(f"{name}." for name in address.path)
-        if self._prefix and not _TOPIC.fullmatch(self._prefix):
+        if self._prefix and not _PREFIX.fullmatch(self._prefix):
             address.refuse("the path is a prefix of topics, of letters, digits, - and _")
         self._where = f"{address.scheme}://{','.join(address.hosts)}"
         self._address = address
@@ -79,13 +78,16 @@ class KafkaSender:
         self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
         self._turn = threading.Lock()
         self._connection: _Connection | None = None
+        self._transactions = self._made_for(address.options.get("transactional.id"))
         in_child(self._begin_in_child)
 
     def _begin_in_child(self) -> None:
         """Begin without a producer. The threads of the parent's do not run here, so its end would wait for ever."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+        for of_parent in (self._connection, self._transactions):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(of_parent))
         self._turn = threading.Lock()
         self._connection = None
+        self._transactions = self._made_for(self._address.options.get("transactional.id"))
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages; return one verdict per message, in their order."""
@@ -95,6 +97,8 @@ class KafkaSender:
         if not self._turn.acquire(timeout=self._seconds * 0.9):
             return [Unavailable("Kafka: another call is under way", everything=True)] * len(messages)
         try:
+            if self._transactions is not None:
+                return self._commit(self._transactions, messages, until)
             return self._deliver(_Call(messages, self._prefix), until)
         finally:
             self._turn.release()
@@ -104,8 +108,12 @@ class KafkaSender:
         connection = self._connection
         if connection is not None:
             connection.trouble = "the sender was closed"
+        if self._transactions is not None:
+            self._transactions.trouble = "the sender was closed"
         with self._turn:
             self._drop()
+            if self._transactions is not None:
+                self._transactions.close()
 
     def _deliver(self, call: _Call, until: float) -> list[Verdict]:
         connection = self._connection = self._connection or _Connection(self._settings(), self._prefix)
@@ -121,6 +129,19 @@ class KafkaSender:
             elif call.is_answered:
                 self._log.connected(self._where)
         return call.chains.verdicts()
+
+    def _commit(self, transactions: Transactions, messages: Sequence[Message], until: float) -> list[Verdict]:
+        verdicts, failure = transactions.send(messages, self._prefix, until)
+        if failure:
+            self._log.lost(f"{self._where}: {failure}")
+        else:
+            self._log.connected(self._where)
+        return verdicts
+
+    def _made_for(self, name: str | None) -> Transactions | None:
+        if name == "":
+            self._address.refuse("transactional.id must be a name")
+        return None if name is None else Transactions(self._settings(), name, self._where, self._seconds)
 
     def _drop(self) -> None:
         """Give the producer up, with what it has not sent yet, so that none of it is sent later."""
@@ -196,9 +217,9 @@ class _Connection:
         while (index := call.take()) is not None:
             message = call.messages[index]
             topic = self._prefix + message.topic
-            refusal = _refusal(topic)
+            refusal = refusal_of(topic)
             if topic in self._missing:
-                call.settle(index, _no_topic(topic))
+                call.settle(index, no_topic(topic))
                 continue
             try:
                 if refusal is None:
@@ -231,10 +252,10 @@ class _Connection:
         topic = self._prefix + call.messages[index].topic
         if error.fatal():
             self.trouble = error.str()
-        elif error.code() in _NO_SUCH_TOPIC:
+        elif error.code() in NO_SUCH_TOPIC:
             self._missing.add(topic)
-            call.settle(index, _no_topic(topic))
-        elif error.code() in _ONE_OF_A_BATCH:
+            call.settle(index, no_topic(topic))
+        elif error.code() in ONE_OF_A_BATCH:
             call.blame(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
         elif error.code() == KafkaError.TOPIC_EXCEPTION:
             call.settle(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
@@ -245,7 +266,7 @@ class _Connection:
 
     def _note(self, error: KafkaError) -> None:
         """Note an event of the client that is about no message."""
-        if error.fatal() or error.code() in _NO_BROKER:
+        if error.fatal() or error.code() in NO_BROKER:
             self.trouble = self.trouble or error.str() + self.hint
         self.hint = f": {error.str()}"
 
@@ -300,22 +321,6 @@ class _Call:
         else:
             self._under_way -= 1
             self._suspects.append(index)
-
-
-def _no_topic(topic: str) -> Verdict:
-    return Unavailable(f"Kafka has no topic {topic!r}; create it")
-
-
-# An application has few topics for very many messages.
-@lru_cache(maxsize=1024)
-def _refusal(topic: str) -> str | None:
-    """Return the reason why Kafka cannot have a topic; None if it can."""
-    if _TOPIC.fullmatch(topic) and len(topic) <= _MOST_TOPIC and topic not in (".", ".."):
-        return None
-    return (
-        f"Kafka has no topic {topic!r:.300}: it has to be of letters, digits, ., - and _, at most {_MOST_TOPIC};"
-        " send it under another topic, and discard this one"
-    )
 
 
 def _chosen(address: Address, option: str, choices: Mapping[str, str], *, default: str) -> str:
