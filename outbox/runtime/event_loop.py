@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from typing import Any, Generic, NamedTuple, TypeVar
+from weakref import finalize
 
 from outbox.runtime.fork import in_child
 
@@ -19,8 +20,9 @@ _PATIENCE = 1.0
 class BackgroundLoop(Generic[T]):
     """Keeps an object, the resident, in the event loop of a daemon thread. Both are made at the first call.
 
-    `make` makes the resident; `farewell` is run before its loop ends. A forked child has no such thread: there the
-    first call begins anew, with another resident.
+    `make` makes the resident; `farewell` is run before its loop ends, which happens at the latest when this object is
+    collected. A process that ends does not wait for it. A forked child has no such thread: there the first call begins
+    anew, with another resident.
     """
 
     def __init__(self, name: str, *, make: Callable[[], T], farewell: Callable[[T], Coroutine[Any, Any, None]]) -> None:
@@ -39,7 +41,7 @@ class BackgroundLoop(Generic[T]):
         """
         with self._lock:
             if self._running is None:
-                self._running = _start(self._name, self._make())
+                self._running = self._start(self._make())
             running = self._running
         future = asyncio.run_coroutine_threadsafe(action(running.resident), running.loop)
         try:
@@ -49,7 +51,7 @@ class BackgroundLoop(Generic[T]):
             with self._lock:
                 if self._running is running:
                     self._running = None
-            self._dismiss(running)
+            running.dismiss()
             raise
 
     def stop(self) -> None:
@@ -57,15 +59,22 @@ class BackgroundLoop(Generic[T]):
         with self._lock:
             running, self._running = self._running, None
         if running is not None:
-            self._dismiss(running)
+            running.dismiss()
             running.thread.join(2 * _PATIENCE)
 
-    def _dismiss(self, running: _Running) -> None:
-        asyncio.run_coroutine_threadsafe(_end(self._farewell(running.resident)), running.loop)
+    def _start(self, resident: T) -> _Running:
+        loop = asyncio.new_event_loop()
+        thread = threading.Thread(target=_run, args=(loop, resident), name=self._name, daemon=True)
+        thread.start()
+        dismiss = finalize(self, _dismiss, loop, self._farewell, resident)
+        dismiss.atexit = False
+        return _Running(loop, thread, resident, dismiss)
 
     def _after_fork(self) -> None:
         # The parent's loop must neither run nor be torn down here: its sockets and its epoll are the parent's, too.
-        _left_behind.append(self._running)
+        if self._running is not None:
+            self._running.dismiss.detach()
+            _left_behind.append(self._running)
         self._running = None
         self._lock = threading.Lock()
 
@@ -74,21 +83,22 @@ class _Running(NamedTuple):
     loop: asyncio.AbstractEventLoop
     thread: threading.Thread
     resident: Any
+    #: Ends all of it; a second call does nothing.
+    dismiss: finalize[..., Any]
 
 
-def _start(name: str, resident: object) -> _Running:
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=_run, args=(loop,), name=name, daemon=True)
-    thread.start()
-    return _Running(loop, thread, resident)
-
-
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run(loop: asyncio.AbstractEventLoop, _resident: object) -> None:
+    # This frame keeps the resident as long as its thread. When a process ends, threads are not taken apart, so that no
+    # connection is collected then, and none complains that nobody has closed it.
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()
     finally:
         loop.close()
+
+
+def _dismiss(loop: asyncio.AbstractEventLoop, farewell: Callable[[T], Coroutine[Any, Any, None]], resident: T) -> None:
+    asyncio.run_coroutine_threadsafe(_end(farewell(resident)), loop)
 
 
 async def _end(farewell: Coroutine[Any, Any, None]) -> None:

@@ -24,7 +24,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 from outbox.errors import InvalidMessageError, MissingExtraError
@@ -40,6 +40,16 @@ from outbox.senders.port import destination_of
 try:
     from confluent_kafka import KafkaError, KafkaException, Producer
     from confluent_kafka import Message as Record
+
+    from outbox.senders.kafka_refusals import (
+        CLIENT_ERRORS,
+        NO_BROKER,
+        ONE_OF_A_BATCH,
+        no_topic,
+        refusal_of,
+        verdict_of_record,
+    )
+    from outbox.senders.kafka_transactions import Transactions
 except ImportError as error:
     raise MissingExtraError("Kafka needs an extra: pip install 'outbox-log[kafka]'") from error
 
@@ -50,16 +60,12 @@ _MOST_BYTES_UNDER_WAY = 32 * 1024 * 1024
 _CAREFUL_SECONDS = 1.0
 #: More than a body and headers can take, so that the topic's own limit counts.
 _LARGEST_RECORD = 16 * 1024 * 1024
-_MOST_TOPIC = 249
 
-_TOPIC = re.compile(r"[A-Za-z0-9._-]+")
+_OPTIONS = ("timeout", "mechanism", "compression", "ca", "transactional.id")
+
+_PREFIX = re.compile(r"[A-Za-z0-9._-]+")
 _MECHANISMS = {"plain": "PLAIN", "scram-sha-256": "SCRAM-SHA-256", "scram-sha-512": "SCRAM-SHA-512"}
 _COMPRESSIONS = {name: name for name in ("none", "gzip", "lz4", "snappy", "zstd")}
-#: Errors that a whole batch of records gets although one of them may be the cause.
-_ONE_OF_A_BATCH = (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG)
-_NO_SUCH_TOPIC = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION)
-#: Events that say that no broker can be reached, or that none lets this user in.
-_NO_BROKER = (KafkaError._ALL_BROKERS_DOWN, KafkaError._AUTHENTICATION, KafkaError._SSL, KafkaError._RESOLVE)
 
 
 class KafkaSender:
@@ -72,11 +78,11 @@ class KafkaSender:
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
         self.destination = destination_of(url)
         form = "kafka://host:9092,host2:9092 or kafkas://host:9092"
-        address = Address.of(url, form=form, options=("timeout", "mechanism", "compression", "ca"))
+        address = Address.of(url, form=form, options=_OPTIONS)
         self._seconds = address.timeout(timeout)
         self.deadline = timedelta(seconds=self._seconds)
         self._prefix = "".join(f"{name}." for name in address.path)
-        if self._prefix and not _TOPIC.fullmatch(self._prefix):
+        if self._prefix and not _PREFIX.fullmatch(self._prefix):
             address.refuse("the path is a prefix of topics, of letters, digits, - and _")
         self._where = f"{address.scheme}://{','.join(address.hosts)}"
         self._address = address
@@ -87,13 +93,16 @@ class KafkaSender:
         self._connection: _Connection | None = None
         #: Until then, records of a key wait for each other.
         self._careful_until = 0.0
+        self._transactions = self._made_for(address.options.get("transactional.id"))
         in_child(self._begin_in_child)
 
     def _begin_in_child(self) -> None:
         """Begin without a producer. The threads of the parent's do not run here, so its end would wait for ever."""
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._connection))
+        for of_parent in (self._connection, self._transactions):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(of_parent))
         self._turn = threading.Lock()
         self._connection = None
+        self._transactions = self._made_for(self._address.options.get("transactional.id"))
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages; return one verdict per message, in their order."""
@@ -103,6 +112,8 @@ class KafkaSender:
         if not self._turn.acquire(timeout=self._seconds * 0.9):
             return [Unavailable("Kafka: another call is under way", everything=True)] * len(messages)
         try:
+            if self._transactions is not None:
+                return self._commit(self._transactions, messages, until)
             return self._send(messages, until)
         finally:
             self._turn.release()
@@ -112,8 +123,12 @@ class KafkaSender:
         connection = self._connection
         if connection is not None:
             connection.trouble = "the sender was closed"
+        if self._transactions is not None:
+            self._transactions.trouble = "the sender was closed"
         with self._turn:
             self._drop()
+            if self._transactions is not None:
+                self._transactions.close()
 
     def _send(self, messages: Sequence[Message], until: float) -> list[Verdict]:
         if time.monotonic() < self._careful_until:
@@ -144,6 +159,19 @@ class KafkaSender:
             elif call.is_answered:
                 self._log.connected(self._where)
         return call.chains.verdicts()
+
+    def _commit(self, transactions: Transactions, messages: Sequence[Message], until: float) -> list[Verdict]:
+        verdicts, failure = transactions.send(messages, self._prefix, until)
+        if failure:
+            self._log.lost(f"{self._where}: {failure}")
+        else:
+            self._log.connected(self._where)
+        return verdicts
+
+    def _made_for(self, name: str | None) -> Transactions | None:
+        if name == "":
+            self._address.refuse("transactional.id must be a name")
+        return None if name is None else Transactions(self._settings(streams=False), name, self._where, self._seconds)
 
     def _connected(self, *, streams: bool) -> _Connection:
         """Return the producer, after a new one was made if that is needed."""
@@ -228,7 +256,7 @@ class _Connection:
 
     def begin(self) -> None:
         """Begin a call: what the client said before is no news any more, and a topic may be there by now."""
-        with suppress(KafkaException):
+        with suppress(*CLIENT_ERRORS):
             self._producer.poll(0)
         self.hint = ""
         self._missing.clear()
@@ -256,15 +284,16 @@ class _Connection:
         """Send what was handed over, at once, and wait for its reports for at most so long."""
         try:
             self._producer.flush(seconds)
-        except KafkaException as error:
+        except CLIENT_ERRORS as error:
             # The client raises what ends the producer; the reports come by the next call.
             call.is_refused = self.streams
-            self._note(error.args[0])
+            if isinstance(error, KafkaException):
+                self._note(error.args[0])
 
     def close(self) -> None:
         """Forget whatever was not sent, and end the producer."""
         self._producer.purge()
-        with suppress(KafkaException):
+        with suppress(*CLIENT_ERRORS):
             self._producer.close()
 
     def _report(self, call: _Call, index: int, error: KafkaError | None, _record: Record) -> None:
@@ -275,28 +304,22 @@ class _Connection:
         topic = self._prefix + call.messages[index].topic
         if error.fatal():
             self._note(error)
-            call.refuse(index, Unavailable(error.str(), everything=True))
-        elif error.code() in _NO_SUCH_TOPIC:
-            self._topics.discard(topic)
-            call.refuse(index, self._missing.setdefault(topic, _no_topic(topic)))
-        elif error.code() in _ONE_OF_A_BATCH:
+        if error.code() in ONE_OF_A_BATCH:
             call.blame(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
-        elif error.code() == KafkaError.TOPIC_EXCEPTION:
-            call.refuse(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
-        else:
-            about_the_topic = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
-            text = f"Kafka on topic {topic!r}: {error.str()}{self.hint}"
-            call.refuse(index, Unavailable(text, everything=not about_the_topic))
+            return
+        self._topics.discard(topic)
+        text = f"Kafka on topic {topic!r}: {error.str()}{self.hint}"
+        call.refuse(index, verdict_of_record(topic, error) or Unavailable(text, everything=True))
 
     def _note(self, error: KafkaError) -> None:
         """Note an event of the client that is about no message."""
-        if error.code() in _NO_BROKER or (error.fatal() and not self.streams):
+        if error.code() in NO_BROKER or (error.fatal() and not self.streams):
             self.trouble = self.trouble or error.str() + self.hint
         self.hint = f": {error.str()}"
 
     def _look_up(self, topic: str, until: float) -> Verdict | None:
         """Return why a topic cannot be used; None if it can. If no broker answers in time, that is a trouble."""
-        refusal = _refusal(topic)
+        refusal = refusal_of(topic)
         if refusal is not None:
             return Reject(refusal)
         if topic in self._missing:
@@ -305,13 +328,14 @@ class _Connection:
             about = self._producer.list_topics(topic, timeout=max(0.1, until - time.monotonic())).topics.get(topic)
         except KafkaException as error:
             # An event, which only a poll brings, may say more.
-            with suppress(KafkaException):
+            with suppress(*CLIENT_ERRORS):
                 self._producer.poll(0.1)
             text = self.trouble or error.args[0].str()
             self.trouble = text if self.hint.removeprefix(": ") in text else text + self.hint
             return None
         if about is None or about.error is not None:
-            self._missing[topic] = _no_topic(topic) if about is None else _unusable(topic, about.error)
+            found = about and about.error and verdict_of_record(topic, about.error)
+            self._missing[topic] = found or no_topic(topic)
             return self._missing[topic]
         self._topics.add(topic)
         return None
@@ -369,28 +393,6 @@ class _Call:
         else:
             self.under_way -= 1
             self._suspects.append(index)
-
-
-def _unusable(topic: str, error: KafkaError) -> Verdict:
-    if error.code() in _NO_SUCH_TOPIC:
-        return _no_topic(topic)
-    return Unavailable(f"Kafka on topic {topic!r}: {error.str()}")
-
-
-def _no_topic(topic: str) -> Verdict:
-    return Unavailable(f"Kafka has no topic {topic!r}; create it")
-
-
-# An application has few topics for very many messages.
-@lru_cache(maxsize=1024)
-def _refusal(topic: str) -> str | None:
-    """Return the reason why Kafka cannot have a topic; None if it can."""
-    if _TOPIC.fullmatch(topic) and len(topic) <= _MOST_TOPIC and topic not in (".", ".."):
-        return None
-    return (
-        f"Kafka has no topic {topic!r:.300}: it has to be of letters, digits, ., - and _, at most {_MOST_TOPIC};"
-        " send it under another topic, and discard this one"
-    )
 
 
 def _chosen(address: Address, option: str, choices: Mapping[str, str], *, default: str) -> str:

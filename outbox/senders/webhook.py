@@ -55,6 +55,8 @@ try:
         Request,
         Response,
     )
+
+    from outbox.senders.webhook_connections import watch
 except ImportError as error:
     raise MissingExtraError("webhooks need an extra: pip install 'outbox-log[http]'") from error
 
@@ -318,6 +320,7 @@ def _open_client(target: Target) -> AsyncClient:
         limits=limits,
         proxy=target.proxy,
     )
+    watch(transport._pool)  # it takes everything else that its pool takes, but no network
     headers = {"User-Agent": "outbox", "Accept": "*/*", "Accept-Encoding": "identity"}
     if target.authorization is not None:
         headers["Authorization"] = target.authorization

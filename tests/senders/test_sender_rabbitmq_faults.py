@@ -23,7 +23,7 @@ from outbox.testing.proxy import Direction, TcpProxy
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import RabbitServer
 from tests.conftest import started
-from tests.support.rabbit_exchanges import Exchange, Witness, paused
+from tests.support.rabbit_exchanges import Exchange, Witness, out_of_memory, paused
 from tests.support.waiting import eventually
 
 QUORUM = {"x-queue-type": "quorum"}
@@ -161,21 +161,40 @@ def test_a_paused_server_is_unavailable_in_time_and_found_again(fragile, quorum)
     check_stored(quorum, sent)
 
 
+def test_what_a_call_has_given_up_is_not_sent_later():
+    """A server that was paused reads on. The operating system has some 4 MB for it by then, of 8."""
+    first, sent = [a_message("orders", "first")], [a_message("orders", bytes(100_000)) for _ in range(80)]
+
+    with (
+        Witness() as witness,
+        closing(RabbitSender(witness.url, timeout=timedelta(seconds=1))) as sender,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        verdicts = pool.submit(sender.send, first)
+        witness.arrivals(1)
+        witness.confirm()
+        check_all_done(verdicts.result(), first)
+        witness.pause()
+        assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
+
+        assert witness.read_to_the_end() < 60
+
+
 def test_a_server_whose_memory_is_full_is_unavailable_in_time_and_gets_few_copies(fragile, quorum):
     """It reads nothing more, until it has memory again, and then everything that any connection has sent."""
     sent = [a_message("orders", n, key=f"k{n % 10}") for n in range(100)]
     with closing(RabbitSender(quorum.url, timeout=timedelta(seconds=0.5))) as sender:
         check_all_done(sender.send(sent[:10]), sent[:10])
 
-        fragile.control("set_vm_memory_high_watermark", "absolute", "1")
-        for _ in range(10):
-            began = time.monotonic()
-            verdicts = sender.send(sent)
-            assert time.monotonic() - began < 1
-            blocked = f"RabbitMQ: {quorum.url.partition('/?')[0]} blocks publishers, because its memory or disk is full"
-            assert verdicts[:10] == [Unavailable(blocked)] * 10
-            assert {type(verdict) for verdict in verdicts} == {Unavailable}
-        fragile.control("set_vm_memory_high_watermark", "absolute", "512MB")
+        with out_of_memory(fragile):
+            for _ in range(10):
+                began = time.monotonic()
+                verdicts = sender.send(sent)
+                assert time.monotonic() - began < 1
+                address = quorum.url.partition("/?")[0]
+                blocked = f"RabbitMQ: {address} blocks publishers, because its memory or disk is full"
+                assert verdicts[:10] == [Unavailable(blocked)] * 10
+                assert {type(verdict) for verdict in verdicts} == {Unavailable}
 
         check_eventually_done(sender, sent)
     check_stored(quorum, sent)

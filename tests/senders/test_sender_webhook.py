@@ -27,7 +27,7 @@ from outbox.testing.sender_contract import SenderContract, a_message, check_all_
 from tests.support.pages import TOP
 from tests.support.tls import CERTIFICATE, FOREIGN, server_context
 from tests.support.webhook_endpoint import Answer, Endpoint
-from tests.support.webhooks import Parrot
+from tests.support.webhooks import Babbler, Parrot
 
 FIX = "send the message anew without that, and discard this one"
 SECRET = "s3cr3t/Sesame"
@@ -349,6 +349,55 @@ def test_a_long_answer_is_not_read_to_its_end(to):
 
         assert verdicts == [DONE, DONE]
         assert parrot.connections == 2
+
+
+YES = b"HTTP/1.1 204 No Content\r\n\r\n"
+LONG_YES = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nHTTP/"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        [[YES + YES]],
+        [[YES, YES]],  # the second when the first was read
+        [[YES + b"HTTP/1.1 408 Request Timeout\r\n\r\n"]],
+        [[LONG_YES + YES]],
+        [[LONG_YES + LONG_YES]],
+        *([[YES + YES[:cut]], [YES[cut:]]] for cut in (1, 4, 5, 20)),  # the rest when there is another request
+    ],
+)
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_a_second_answer_to_one_request_is_not_that_to_the_next(to, said, is_safe):
+    """That goes over another connection, where it is refused."""
+    with Babbler(*said, tls=server_context() if is_safe else None) as babbler:
+        sender = to(babbler.url + (f"?ca={CERTIFICATE}" if is_safe else ""))
+        first = sender.send([a_message("orders", 1)])
+        time.sleep(0.1)
+        second = sender.send([a_message("orders", 2)])
+
+    assert (first, second) == ([DONE], [Unavailable("HTTP 500 Internal Server Error")])
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_a_second_answer_is_not_that_to_the_next_request_of_a_call(to, is_safe):
+    """With TLS, it comes in a record of its own, and both records in one packet."""
+    with Babbler([YES, YES], tls=server_context() if is_safe else None, pause=0) as babbler:
+        sender = to(babbler.url + (f"?ca={CERTIFICATE}" if is_safe else ""))
+        verdicts = sender.send([a_message("orders", n, key="k") for n in range(2)])
+
+    assert verdicts == [DONE, Unavailable("HTTP 500 Internal Server Error")]
+
+
+@pytest.mark.parametrize("is_safe", [False, True])
+def test_one_answer_a_request_needs_one_connection(to, is_safe):
+    """Also where it comes in parts, has a body like the beginning of an answer, or another one that says to go on."""
+    go_on = b"HTTP/1.1 100 Continue\r\n\r\n"
+    said = [[YES], [LONG_YES], [go_on + YES], [YES[:2], YES[2:]], [LONG_YES[:-3], LONG_YES[-3:]], [go_on, LONG_YES]]
+    with Babbler(*said, tls=server_context() if is_safe else None) as babbler:
+        sent = [a_message("orders", n, key="k") for n in range(len(said))]
+        verdicts = to(babbler.url + (f"?ca={CERTIFICATE}" if is_safe else "")).send(sent)
+
+    assert (verdicts, babbler.connections) == ([DONE] * len(said), 1)
 
 
 def test_an_answer_that_comes_too_slowly_is_unavailable(to):

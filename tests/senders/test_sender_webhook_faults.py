@@ -388,7 +388,7 @@ send()
 )
 def test_a_process_may_fork_and_end_as_it_likes(hook, rest, sent):
     """Each process has connections of its own, and none has a word to say at its end."""
-    command = [sys.executable, "-c", SCRIPT + rest, hook.url]
+    command = [sys.executable, "-W", "default", "-c", SCRIPT + rest, hook.url]
 
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 

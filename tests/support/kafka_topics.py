@@ -123,6 +123,28 @@ class Topics(Destination):
                     raise
                 time.sleep(0.1)
 
+    def committed(self, topic: str) -> list[Message]:
+        """What a consumer sees that reads only what was committed, each partition in its order."""
+        settings = {"isolation.level": "read_committed", "enable.partition.eof": True}
+        consumer = Consumer({"bootstrap.servers": self._servers, "group.id": self.prefix, **settings})
+        name = f"{self.prefix}.{topic}"
+        partitions = self._admin.list_topics(name, 10).topics[name].partitions
+        places = [TopicPartition(name, number, 0) for number in partitions]
+        consumer.assign(places)
+        records: list[Message] = []
+        ends = 0
+        while ends < len(places):
+            each = consumer.poll(10)
+            assert each is not None
+            error = each.error()
+            if error is None:
+                records.append(each)
+                continue
+            assert error.code() == KafkaError._PARTITION_EOF
+            ends += 1
+        consumer.close()
+        return records
+
     def stored(self) -> list[Stored]:
         """The same as a consumer of an outbox reads it."""
         found = [read_message(record, prefix=self.prefix) for record in self.records()]

@@ -23,6 +23,7 @@ from pamqp.base import Frame
 from pamqp.body import ContentBody
 from pamqp.commands import Basic, Channel, Confirm, Connection
 from pamqp.common import FieldTable
+from pamqp.exceptions import UnmarshalingException
 
 from outbox.senders.rabbitmq import RabbitSender, read_message
 from outbox.testing.proxy import Direction, TcpProxy
@@ -159,11 +160,14 @@ class Witness:
 
     def __init__(self) -> None:
         self._socket = socket.create_server(("127.0.0.1", 0))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)  # hardly anything arrives unread
         self.url = f"amqp://127.0.0.1:{self._socket.getsockname()[1]}/?exchange=orders"
         self._arrived: queue.Queue[bytes] = queue.Queue()
         self._waiting: list[bytes] = []
         self._confirmed = 0
         self._client: socket.socket | None = None
+        self._reads = threading.Event()
+        self._reads.set()
         self._thread = threading.Thread(target=self._serve, daemon=True)
 
     def __enter__(self) -> Self:
@@ -196,6 +200,17 @@ class Witness:
         self._say(Basic.Nack(self._confirmed + len(self._waiting), True, False))
         self._settled()
 
+    def pause(self) -> None:
+        """Read nothing more."""
+        self._reads.clear()
+
+    def read_to_the_end(self) -> int:
+        """Read on, until the client ends the connection; return how many bodies have come meanwhile."""
+        self._reads.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        return self._arrived.qsize()
+
     def close_connection(self, code: int, reason: str) -> None:
         """Close the connection as an operator does, or a server that shuts down."""
         self._say(Connection.Close(code, reason, 0, 0), channel=0)
@@ -209,7 +224,7 @@ class Witness:
         self._client.sendall(pamqp.frame.marshal(frame, channel))
 
     def _serve(self) -> None:
-        with suppress(OSError, struct.error):
+        with suppress(OSError, struct.error, UnmarshalingException):  # the client may end in mid-frame
             self._client, _ = self._socket.accept()
             assert self._client.recv(8).startswith(b"AMQP")
             capabilities: FieldTable = {"publisher_confirms": True, "basic.nack": True, "connection.blocked": True}
@@ -220,6 +235,7 @@ class Witness:
 
     def _hear(self, stream: Any) -> None:
         """Read a frame, and answer as a server does."""
+        self._reads.wait()
         start = stream.read(7)
         _, channel, size = struct.unpack(">BHI", start)
         _, _, frame = pamqp.frame.unmarshal(start + stream.read(size + 1))
@@ -245,6 +261,16 @@ def paused(server: RabbitServer) -> Iterator[None]:
         yield
     finally:
         os.killpg(server._program.pid, signal.SIGCONT)
+
+
+@contextmanager
+def out_of_memory(server: RabbitServer) -> Iterator[None]:
+    """Let the server believe that its memory is full: it reads nothing more from those who publish."""
+    server.control("set_vm_memory_high_watermark", "absolute", "1")
+    try:
+        yield
+    finally:
+        server.control("set_vm_memory_high_watermark", "absolute", "512MB")
 
 
 def user(name: str, password: str, tags: str = "") -> dict[str, str]:

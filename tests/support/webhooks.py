@@ -4,12 +4,13 @@ import http.client
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
@@ -22,6 +23,7 @@ from outbox.testing.servers import LocalServer
 from tests.support import webhook_endpoint
 from tests.support.webhook_endpoint import Answer, Endpoint, Received, read_file
 
+REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
 _FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
 
 
@@ -218,3 +220,58 @@ class Parrot:
                     self.heard += more
         except OSError:
             pass  # the client has heard enough
+
+
+class Babbler:
+    """Stands in for a server that says more than it is asked for: on its first connection, and 500 on all others."""
+
+    def __init__(self, *said: Sequence[bytes], tls: ssl.SSLContext | None = None, pause: float = 0.05) -> None:
+        """Answer the requests of the first connection with these, one after the other; each may come in parts.
+
+        Without a pause between parts they come in one packet.
+        """
+        self.connections = 0
+        self._pause = pause
+        self._said = said
+        self._tls = tls
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._socket.getsockname()[1]}/hook"
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._listen, daemon=True).start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                client, _ = self._socket.accept()
+            except OSError:
+                return
+            said = self._said if self.connections == 0 else [[REFUSAL]] * 100
+            self.connections += 1
+            threading.Thread(target=self._speak, args=(client, said), daemon=True).start()
+
+    def _speak(self, client: socket.socket, said: Sequence[Sequence[bytes]]) -> None:
+        with suppress(OSError), client:
+            client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            safe = client if self._tls is None else self._tls.wrap_socket(client, server_side=True)
+            with safe, safe.makefile("rb") as requests:
+                for parts in said:
+                    length = 0
+                    while (line := requests.readline()) != b"\r\n":
+                        if not line:
+                            return
+                        if line.lower().startswith(b"content-length:"):
+                            length = int(line.partition(b":")[2])
+                    requests.read(length)
+                    safe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, not self._pause)
+                    for part in parts:
+                        safe.sendall(part)
+                        time.sleep(self._pause)
+                    safe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, False)
+                requests.readline()
