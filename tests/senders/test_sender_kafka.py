@@ -251,7 +251,7 @@ def test_a_broker_that_is_not_there_is_told_at_once_and_by_name():
             "kafka://a?mechanism=md5",
             "kafka://a: mechanism must be one of plain, scram-sha-256, scram-sha-512",
         ),
-        ("kafka://a?acks=0", "kafka://a: its options are timeout, mechanism, compression, ca, each once"),
+        ("kafka://a?acks=0", "kafka://a: its options are timeout, mechanism, compression, ca, as, each once"),
         ("kafka://a?compression=x", "kafka://a: compression must be one of none, gzip, lz4, snappy, zstd"),
     ],
 )
