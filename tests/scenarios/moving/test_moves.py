@@ -16,6 +16,7 @@ from tests.support.command_line import outbox
 from tests.support.waiting import eventually
 
 OLD, NEW = "test://old/orders", "test://new/orders"
+REFUSED = f"has destination {OLD}, this worker asks for {NEW}"
 
 
 def alter(engine: Engine) -> None:
@@ -61,7 +62,8 @@ class Move:
             )
             running.enter_context(supervised([olds, olds], self.folder / "olds"))
             assert eventually(lambda: self.old)
-            running.enter_context(supervised([news] * before, self.folder / "news"))
+            early = running.enter_context(supervised([news] * before, self.folder / "news"))
+            assert eventually(lambda: all(REFUSED in each.said for each in early))
             assert eventually(lambda: len(self.old) > self.least)
             change(self.engine)
             running.enter_context(supervised([news] * (2 - before), self.folder / "later"))
