@@ -44,8 +44,8 @@ def _name_of(url: str, parts: SplitResult) -> str | None:
     if not given:
         return None
     name = dict(parse_qsl(given[0], keep_blank_values=True)).get(NAME_OPTION, "")
-    if not (name.isprintable() and 1 <= len(name) <= _LONGEST_NAME) or len(given) > 1:
-        raise SenderError(f"{redacted(url)}: as must be 1 to {_LONGEST_NAME} printable characters, and given once")
+    if not (name.isprintable() and 1 <= len(name) <= _LONGEST_NAME):
+        raise SenderError(f"{redacted(url)}: as must be 1 to {_LONGEST_NAME} printable characters")
     return name
 
 

@@ -214,13 +214,15 @@ def test_every_destination_can_have_a_name(url):
     assert destination == destination_of(url) == url
 
 
-@pytest.mark.parametrize("url", ["nats://h?as=", "nats://h?as=a&as=b", "file:///x?as=%00", "stdout:?as=" + 256 * "a"])
-def test_a_name_is_short_printable_and_given_once(url):
-    with pytest.raises(SenderError, match="as must be 1 to 255 printable characters, and given once"):
+@pytest.mark.parametrize("url", ["nats://h?as=", "file:///x?as=%00", "stdout:?as=" + 256 * "a"])
+def test_a_name_is_short_and_printable(url):
+    with pytest.raises(SenderError, match="as must be 1 to 255 printable characters"):
         open_sender(url)
 
 
-@pytest.mark.parametrize("url", ["stdout:?as=a&x=1", "stdout:?x=1", "file:///x?as=a&x=1", "file:///x?x=1"])
+@pytest.mark.parametrize(
+    "url", ["stdout:?as=a&as=b", "stdout:?as=a&x=1", "stdout:?x=1", "file:///x?as=a&x=1", "file:///x?x=1"]
+)
 def test_a_file_and_standard_output_take_no_other_option(url):
     with pytest.raises(SenderError, match=r"stdout: takes nothing|a file is written"):
         open_sender(url)
