@@ -285,8 +285,14 @@ with closing(Outbox(create_engine(sys.argv[1])).database.open()) as channel:
 
 
 @pytest.mark.parametrize(
-    ("point", "policy"),
-    [("command.after_ask", "block"), ("command.before_alter", "block"), ("command.after_alter", "continue")],
+    ("engine", "point", "policy"),
+    [
+        ("postgresql", "command.after_ask", "block"),
+        ("postgresql", "command.before_alter", "block"),
+        ("postgresql", "command.after_alter", "continue"),
+        ("sqlite", "command.before_alter", "block"),
+    ],
+    indirect=["engine"],
 )
 def test_a_command_that_is_killed_leaves_a_worker_that_goes_on(engine, outbox, point, policy):
     """Its wish and its lease expire; what it changed is stored or not, and each message arrives once."""

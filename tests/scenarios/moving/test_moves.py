@@ -90,6 +90,7 @@ def test_the_new_relays_come_after_the_move(move):
     assert move.perform(alter, before=0) == {}
 
 
+@pytest.mark.parametrize("engine", ["postgresql"], indirect=True)
 def test_a_move_that_takes_the_lease_by_force_is_found_out(move):
     assert move.perform(take_by_force, before=2).keys() & {"twice", "late", "overtaken"}
 
