@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 
+from outbox.admin.borrowing import LENGTH, WorkerAliveError, all_borrowed, borrowed
 from outbox.errors import LeaseLostError, SubscriptionError
-from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.subscription import Subscription, compensation_of
+from outbox.runtime.failpoints import crash_point
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
@@ -20,17 +18,10 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.parked import carry_out_requests
 from outbox.worker.settle import Settlement
 
-#: Long enough for one short transaction on a busy database; renewed before each.
-_LENGTH = timedelta(seconds=30)
+__all__ = ["WAIT", "WorkerAliveError", "alter", "borrowed", "carry_out_without_worker", "drop"]
 
-
-class WorkerAliveError(SubscriptionError):
-    """Raised when a worker holds the lease; `holder` says which, and until when."""
-
-    def __init__(self, subscription: str, holder: Holder) -> None:
-        until = "" if holder.lease_until is None else f" until {holder.lease_until:%H:%M:%S} UTC"
-        super().__init__(f"worker {holder.owner} holds the lease of {subscription}{until}; stop it first")
-        self.holder = holder
+#: For so long `alter` asks a worker for its lease. The worker notices it with its next renewal, and finishes its calls.
+WAIT = timedelta(seconds=30)
 
 
 def carry_out_without_worker(channel: Channel, subscription: Subscription) -> int:
@@ -47,25 +38,33 @@ def carry_out_without_worker(channel: Channel, subscription: Subscription) -> in
         settlement = Settlement(channel, lease, incarnation)
         while done := carry_out_requests(parked, settlement):
             granted += len(done)
-            if not Leases(channel).renew(lease, _LENGTH):
+            if not Leases(channel).renew(lease, LENGTH):
                 raise LeaseLostError(f"{subscription.name}: a worker took the lease; it carries out the rest")
     return granted
 
 
-def alter(channel: Channel, changed: Subscription) -> None:
-    """Store another selection, destination, policy or grace while no worker is at work; its compensation follows.
+def alter(
+    channel: Channel, changed: Subscription, *, before: Subscription | None = None, wait: timedelta = WAIT
+) -> Subscription:
+    """Store another selection, destination, policy or grace; return the subscription. Its compensation follows.
+
+    Workers go on: the one at work finishes its calls, settles, and gives the lease back for as long as the change
+    takes. So no message is lost, sent twice or overtaken for it. A worker whose declaration differs from then on ends.
 
     `on_dead="continue"` also frees the messages that dead letters hold back by now. They are sent in the order of their
     key, before later ones, and the dead letters stay dead letters. `on_dead="block"` counts from the next dead letter
     on: earlier ones hold nothing back, because messages of their keys have passed them already.
 
+    `before`: as the caller has read it; None: as it is now. Only what differs from it is stored, so that two commands
+    at once do not undo each other. `wait`: for how long a worker is asked for its lease; 0: not at all.
+
     Raises:
         SubscriptionError: it is a compensation, which has the selection and the destination of its subscription; or
             it checks back on transactions, and more than its grace or its policy would change.
-        WorkerAliveError: somebody holds the lease.
+        WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was stored.
         LeaseLostError: a worker took the lease meanwhile; nothing was stored.
     """
-    stored = Subscriptions(channel).get(changed.name)
+    stored = before or Subscriptions(channel).get(changed.name)
     if changed.direct is not None and replace(stored, grace=changed.grace) != changed:
         raise SubscriptionError(f"{changed.name} follows {changed.direct}; alter that one")
     if changed.kind == "extract":
@@ -77,16 +76,33 @@ def alter(channel: Channel, changed: Subscription) -> None:
         raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")
     follower = Subscriptions(channel).find(compensation_of(changed.name))
     incarnation = Log().now(channel).incarnation
-    with ExitStack() as leases:
-        lease = leases.enter_context(borrowed(channel, changed))
-        if follower is not None:
-            leases.enter_context(borrowed(channel, follower))
-        with Settlement(channel, lease, incarnation).held():
-            Subscriptions(channel).alter(changed)
+    both = [each for each in (changed, follower) if each is not None]
+    with all_borrowed(channel, both, wait=wait) as leases:
+        crash_point("command.before_alter")
+        with Settlement(channel, leases[0], incarnation).held():
+            altered = _merged(Subscriptions(channel).get(changed.name), stored, changed)
+            Subscriptions(channel).alter(altered)
             if follower is not None:
-                Subscriptions(channel).alter(replace(follower, destination=changed.destination))
-            if changed.on_dead == "continue":
+                follower = Subscriptions(channel).get(follower.name)
+                Subscriptions(channel).alter(replace(follower, destination=altered.destination))
+            if altered.on_dead == "continue":
                 Parked(channel, changed.name).unblock_dead()
+        crash_point("command.after_alter")
+    return altered
+
+
+def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> Subscription:
+    """Return `now` with what differs between `stored` and `changed`."""
+    altered = now
+    if changed.topics != stored.topics:
+        altered = replace(altered, topics=changed.topics)
+    if changed.destination != stored.destination:
+        altered = replace(altered, destination=changed.destination)
+    if changed.on_dead != stored.on_dead:
+        altered = replace(altered, on_dead=changed.on_dead)
+    if changed.grace != stored.grace:
+        altered = replace(altered, grace=changed.grace)
+    return altered
 
 
 def drop(channel: Channel, subscription: Subscription) -> None:
@@ -96,32 +112,7 @@ def drop(channel: Channel, subscription: Subscription) -> None:
         WorkerAliveError: somebody holds the lease.
     """
     follower = Subscriptions(channel).find(compensation_of(subscription.name))
-    with ExitStack() as leases:
-        doomed = [each for each in (follower, subscription) if each is not None]
-        for each in doomed:
-            leases.enter_context(borrowed(channel, each))
+    doomed = [each for each in (follower, subscription) if each is not None]
+    with all_borrowed(channel, doomed):
         for each in doomed:
             Subscriptions(channel).drop(each.name)
-
-
-@contextmanager
-def borrowed(channel: Channel, subscription: Subscription) -> Iterator[Lease]:
-    """Take the lease of a subscription that no worker is at work on; give it back at the end.
-
-    Raises:
-        WorkerAliveError: a worker holds the lease.
-        SubscriptionError: the subscription has no lease row.
-    """
-    leases = Leases(channel)
-    partition = Partition(subscription.name, subscription.generation)
-    lease = leases.acquire(partition, f"command-{secrets.token_hex(4)}", _LENGTH)
-    if lease is None:
-        holder = leases.look(partition)
-        if holder is None:
-            raise SubscriptionError(f"subscription {subscription.name!r} has no lease row; run: outbox db check")
-        raise WorkerAliveError(subscription.name, holder)
-    try:
-        yield lease
-    finally:
-        with suppress(Exception):
-            leases.release(lease)

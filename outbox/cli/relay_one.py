@@ -33,6 +33,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
 
 _AGAIN_SECONDS = 0.5
+_RENEW_EVERY = Settings().renew_every
 
 
 class Counted:
@@ -103,7 +104,10 @@ class Relaying:
             "retry": RetryPolicy(attempts=attempts),
             "deadline": self.deadline,
             "settings": Settings(
-                limits=Limits(rows=batch_size, bytes=batch_bytes), lease=lease, renew_every=lease * 0.3
+                limits=Limits(rows=batch_size, bytes=batch_bytes),
+                lease=lease,
+                # However long the lease is, a command that asks for it does not wait for long.
+                renew_every=min(lease * 0.3, _RENEW_EVERY),
             ),
         }
 

@@ -59,6 +59,7 @@ def list_(*, target: Target, json: bool) -> None:
 @to_a_destination
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key.")
 @option("--grace", type=DURATION, help="How long after its commit a message is read at the earliest.")
+@option("--wait", type=DURATION, default="30s", help="How long to ask a worker for its lease; 0s: not at all.")
 @as_json
 def alter(
     *,
@@ -69,9 +70,13 @@ def alter(
     to: str | None,
     on_dead: Any,
     grace: timedelta | None,
+    wait: timedelta,
     json: bool,
 ) -> None:
-    """Give a subscription other topics, another destination or another policy, while no worker runs.
+    """Give a subscription other topics, another destination or another policy.
+
+    Workers may run: the one at work finishes its calls and pauses for the change. A worker that declares something else
+    ends then.
 
     A change counts from where the subscription stands: what it has passed already is not read again.
 
@@ -99,8 +104,8 @@ def alter(
             on_dead=on_dead or stored.on_dead or "block",
             grace=stored.grace if grace is None else grace,
         )
-        commands.alter(channel, changed)
-    tell(_Altered(changed), json=json)
+        altered = commands.alter(channel, changed, before=stored, wait=wait)
+    tell(_Altered(altered), json=json)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
 
 from outbox.errors import OutboxError, SubscriptionError
+from outbox.model.destination import same_destination
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, compensation_of
 from outbox.model.verdict import Done, Unavailable, Verdict
@@ -91,7 +92,7 @@ class DirectDelivery:
         subscriptions = Subscriptions(channel)
         destination = destination_of(self._destination)
         own = subscriptions.find(self._name)
-        if own is not None and own.destination not in (None, destination):
+        if own is not None and own.destination is not None and not same_destination(own.destination, destination):
             raise SubscriptionError(
                 f"subscription {self._name!r} sends to {own.destination}, this writer to {destination}; give it the"
                 f" same, or run: outbox subscriptions alter {self._name}"

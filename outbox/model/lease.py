@@ -40,6 +40,7 @@ class Holder:
 
     `length`: for how long the holder takes it each time; None where that was not written. `notice`: the reason why a
     worker that wants to work does not, as it wrote itself at `noticed_at`. The next worker that works removes it.
+    `wanted`: a command waits for the lease, so the holder gives it back, and no other worker takes it.
     """
 
     owner: str | None
@@ -50,6 +51,7 @@ class Holder:
     length: timedelta | None = None
     notice: str | None = None
     noticed_at: datetime | None = None
+    wanted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

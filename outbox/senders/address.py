@@ -9,7 +9,7 @@ from typing import NoReturn
 from urllib.parse import parse_qsl, unquote
 
 from outbox.errors import SenderError
-from outbox.senders.urls import redacted, split_url
+from outbox.senders.urls import NAME_OPTION, redacted, split_url
 
 _LONGEST_TIMEOUT = 3600.0
 
@@ -37,7 +37,7 @@ class Address:
         Args:
             url: what the user has written.
             form: for errors: how such a URL is written, as `nats://host:port`.
-            options: the names that may stand behind the question mark.
+            options: the names that may stand behind the question mark. Every destination takes `as`, its own name.
 
         Raises:
             SenderError: it has no host, or an option that is not one of `options`, or one of them twice.
@@ -48,9 +48,10 @@ class Address:
             raise SenderError(f"{redacted(url)}: write {form}")
         user, colon, password = credentials.partition(":")
         given = parse_qsl(parts.query, keep_blank_values=True)
+        taken = options if NAME_OPTION in options else (*options, NAME_OPTION)
         for name, _ in given:
-            if name not in options or sum(each == name for each, _ in given) > 1:
-                raise SenderError(f"{redacted(url)}: its options are {', '.join(options) or 'none'}, each once")
+            if name not in taken or sum(each == name for each, _ in given) > 1:
+                raise SenderError(f"{redacted(url)}: its options are {', '.join(taken)}, each once")
         return cls(
             shown=redacted(url),
             scheme=parts.scheme,

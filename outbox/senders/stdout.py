@@ -41,10 +41,13 @@ class StdoutSender:
 
     @classmethod
     def from_url(cls, url: str) -> StdoutSender:
-        """Return the sender for `stdout:`."""
-        if destination_of(url) not in ("stdout:", "stdout://"):
-            raise SenderError("stdout: takes nothing behind the colon")
-        return cls()
+        """Return the sender for `stdout:` or `stdout:?as=name`."""
+        name = _named(url)
+        if name is None or destination_of(url).removesuffix(name) not in ("stdout:", "stdout://"):
+            raise SenderError("stdout: takes nothing behind the colon but ?as=name")
+        sender = cls()
+        sender.destination += name
+        return sender
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Write the messages. All that can be a line are `Done` when the last line is flushed, else none."""
@@ -75,15 +78,20 @@ class FileSender:
 
     @classmethod
     def from_url(cls, url: str) -> FileSender:
-        """Return the sender for `file:///absolute/path`; other characters are percent-encoded as in every URL."""
-        destination_of(url)
+        """Return the sender for `file:///absolute/path`; other characters are percent-encoded as in every URL.
+
+        The one option is `as`, as in `file:///absolute/path?as=name`.
+        """
+        name = _named(url)
         parts = urlsplit(url)
         path = unquote(parts.path)
         is_path = path.startswith("/") and not path.endswith("/") and "\0" not in path
-        if not is_path or parts.netloc or parts.query or parts.fragment:
+        if not is_path or parts.netloc or name is None or parts.fragment:
             given = redacted(url) if "@" in url else url
             raise SenderError(f"{given}: a file is written file:///absolute/path")
-        return cls(path)
+        sender = cls(path)
+        sender.destination += name
+        return sender
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Append the messages. All that can be a line are `Done` when the last line is on disk, else none."""
@@ -108,6 +116,13 @@ class FileSender:
             os.fsync(file.fileno())
         if is_new:
             _sync_folder(self._path.parent)
+
+
+def _named(url: str) -> str | None:
+    """Return the option `as` of a URL with its question mark, an empty text if it has none; None: it has another."""
+    name = "".join(destination_of(url).partition("?")[1:])
+    query = urlsplit(url).query
+    return name if bool(query) == bool(name) and "&" not in query else None
 
 
 def _lines(messages: Sequence[Message]) -> tuple[list[str], list[Verdict]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 from outbox.errors import SenderError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST_AND_PORT = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+):[0-9]{2,5}")
+#: The option that names a destination, whatever its hosts are.
+NAME_OPTION = "as"
+_LONGEST_NAME = 255
 _HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]*)?")
 
 
@@ -26,11 +29,24 @@ def redacted(url: str) -> str:
 
 
 def destination_of_url(url: str) -> str:
-    """Return what a subscription stores of a URL: scheme, hosts (sorted) and path; no credentials."""
+    """Return what a subscription stores of a URL: scheme, hosts (sorted), path and the option `as`; no credentials."""
     parts = split_url(url)
+    name = _name_of(url, parts)
+    option = "" if name is None else f"?{NAME_OPTION}={quote(name, safe='')}"
     hosts = ",".join(sorted(parts.netloc.rpartition("@")[2].lower().split(",")))
     path = parts.path.rstrip("/")
-    return f"{parts.scheme}://{hosts}{path}" if "://" in url else f"{parts.scheme}:{path}"
+    return f"{parts.scheme}://{hosts}{path}{option}" if "://" in url else f"{parts.scheme}:{path}{option}"
+
+
+def _name_of(url: str, parts: SplitResult) -> str | None:
+    """Return the value of the option `as`; None: the URL does not have it."""
+    given = [each for each in parts.query.split("&") if each.partition("=")[0] == NAME_OPTION]
+    if not given:
+        return None
+    name = dict(parse_qsl(given[0], keep_blank_values=True)).get(NAME_OPTION, "")
+    if not (name.isprintable() and 1 <= len(name) <= _LONGEST_NAME):
+        raise SenderError(f"{redacted(url)}: as must be 1 to {_LONGEST_NAME} printable characters")
+    return name
 
 
 def split_url(url: str) -> SplitResult:

@@ -18,7 +18,7 @@ from outbox.senders.address import Address
 from outbox.senders.urls import split_url
 from outbox.senders.webhook_format import Format, format_named
 
-OPTIONS = ("secret-file", "format", "source", "timeout", "most", "ca", "proxy")
+OPTIONS = ("secret-file", "format", "source", "timeout", "most", "ca", "proxy", "as")
 
 _FORM = "https://host/path"
 _MOST = 32

@@ -34,13 +34,16 @@ class LeaseHeartbeat:
         every: timedelta,
         taken: float,
         lost: Callable[[], None],
+        wanted: Callable[[], None] = lambda: None,
     ) -> None:
+        """`lost`: called when the lease is another worker's. `wanted`: called when a command waits for it."""
         self._database = database
         self._lease = lease
         self._length = length
         self._every = every
         self._deadline = taken + length.total_seconds()
         self._on_lost = lost
+        self._on_wanted = wanted
         self._lost = False
         self._renewed = threading.Condition()
         self._stopping = threading.Event()
@@ -99,7 +102,8 @@ class LeaseHeartbeat:
     def _renew(self, channel: Channel) -> None:
         before = clock()
         crash_point("worker.before_renew")
-        ours = Leases(channel).renew(self._lease, self._length)
+        leases = Leases(channel)
+        ours = leases.renew(self._lease, self._length)
         crash_point("worker.after_renew")
         with self._renewed:
             if ours:
@@ -108,3 +112,7 @@ class LeaseHeartbeat:
             self._renewed.notify_all()
         if not ours:
             self._on_lost()
+            return
+        seen = leases.look(self._lease.partition)
+        if seen is not None and seen.wanted:
+            self._on_wanted()

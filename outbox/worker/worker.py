@@ -95,6 +95,8 @@ class Worker:
         in_child(self._new_owner)
         self.wake = Wake()
         self._stop = Stop(stop, wake=self.wake.set)
+        #: Asked when a command wants the lease: the work with it ends as for a stop, and then waits for it again.
+        self._give_back = Stop(self._stop, wake=self.wake.set)
         self._throttled_log = ThrottledLog(logger)
         self._known = False
         self._watch = LeaseWatch(self._settings.lease)
@@ -173,14 +175,14 @@ class Worker:
                 with closing(self._database.open()) as channel:
                     subscription = self._declare(channel)
                     with self._at_work(channel, subscription) as partition_worker:
-                        while partition_worker is not None and not self._stop.asked:
+                        while partition_worker is not None and not self._stop.asked and not self._gives_back():
                             self._on_idle(channel)
                             goes_on = step(partition_worker)
                             if not self._unsettled:
                                 failures = 0
                                 self._withdraw_notice(channel)
                             self._activity.tell_if_due(partial(parked_counts, channel, self._declared.name))
-                            if not goes_on:
+                            if not goes_on and not self._give_back.asked:
                                 return
             except LeaseLostError as error:
                 self._throttled_log.warning("%s", error)
@@ -218,6 +220,9 @@ class Worker:
         if known is None and self._start is None:
             raise SubscriptionError(f"there is no subscription {self._declared.name!r}")
         subscription = Subscriptions(channel).declare(self._declared, self._start or "latest")
+        if not self._known:
+            # Only by a worker that begins: one that reconnects does not undo what a newer worker has stored.
+            subscription = Subscriptions(channel).store_hosts(subscription, self._declared)
         self._known = True
         if known is None or (known.destination is None and known.direct is None):
             logger.info("subscription %s begins at %s", subscription.name, self._start if known is None else "earliest")
@@ -239,9 +244,16 @@ class Worker:
         settings = self._settings
         caller = Caller(self._handler)
         heartbeat: LeaseHeartbeat | None = None
+        self._give_back.withdraw()
         try:
             heartbeat = LeaseHeartbeat(
-                self._database, lease, length=settings.lease, every=settings.renew_every, taken=at, lost=self.wake.set
+                self._database,
+                lease,
+                length=settings.lease,
+                every=settings.renew_every,
+                taken=at,
+                lost=self.wake.set,
+                wanted=self._give_back.ask,
             )
             # Declared again, because somebody may have altered the subscription while this worker waited for the lease.
             subscription = self._declare(channel)
@@ -270,7 +282,7 @@ class Worker:
             caller,
             policy,
             before_call=lambda: heartbeat.require(enough),
-            rest=self.rest,
+            rest=self._give_back.rest,
             most=self._settings.limits.rows,
             hung=self._hung,
             gives_up=self._gives_up,
@@ -305,13 +317,26 @@ class Worker:
                 raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
             self._noticed = self._noticed or holder.notice is not None
             claim, before = self._watch.look(holder), clock()
-            lease = leases.acquire(partition, self.owner, length, claim)
+            lease = None if holder.wanted else leases.acquire(partition, self.owner, length, claim)
             if lease is not None:
                 self._say_that_it_takes_over()
                 return lease, before
             self._say_that_it_stands_by(holder)
             self.rest(random.uniform(0.2, 0.4))
         return None
+
+    def _gives_back(self) -> bool:
+        """Return whether a command wants the lease and can have it now.
+
+        While a call of the handler hangs it cannot: what the command changes would be done beside that call.
+        """
+        if not self._give_back.asked:
+            return False
+        if self._hung.unfinished:
+            self._give_back.withdraw()
+            return False
+        lease_logger.info("%s: a command wants the lease; giving it back", self._declared.name)
+        return True
 
     def _step_or_wait(self, partition_worker: PartitionWorker) -> bool:
         """Handle what there is, or wait for a hint: for a short time at first, for longer when nothing comes."""

@@ -356,7 +356,7 @@ def test_what_waits_behind_dead_letters_goes_on_when_they_are_to_hold_nothing_ba
     assert [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]] == dead
 
 
-@pytest.mark.parametrize("command", [["alter", "relay", "--all-topics"], ["drop", "relay", "--yes"]])
+@pytest.mark.parametrize("command", [["alter", "relay", "--all-topics", "--wait", "0s"], ["drop", "relay", "--yes"]])
 @ONE_DATABASE
 def test_a_subscription_is_not_changed_under_its_worker(engine, dead, command):
     hold(engine)

@@ -682,7 +682,9 @@ FIXES = {
     "https://host:0/x": "the port must be a number from 1 to 65535",
     "https://a,b/x": "write one host",
     "https:///x": "write https://host/path",
-    "https://host/x?most=1&most=2": "its options are secret-file, format, source, timeout, most, ca, proxy, each once",
+    "https://host/x?most=1&most=2": (
+        "its options are secret-file, format, source, timeout, most, ca, proxy, as, each once"
+    ),
 }
 
 

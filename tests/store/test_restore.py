@@ -4,10 +4,12 @@ import pytest
 from sqlalchemy import text
 
 from outbox import DatabaseError, Message, Outbox, Relay, SubscriptionError
+from outbox.model.lease import Partition
 from outbox.model.position import Position
 from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
 from outbox.store.operations.restore import accept, restore
+from outbox.store.subscriptions.leases import Leases
 from outbox.worker.settings import Settings
 
 #: How far the ids of the other server are above those of this one.
@@ -139,3 +141,19 @@ def test_a_log_is_not_restored_under_a_live_worker(outbox, pg_engine):
     with pytest.raises(SubscriptionError, match="a worker of relay is alive"):
         restore(channel)
     channel.close()
+
+
+def test_a_wish_for_a_lease_begins_no_progress(outbox, pg_engine):
+    """Its row stands in place of a partition, and nobody would move such a progress: it would hold purge back."""
+    send(outbox, b"1")
+    Relay(outbox, Collected()).until_empty()
+    channel = outbox.database.open()
+    Leases(channel).ask(Partition("relay"), "command")
+    with pg_engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_lease SET lease_until = now() - interval '1 hour'"))
+
+    restore(channel)
+    channel.close()
+
+    with pg_engine.connect() as connection:
+        assert connection.execute(text("SELECT DISTINCT partition FROM outbox_progress")).scalars().all() == [0]

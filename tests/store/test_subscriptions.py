@@ -67,6 +67,60 @@ def test_a_worker_that_declares_something_else_is_refused(outbox, differing, tol
     assert texts(delivered(outbox.database)) == ["2"]
 
 
+def destinations(engine: Engine) -> list[str]:
+    """As they are stored, sorted by the name of their subscriptions."""
+    with engine.connect() as connection:
+        return list(connection.execute(text("SELECT destination FROM outbox_subscription ORDER BY name")).scalars())
+
+
+def test_the_hosts_of_a_destination_are_exchanged_one_by_one(engine, outbox):
+    """A rolling deploy that adds a node, and then takes another away; the newest text is kept."""
+    stored = []
+    for hosts in ("a:1,b:1", "b:1,c:1", "c:1,d:1"):
+        delivered(outbox.database, destination=f"nats://{hosts}/orders")
+        stored += destinations(engine)
+
+    assert stored == ["nats://a:1,b:1/orders", "nats://b:1,c:1/orders", "nats://c:1,d:1/orders"]
+    with pytest.raises(SubscriptionError, match="destination nats://c:1,d:1/orders, this worker asks for nats://a:1"):
+        delivered(outbox.database, destination="nats://a:1/orders")
+
+
+def test_a_named_destination_is_the_same_whatever_its_hosts_are(engine, outbox):
+    delivered(outbox.database, destination="nats://a:1/orders?as=main")
+    delivered(outbox.database, destination="nats://z:9/orders?as=main")
+
+    assert destinations(engine) == ["nats://z:9/orders?as=main"]
+    with pytest.raises(SubscriptionError, match="alter relay --to 'nats://z:9/orders\\?as=other'"):
+        delivered(outbox.database, destination="nats://z:9/orders?as=other")
+
+
+def test_a_compensation_follows_the_hosts_of_its_subscription(engine, outbox, channel):
+    subscriptions = Subscriptions(channel)
+    delivered(outbox.database, destination="nats://a:1,b:1")
+    subscriptions.declare(declared("relay:compensation", destination="nats://a:1,b:1", kind="compensation"), "latest")
+    delivered(outbox.database, destination="nats://b:1,c:1")
+
+    assert destinations(engine) == ["nats://b:1,c:1", "nats://b:1,c:1"]
+
+
+def test_the_hosts_that_a_worker_declares_undo_no_change_that_was_ordered_meanwhile(engine, outbox, channel):
+    subscriptions = Subscriptions(channel)
+    seen = subscriptions.declare(declared(destination="nats://a:1,b:1"))
+    subscriptions.alter(replace(seen, destination="kafka://k:1"))
+    subscriptions.store_hosts(seen, declared(destination="nats://b:1,c:1"))
+
+    assert destinations(engine) == ["kafka://k:1"]
+
+
+def test_a_worker_that_connects_again_does_not_undo_the_hosts_of_a_newer_one(engine, outbox):
+    older = worker(outbox.database, Collector(), destination="nats://a:1,b:1")
+    older.until_empty()
+    delivered(outbox.database, destination="nats://b:1,c:1")
+    older.until_empty()
+
+    assert destinations(engine) == ["nats://b:1,c:1"]
+
+
 def test_a_selection_is_refused_whatever_it_was_before(outbox):
     delivered(outbox.database, topics=("a", "b"))
 

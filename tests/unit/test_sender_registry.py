@@ -147,9 +147,13 @@ def test_a_redacted_url_shows_too_little_rather_than_a_secret(url, shown):
         ("nats://localhost/", "nats://localhost"),
         ("file:///var/log/X", "file:///var/log/X"),
         ("stdout:", "stdout:"),
+        ("stdout:?as=main", "stdout:?as=main"),
+        ("nats://ann:pw@b:1,a:2/shop/?timeout=2&as=main", "nats://a:2,b:1/shop?as=main"),
+        ("https://h/hooks?as=a%2Fb+c&token=x", "https://h/hooks?as=a%2Fb%20c"),
+        ("https://h/hooks?%61s=theirs", "https://h/hooks"),
     ],
 )
-def test_the_destination_of_a_url_is_scheme_hosts_and_path(url, destination):
+def test_the_destination_of_a_url_is_scheme_hosts_path_and_its_name(url, destination):
     assert destination_of(url) == destination
 
 
@@ -184,5 +188,41 @@ def test_the_destination_of_a_sender_is_what_it_says_or_its_class():
 
 
 def test_a_url_and_its_sender_have_the_same_destination(installed, tmp_path):
-    for url in ("nats://ann:pw@b:1,a:2/shop?timeout=1", f"file://{tmp_path}/a", "stdout:"):
+    named = ("nats://a:1?as=main", f"file://{tmp_path}/a?as=main", "stdout:?as=main")
+    for url in ("nats://ann:pw@b:1,a:2/shop?timeout=1", f"file://{tmp_path}/a", "stdout:", *named):
         assert open_sender(url).destination == destination_of(url)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nats://h:4222/shop?as=main",
+        "kafka://h:9092/shop?as=main",
+        "redis://h:6379/0?as=main",
+        "amqp://h/shop?as=main",
+        "postgresql://h/shop?as=main",
+        "https://h/hooks?as=main",
+        "file:///var/log/x?as=main",
+        "stdout:?as=main",
+    ],
+)
+def test_every_destination_can_have_a_name(url):
+    sender = open_sender(url)
+    destination = sender.destination  # type: ignore[attr-defined]
+    sender.close()
+
+    assert destination == destination_of(url) == url
+
+
+@pytest.mark.parametrize("url", ["nats://h?as=", "file:///x?as=%00", "stdout:?as=" + 256 * "a"])
+def test_a_name_is_short_and_printable(url):
+    with pytest.raises(SenderError, match="as must be 1 to 255 printable characters"):
+        open_sender(url)
+
+
+@pytest.mark.parametrize(
+    "url", ["stdout:?as=a&as=b", "stdout:?as=a&x=1", "stdout:?x=1", "file:///x?as=a&x=1", "file:///x?x=1"]
+)
+def test_a_file_and_standard_output_take_no_other_option(url):
+    with pytest.raises(SenderError, match=r"stdout: takes nothing|a file is written"):
+        open_sender(url)

@@ -23,7 +23,7 @@ _RESTAMP = """
 """
 _BEGIN_ANEW = """
     INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, settled_at)
-    SELECT subscription, generation, partition, epoch + 1, 0, '1:1:', {now} FROM {lease}
+    SELECT subscription, generation, partition, epoch + 1, 0, '1:1:', {now} FROM {lease} WHERE partition >= 0
 """
 _FENCE = "UPDATE {lease} SET epoch = epoch + 1, owner = NULL, lease_until = NULL"
 _ADOPT = """

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from outbox.errors import SubscriptionError
+from outbox.model.destination import same_destination
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Declaration, Start, Subscription, compensation_of, subscription_of
 from outbox.store.database import Channel
@@ -31,6 +33,10 @@ _DECLARE = """
 _ALTER = """
     UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead, grace_ms = :grace_ms
     WHERE name = :name
+"""
+#: Compared with what was read before, so that it never undoes a change that was ordered meanwhile.
+_STORE_HOSTS = """
+    UPDATE {subscription} SET destination = :destination WHERE name IN (:name, :follower) AND destination = :stored
 """
 _LEASE = """
     INSERT INTO {lease} (subscription, generation, partition, epoch, renewals)
@@ -99,9 +105,20 @@ class Subscriptions:
         if stored is not None and (stored.destination is not None or declared.destination is None):
             self._require_same(stored, declared)
         follower = self.find(compensation_of(declared.name))
-        if follower is not None and None not in (follower.destination, declared.destination):
+        if follower is not None:
             self._require_same_destination(follower, declared)
         return stored
+
+    def store_hosts(self, stored: Subscription, declared: Declaration) -> Subscription:
+        """Store how this worker writes the destination, if another worker has written it with other hosts.
+
+        So the hosts of a cluster can be exchanged one by one. A compensation that has the same text follows.
+        """
+        if declared.destination in (None, stored.destination):
+            return stored
+        names = {"name": stored.name, "follower": compensation_of(stored.name)}
+        self._channel.run(_STORE_HOSTS, **names, destination=declared.destination, stored=stored.destination)
+        return replace(stored, destination=declared.destination)
 
     def alter(self, changed: Subscription) -> None:
         """Store another selection, destination or policy. The caller must hold the lease."""
@@ -164,6 +181,8 @@ class Subscriptions:
             )
         topics = None if declared.topics is None else tuple(sorted(set(declared.topics)))
         destination = declared.destination or stored.destination
+        if destination and stored.destination and same_destination(stored.destination, destination):
+            destination = stored.destination
         on_dead = declared.on_dead or stored.on_dead
         # A stored grace that is longer does no harm, because this worker needs only that rows wait long enough.
         grace = max(declared.grace or stored.grace, stored.grace)
@@ -187,16 +206,17 @@ class Subscriptions:
             )
             raise SubscriptionError(
                 f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}; give this worker"
-                f" {instead}, or stop the workers and run: outbox subscriptions alter {altered}"
+                f" {instead}, or run: outbox subscriptions alter {altered}"
                 f" {' '.join(option for _, option in differing)}"
             )
 
     def _require_same_destination(self, follower: Subscription, declared: Declaration) -> None:
-        if follower.destination != declared.destination:
+        there, here = follower.destination, declared.destination
+        if there is not None and here is not None and not same_destination(there, here):
             raise SubscriptionError(
-                f"the direct writers of {declared.name!r} send to {follower.destination}, this worker to"
-                f" {declared.destination}; give it and them the same destination. If this worker is right, stop the"
-                f" writers and run: outbox subscriptions alter {declared.name} {_option('to', declared.destination)}"
+                f"the direct writers of {declared.name!r} send to {there}, this worker to {here}; give it and them the"
+                " same destination. If this worker is right, stop the writers and run: outbox subscriptions alter"
+                f" {declared.name} {_option('to', here)}"
             )
 
     def _values(self, declared: Declaration) -> dict[str, object]:

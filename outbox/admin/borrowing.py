@@ -1,0 +1,143 @@
+"""Leases in the hands of a command: asked for, borrowed while it changes what belongs to them, and given back."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+from outbox.errors import SubscriptionError
+from outbox.model.lease import Holder, Lease, Partition
+from outbox.model.subscription import Subscription
+from outbox.runtime.clock import clock
+from outbox.runtime.failpoints import crash_point
+from outbox.store.database import Channel
+from outbox.store.subscriptions.leases import WISH_SECONDS, Leases
+
+#: Long enough for one short transaction on a busy database; renewed before each.
+LENGTH = timedelta(seconds=30)
+NO_WAIT = timedelta(0)
+
+_LOOK_SECONDS = 0.2
+
+
+class WorkerAliveError(SubscriptionError):
+    """Raised when a worker holds the lease; `holder` says which, and until when.
+
+    `waited`: for how long the command has asked for it.
+    """
+
+    def __init__(self, subscription: str, holder: Holder, waited: timedelta = NO_WAIT) -> None:
+        until = "" if holder.lease_until is None else f" until {holder.lease_until:%H:%M:%S} UTC"
+        held = f"worker {holder.owner} holds the lease of {subscription}{until}"
+        if waited:
+            held += f", and has not given it back within {waited.total_seconds():g} s"
+            held += f" ({holder.notice})" if holder.notice else ""
+            held += ": a call of its handler takes longer or hangs, or it has died, or is of an earlier version"
+        super().__init__(f"{held}; stop it first")
+        self.holder = holder
+
+
+@contextmanager
+def borrowed(channel: Channel, subscription: Subscription, *, wait: timedelta = NO_WAIT) -> Iterator[Lease]:
+    """Take the lease of a subscription; give it back at the end. Errors and `wait` are those of `all_borrowed`."""
+    with all_borrowed(channel, [subscription], wait=wait) as (lease,):
+        yield lease
+
+
+@contextmanager
+def all_borrowed(
+    channel: Channel, subscriptions: Sequence[Subscription], *, wait: timedelta = NO_WAIT
+) -> Iterator[list[Lease]]:
+    """Take the leases of several subscriptions; give them back at the end.
+
+    A worker that holds one is asked for it: it finishes its calls, settles, and gives the lease back.
+
+    Args:
+        channel: a connection that nothing else uses meanwhile.
+        subscriptions: whose leases are taken.
+        wait: for how long workers are asked; 0: not at all.
+
+    Raises:
+        WorkerAliveError: a worker still holds one of them.
+        SubscriptionError: one of the subscriptions has no lease row.
+    """
+    borrowing = _Borrowing(channel, subscriptions)
+    try:
+        try:
+            borrowing.take(wait)
+        finally:
+            borrowing.take_back_wishes()
+        yield borrowing.leases
+    finally:
+        borrowing.give_back()
+
+
+class _Borrowing:
+    """The leases that one command takes."""
+
+    def __init__(self, channel: Channel, subscriptions: Sequence[Subscription]) -> None:
+        self._leases = Leases(channel)
+        self._command = f"command-{secrets.token_hex(4)}"
+        self._wanted = [Partition(each.name, each.generation) for each in subscriptions]
+        self._taken: dict[Partition, Lease] = {}
+        self._asked = False
+
+    @property
+    def leases(self) -> list[Lease]:
+        """The leases, in the order of the subscriptions."""
+        return [self._taken[each] for each in self._wanted]
+
+    def take(self, wait: timedelta) -> None:
+        """Take all leases; ask for those that workers hold, again and again, until `wait` is over."""
+        until, ask_at = clock() + wait.total_seconds(), 0.0
+        while (missing := self._try_each()) is not None:
+            if clock() >= until:
+                raise WorkerAliveError(*missing, wait)
+            if clock() >= ask_at:
+                self._ask()
+                ask_at = clock() + WISH_SECONDS / 5
+            time.sleep(min(_LOOK_SECONDS, max(0.0, until - clock())))
+
+    def _try_each(self) -> tuple[str, Holder] | None:
+        """Take the leases that can be taken; return the name and the holder of one that cannot, or None."""
+        missing: tuple[str, Holder] | None = None
+        for partition in self._wanted:
+            if partition in self._taken:
+                continue
+            lease = self._leases.acquire(partition, self._command, LENGTH)
+            if lease is not None:
+                self._taken[partition] = lease
+                continue
+            holder = self._leases.look(partition)
+            if holder is None:
+                text = f"subscription {partition.subscription!r} has no lease row; run: outbox db check"
+                raise SubscriptionError(text)
+            missing = missing or (partition.subscription, holder)
+        return missing
+
+    def _ask(self) -> None:
+        """Ask for what is missing, and keep what was taken already."""
+        self._asked = True
+        for partition in self._wanted:
+            lease = self._taken.get(partition)
+            if lease is None:
+                self._leases.ask(partition, self._command)
+            elif not self._leases.renew(lease, LENGTH):
+                del self._taken[partition]
+        crash_point("command.after_ask")
+
+    def take_back_wishes(self) -> None:
+        """Want no lease any longer: what was taken is ours, and the rest is not waited for."""
+        if self._asked:
+            for partition in self._wanted:
+                with suppress(Exception):
+                    self._leases.take_back(partition, self._command)
+
+    def give_back(self) -> None:
+        """Give back what was taken."""
+        for lease in self._taken.values():
+            with suppress(Exception):
+                self._leases.release(lease)
