@@ -14,11 +14,14 @@ from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
-from outbox.store.subscriptions.leases import WISH_SECONDS, Leases
+from outbox.store.subscriptions.leases import BID_SECONDS, Leases
 
 #: Long enough for one short transaction on a busy database; renewed before each.
 LENGTH = timedelta(seconds=30)
 NO_WAIT = timedelta(0)
+#: For so long a command asks a worker for its lease, unless it is told otherwise. The worker notices it with its next
+#: renewal, and finishes its calls.
+WAIT = timedelta(seconds=30)
 
 _LOOK_SECONDS = 0.2
 
@@ -69,7 +72,7 @@ def all_borrowed(
         try:
             borrowing.take(wait)
         finally:
-            borrowing.take_back_wishes()
+            borrowing.take_back_bids()
         yield borrowing.leases
     finally:
         borrowing.give_back()
@@ -98,7 +101,7 @@ class _Borrowing:
                 raise WorkerAliveError(*missing, wait)
             if clock() >= ask_at:
                 self._ask()
-                ask_at = clock() + WISH_SECONDS / 5
+                ask_at = clock() + BID_SECONDS / 5
             time.sleep(min(_LOOK_SECONDS, max(0.0, until - clock())))
 
     def _try_each(self) -> tuple[str, Holder] | None:
@@ -129,7 +132,7 @@ class _Borrowing:
                 del self._taken[partition]
         crash_point("command.after_ask")
 
-    def take_back_wishes(self) -> None:
+    def take_back_bids(self) -> None:
         """Want no lease any longer: what was taken is ours, and the rest is not waited for."""
         if self._asked:
             for partition in self._wanted:

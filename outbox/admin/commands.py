@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from outbox.admin.borrowing import LENGTH, WorkerAliveError, all_borrowed, borrowed
+from outbox.admin.borrowing import LENGTH, WAIT, WorkerAliveError, all_borrowed, borrowed
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.subscription import Subscription, compensation_of
 from outbox.runtime.failpoints import crash_point
@@ -19,9 +19,6 @@ from outbox.worker.parked import carry_out_requests
 from outbox.worker.settle import Settlement
 
 __all__ = ["WAIT", "WorkerAliveError", "alter", "borrowed", "carry_out_without_worker", "drop"]
-
-#: For so long `alter` asks a worker for its lease. The worker notices it with its next renewal, and finishes its calls.
-WAIT = timedelta(seconds=30)
 
 
 def carry_out_without_worker(channel: Channel, subscription: Subscription) -> int:

@@ -12,7 +12,7 @@ import click
 from outbox.cli.decisions import tell
 from outbox.cli.groups import Group
 from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, confirmed, option, to_a_destination
-from outbox.cli.output import age, moment, show_json, show_table
+from outbox.cli.output import age, counted, moment, show_json, show_table
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from outbox.store.subscriptions.readers import Hold
 
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "CREATED (UTC)", "WORKER")
+
+
+_wait_for_lease = option(
+    "--wait", type=DURATION, default="30s", help="How long to ask a worker for its lease; 0s: not at all."
+)
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -54,12 +59,12 @@ def list_(*, target: Target, json: bool) -> None:
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
-@option("--topics", type=NAMES, help="Read these topics only.")
+@option("--topics", type=NAMES, help="Read these topics only; 'orders.*' is a pattern, '!orders.*' an exception.")
 @option("--all-topics", is_flag=True, help="Read all topics.")
 @to_a_destination
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key.")
 @option("--grace", type=DURATION, help="How long after its commit a message is read at the earliest.")
-@option("--wait", type=DURATION, default="30s", help="How long to ask a worker for its lease; 0s: not at all.")
+@_wait_for_lease
 @as_json
 def alter(
     *,
@@ -88,7 +93,7 @@ def alter(
     if topics is None and not all_topics and to is None and on_dead is None and grace is None:
         raise click.UsageError("nothing to alter: give --topics, --all-topics, --to, --on-dead or --grace")
     from outbox.admin import commands
-    from outbox.model.subscription import chosen_topics
+    from outbox.model.topics import chosen_topics
     from outbox.senders.port import destination_of
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
@@ -99,7 +104,7 @@ def alter(
             raise click.UsageError(f"{name} has no destination yet: its first worker declares all of it; or say --to")
         changed = replace(
             stored,
-            topics=None if all_topics else chosen_topics(topics) or stored.topics,
+            topics=stored.topics if topics is None and not all_topics else chosen_topics(topics),
             destination=destination or stored.destination,
             on_dead=on_dead or stored.on_dead or "block",
             grace=stored.grace if grace is None else grace,
@@ -121,6 +126,59 @@ class _Altered:
 
     def as_json(self) -> dict[str, object]:
         return _declared(self.subscription)
+
+
+@subscriptions.command()
+@about_a_database
+@click.argument("name")
+@option("--topics", type=NAMES, required=True, help="The topics or patterns that the new subscription is to have.")
+@to_a_destination
+@option("--as", "as_name", metavar="NEW", help="Name of the new subscription.  [default: NAME:TOPICS]")
+@_wait_for_lease
+@as_json
+def split(
+    *,
+    target: Target,
+    name: str,
+    topics: tuple[str, ...],
+    to: str | None,
+    as_name: str | None,
+    wait: timedelta,
+    json: bool,
+) -> None:
+    """Give topics of a subscription to a new one with another destination, also under load.
+
+    A worker that is at work on NAME is asked for its lease; it finishes its calls first, and ends by itself.
+
+    The new one begins exactly where NAME stands, with its policy, and takes over the parked messages of these topics;
+    NAME no longer has them. So nothing is left out, and nothing is sent twice. Its relay: a --route of outbox relay.
+    """
+    if to is None:
+        raise click.UsageError("no destination for the new subscription: give --to URL or --to-file PATH")
+    from outbox.admin.split import split as carry_out
+    from outbox.senders.port import destination_of
+
+    with target.open_outbox() as channel:
+        done = carry_out(channel, name, topics, destination=destination_of(to), as_name=as_name, wait=wait)
+    tell(_Split(done.origin, done.made, done.parked), json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Two subscriptions that were one, and how many parked messages the new one got."""
+
+    origin: Subscription
+    made: Subscription
+    parked: int
+
+    def describe(self) -> str:
+        now, new = self.origin, self.made
+        parked = f", with {counted(self.parked, 'parked message')}" if self.parked else ""
+        where = f"{new.name}: {_topics(new)} to {_destination(new)}, from where {now.name} stands{parked}"
+        return f"{where}; {now.name}: {_topics(now)} to {_destination(now)}"
+
+    def as_json(self) -> dict[str, object]:
+        return {"split": _declared(self.origin), "made": _declared(self.made), "moved": self.parked}
 
 
 @subscriptions.command()

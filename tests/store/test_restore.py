@@ -143,7 +143,7 @@ def test_a_log_is_not_restored_under_a_live_worker(outbox, pg_engine):
     channel.close()
 
 
-def test_a_wish_for_a_lease_begins_no_progress(outbox, pg_engine):
+def test_a_bid_for_a_lease_begins_no_progress(outbox, pg_engine):
     """Its row stands in place of a partition, and nobody would move such a progress: it would hold purge back."""
     send(outbox, b"1")
     Relay(outbox, Collected()).until_empty()

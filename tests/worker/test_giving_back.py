@@ -127,7 +127,7 @@ def test_while_a_call_hangs_the_lease_is_kept_and_the_command_says_so(outbox):
     assert in_order(destination, 100)
 
 
-def test_a_worker_that_knows_of_no_wishes_is_waited_for_and_left_alone(outbox, channel):
+def test_a_worker_that_knows_of_no_bids_is_waited_for_and_left_alone(outbox, channel):
     """As one of an earlier version, which renews its lease whatever anybody wants."""
     relay_to(Destination(), outbox).until_empty()
     lease = Leases(channel).acquire(PARTITION, "w0rker", timedelta(minutes=5))
@@ -172,7 +172,7 @@ def test_two_commands_at_once_undo_nothing_of_each_other(outbox):
 
 
 def test_a_wish_whose_command_died_ends_by_itself(outbox, channel, monkeypatch):
-    monkeypatch.setattr(leases, "WISH_SECONDS", 1.0)
+    monkeypatch.setattr(leases, "BID_SECONDS", 1.0)
     destination = Destination()
     with running(relay_to(destination, outbox)):
         fill(outbox, 20)
@@ -295,7 +295,7 @@ with closing(Outbox(create_engine(sys.argv[1])).database.open()) as channel:
     indirect=["engine"],
 )
 def test_a_command_that_is_killed_leaves_a_worker_that_goes_on(engine, outbox, point, policy):
-    """Its wish and its lease expire; what it changed is stored or not, and each message arrives once."""
+    """Its bid and its lease expire; what it changed is stored or not, and each message arrives once."""
     destination = Slow()
     fill(outbox, 500)
     url = engine.url.render_as_string(hide_password=False)

@@ -8,10 +8,10 @@ from outbox.model.lease import EXPIRED, Claim, Holder, Lease, Partition
 from outbox.store.database import Channel
 
 #: A command that wants the leases of a subscription has a row in place of this partition, which no worker owns. So its
-#: wish ends with the row, which it has to renew, and workers of earlier versions do not notice it.
-_WISH = -1
-#: For so many seconds a wish counts. One that lasts longer was made before the clock of the database stepped back.
-WISH_SECONDS = 5.0
+#: bid ends with the row, which it has to renew, and workers of earlier versions do not notice it.
+_BID = -1
+#: For so many seconds a bid counts. One that lasts longer was made before the clock of the database stepped back.
+BID_SECONDS = 5.0
 
 _ACQUIRE = """
     UPDATE {lease} SET owner = :owner, epoch = epoch + 1, renewals = 0, lease_until = {later}, length_ms = :length
@@ -32,21 +32,21 @@ _RELEASE = """
 _LOOK = """
     SELECT owner, epoch, renewals, lease_until, CASE WHEN lease_until > {now} THEN 1 ELSE 0 END, length_ms, notice,
            noticed_at, (
-               SELECT count(*) FROM {lease} AS wish
-               WHERE wish.subscription = :subscription AND wish.generation = :generation AND wish.partition = {wish}
-                 AND wish.lease_until > {now} AND wish.lease_until <= {longest})
+               SELECT count(*) FROM {lease} AS bid
+               WHERE bid.subscription = :subscription AND bid.generation = :generation AND bid.partition = {bid}
+                 AND bid.lease_until > {now} AND bid.lease_until <= {longest})
     FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
 """
 #: One row for all commands that want the lease: the last of them to renew it has its name in it.
 _ASK = """
     INSERT INTO {lease} (subscription, generation, partition, owner, epoch, renewals, lease_until)
-    VALUES (:subscription, :generation, {wish}, :owner, 0, 0, {longest})
+    VALUES (:subscription, :generation, {bid}, :owner, 0, 0, {longest})
     ON CONFLICT (subscription, generation, partition)
     DO UPDATE SET owner = excluded.owner, lease_until = excluded.lease_until
 """
 _TAKE_BACK = """
     DELETE FROM {lease}
-    WHERE subscription = :subscription AND generation = :generation AND partition = {wish} AND owner = :owner
+    WHERE subscription = :subscription AND generation = :generation AND partition = {bid} AND owner = :owner
 """
 #: A notice that is repeated keeps its first moment.
 _NOTICE = """
@@ -66,9 +66,9 @@ class Leases:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._database = channel.database
-        longest = self._database.later(str(WISH_SECONDS))
+        longest = self._database.later(str(BID_SECONDS))
         self._look, self._ask, self._take_back = (
-            self._database.sql(each, wish=str(_WISH), longest=longest) for each in (_LOOK, _ASK, _TAKE_BACK)
+            self._database.sql(each, bid=str(_BID), longest=longest) for each in (_LOOK, _ASK, _TAKE_BACK)
         )
 
     def acquire(
@@ -108,7 +108,7 @@ class Leases:
         rows = self._channel.rows(self._look, **partition.parameters)
         if not rows:
             return None
-        owner, epoch, renewals, until, live, length, notice, noticed, wishes = rows[0]
+        owner, epoch, renewals, until, live, length, notice, noticed, bids = rows[0]
         moment = self._database.dialect.moment
         return Holder(
             owner,
@@ -119,11 +119,11 @@ class Leases:
             None if length is None else timedelta(milliseconds=length),
             notice,
             moment(noticed),
-            bool(wishes),
+            bool(bids),
         )
 
     def ask(self, partition: Partition, command: str) -> None:
-        """Ask the workers of a subscription for its leases; asked again before `WISH_SECONDS` are over, it goes on."""
+        """Ask the workers of a subscription for its leases; asked again before `BID_SECONDS` are over, it goes on."""
         self._channel.run(self._ask, owner=command, **_key(partition))
 
     def take_back(self, partition: Partition, command: str) -> None:
