@@ -133,6 +133,19 @@ def test_two_outboxes_on_one_engine_send_what_is_their_own(engine, destination):
         second.close()
 
 
+def test_writers_that_know_of_one_more_host_than_the_relay_send_directly(engine, destination):
+    """A cluster has a node more, and the applications were deployed first."""
+    destination.destination = "nats://a:4222/shop"
+    relay_to(destination, Outbox(engine)).until_empty()
+    wider = Destination()
+    wider.destination = "nats://a:4222,b:4222/shop"
+    with writing_directly(engine, wider) as outbox:
+        with outbox.begin() as session:
+            send(outbox, session, b"1")
+
+        assert settled(outbox, wider, [b"1"])
+
+
 def test_writers_to_another_destination_than_the_relays_leave_all_to_it(engine, destination, caplog):
     """It is said once, and nothing is lost or late."""
     caplog.set_level(logging.WARNING, "outbox")
