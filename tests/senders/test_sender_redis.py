@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from outbox.model.message import Message, stored_message, uuid7
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.opening import open_sender
 from outbox.senders.redis import RedisSender, read_message
+from outbox.testing.process import free_port
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
 from outbox.testing.servers import RedisServer
 from tests.support.redis_streams import NewerRedis, Streams
+from tests.support.tls import CERTIFICATE, FOREIGN, KEY
 
 USERS = "user ann on >pass ~* +@all\nuser bob on >p@ss:w/rd?#% ~allowed:* +xadd\nuser default off\n"
 
@@ -181,6 +184,51 @@ def test_wrong_credentials_are_unavailable_and_never_told(strict, caplog):
     assert verdict == Unavailable(f"Redis: redis://127.0.0.1:{strict.port}: {reason}", everything=True)
     assert "s3cr3t" not in caplog.text + repr(verdict) + repr(sender) + repr(vars(sender))
     sender.close()
+
+
+@pytest.fixture(scope="module")
+def safe() -> Iterator[str]:
+    """Host and port of a server that speaks TLS there, and asks for a password."""
+    port = free_port()
+    tls = {"tls-port": str(port), "tls-cert-file": str(CERTIFICATE), "tls-key-file": str(KEY), "tls-auth-clients": "no"}
+    with RedisServer(settings={**tls, "requirepass": "pass"}):
+        yield f"127.0.0.1:{port}"
+
+
+def test_a_certificate_that_ca_names_is_trusted(safe):
+    with closing(RedisSender(f"rediss://:pass@{safe}?ca={CERTIFICATE}")) as sender:
+        check_all_done(sender.send(sent := [a_message("orders", n) for n in range(3)]), sent)
+
+
+def test_a_wrong_password_is_refused_through_tls_and_never_told(safe, caplog):
+    caplog.set_level(logging.DEBUG)
+    with closing(RedisSender(f"rediss://:s3cr3t@{safe}?ca={CERTIFICATE}")) as sender:
+        [verdict] = sender.send([a_message("orders", 1)])
+
+    reason = "invalid username-password pair or user is disabled."
+    assert verdict == Unavailable(f"Redis: rediss://{safe}: {reason}", everything=True)
+    assert "s3cr3t" not in caplog.text
+
+
+@pytest.mark.parametrize("trusted", [FOREIGN, None])
+def test_a_certificate_that_is_not_trusted_is_refused(safe, trusted):
+    """One from the file, or else from those of the system."""
+    with closing(RedisSender(f"rediss://:pass@{safe}" + (f"?ca={trusted}" if trusted else ""))) as sender:
+        [verdict] = sender.send([a_message("orders", 1)])
+
+    assert isinstance(verdict, Unavailable)
+    assert verdict.everything
+    assert verdict.error.startswith(f"Redis: rediss://{safe}: ")
+    assert "certificate verify failed" in verdict.error
+
+
+def test_a_certificate_of_another_host_is_refused(safe):
+    host = safe.replace("127.0.0.1", "localhost")
+    with closing(RedisSender(f"rediss://:pass@{host}?ca={CERTIFICATE}")) as sender:
+        [verdict] = sender.send([a_message("orders", 1)])
+
+    assert isinstance(verdict, Unavailable)
+    assert "certificate is not valid for 'localhost'" in verdict.error
 
 
 def test_a_server_that_is_full_is_unavailable():
