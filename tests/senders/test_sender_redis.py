@@ -231,6 +231,19 @@ def test_a_certificate_of_another_host_is_refused(safe):
     assert "certificate is not valid for 'localhost'" in verdict.error
 
 
+def test_a_second_copy_is_dropped_by_a_server_that_can(streams, sender):
+    """Redis can from 8.6 on. Below, and with Valkey, both copies are there."""
+    server = streams.client.info("server")
+    can = "valkey_version" not in server and tuple(map(int, server["redis_version"].split(".")[:2])) >= (8, 6)
+    sent = [a_message("orders", n, key="k") for n in range(2)]
+
+    check_all_done(sender.send(sent), sent)
+    check_all_done(sender.send(sent), sent)
+
+    bodies = [entry[b"Outbox-Body"] for entry in streams.entries("orders")]
+    assert bodies == [b"0", b"1"] * (1 if can else 2)
+
+
 def test_a_server_that_is_full_is_unavailable():
     settings = {"maxmemory": "3mb", "maxmemory-policy": "noeviction", "appendonly": "no"}
     with RedisServer(settings=settings) as server:
@@ -267,7 +280,7 @@ def test_a_replica_that_has_it_makes_it_done(redis):
 
 
 def test_a_server_that_can_drop_second_copies_is_asked_to():
-    """As Redis does from 8.6 on; there is no package of it yet, so a stand-in says that it is one."""
+    """As Redis does from 8.6 on; the distributions have older ones, so a stand-in says that it is one."""
     with NewerRedis() as server:
         sender = RedisSender(server.url)
         sent = a_message("orders", 1)
