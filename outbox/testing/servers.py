@@ -332,6 +332,9 @@ class KafkaServer(LocalServer):
     A topic that is not there is created at its first use, as Kafka does unless it is told otherwise. A client goes on
     to the address that a broker tells it. `far` makes a way through a proxy: one more port that the broker listens on,
     and the port that it tells those who come there.
+
+    `tls`, the files of a certificate and of its key, makes one more port, `safe_port`, with TLS and passwords. `users`
+    are the passwords of those who may come there by SCRAM-SHA-512, by name.
     """
 
     _stop_signals = (signal.SIGTERM,)
@@ -342,6 +345,8 @@ class KafkaServer(LocalServer):
         settings: Mapping[str, str] = _NO_SETTINGS,
         directory: Path | None = None,
         far: tuple[int, int] | None = None,
+        tls: tuple[Path, Path] | None = None,
+        users: Mapping[str, str] = _NO_SETTINGS,
     ) -> None:
         self._class_path = kafka_class_path()
         super().__init__("kafka", directory, None)
@@ -351,6 +356,9 @@ class KafkaServer(LocalServer):
         self._cluster = base64.urlsafe_b64encode(b"outbox" + os.urandom(10)).decode().rstrip("=")
         self._settings = settings
         self._far = far
+        self._tls = tls
+        self._users = users
+        self.safe_port = free_port()
 
     @property
     def url(self) -> str:
@@ -366,6 +374,8 @@ class KafkaServer(LocalServer):
         """Start, formatting the storage first if there is none; returns when the broker answers."""
         if not (self.folder / "data" / "meta.properties").exists():
             command = [*self._java("kafka.tools.StorageTool"), "format", "-t", self._cluster, "-c", self._properties()]
+            for name, password in self._users.items():
+                command += ["--add-scram", f'SCRAM-SHA-512=[name="{name}",password="{password}"]']
             run_to_end(command, account=None, cwd=self.folder)
         return super().start()
 
@@ -381,15 +391,16 @@ class KafkaServer(LocalServer):
         near, controller = f"PLAINTEXT://127.0.0.1:{self.port}", f"CONTROLLER://127.0.0.1:{self._controller}"
         port, told = self._far or (0, 0)
         far = f",FAR://127.0.0.1:{port}" if self._far else ""
+        safe = f",SAFE://127.0.0.1:{self.safe_port}" if self._tls else ""
         settings = {
             "process.roles": "broker,controller",
             "node.id": "1",
             "controller.quorum.voters": f"1@127.0.0.1:{self._controller}",
-            "listeners": f"{near},{controller}{far}",
-            "advertised.listeners": f"{near}{far.replace(str(port), str(told))}",
+            "listeners": f"{near},{controller}{far}{safe}",
+            "advertised.listeners": f"{near}{far.replace(str(port), str(told))}{safe}",
             "controller.listener.names": "CONTROLLER",
             "inter.broker.listener.name": "PLAINTEXT",
-            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT,SAFE:SASL_SSL",
             "log.dirs": str(self.folder / "data"),
             "num.partitions": "3",
             "offsets.topic.num.partitions": "1",
@@ -402,11 +413,27 @@ class KafkaServer(LocalServer):
             "group.initial.rebalance.delay.ms": "0",
             "broker.session.timeout.ms": "2000",
             "broker.heartbeat.interval.ms": "300",
+            **(self._safety() if self._tls else {}),
             **self._settings,
         }
         path = self.folder / "server.properties"
         path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
         return path
+
+    def _safety(self) -> Mapping[str, str]:
+        """Return the settings of the port with TLS, whose key and certificate have to be in one file."""
+        assert self._tls is not None
+        keys = self.folder / "keys.pem"
+        keys.write_text("".join(path.read_text() for path in self._tls))
+        return {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(keys),
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "listener.name.safe.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "listener.name.safe.scram-sha-512.sasl.jaas.config": (
+                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+            ),
+        }
 
     def _answers(self) -> bool:
         """Return whether the broker names itself: an open port is too early."""

@@ -2,7 +2,10 @@
 
 import logging
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -14,6 +17,7 @@ from outbox.senders.kafka import KafkaSender, read_message
 from outbox.senders.opening import open_sender
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_eventually_done
 from tests.support.kafka_topics import FarKafka, Topics
+from tests.support.tls import CERTIFICATE, FOREIGN, KEY
 
 FIX = "send it under another topic, and discard this one"
 
@@ -176,21 +180,25 @@ def test_a_row_that_another_hand_wrote_is_rejected_alone(sender, fields, reason)
     assert refused.error.startswith(reason)
 
 
+SECRET = "p@ss:w/rd?#% 512"
 USERS = "org.apache.kafka.common.security.{}.{}LoginModule required {};"
 
 
 @pytest.fixture(scope="module")
 def strict() -> Iterator[tuple[FarKafka, str]]:
-    """A broker that lets in those with a password, and a prefix; ann may write to one topic only."""
+    """A broker that lets in those with a password, and a prefix; ann may write to one topic only.
+
+    It has a port with TLS, too, where it knows her by another password.
+    """
     accounts = 'user_ann="p@ss:w/rd?#%" user_admin="admin"'
     settings = {
-        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:SASL_PLAINTEXT",
-        "sasl.enabled.mechanisms": "PLAIN",
+        "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:SASL_PLAINTEXT,SAFE:SASL_SSL",
+        "listener.name.far.sasl.enabled.mechanisms": "PLAIN",
         "listener.name.far.plain.sasl.jaas.config": USERS.format("plain", "Plain", accounts),
         "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
         "super.users": "User:ANONYMOUS;User:admin",
     }
-    far = FarKafka(settings)
+    far = FarKafka(settings, tls=(CERTIFICATE, KEY), users={"ann": SECRET})
     with far:
         topics = Topics(far)
         topics.make("allowed", "secret")
@@ -229,6 +237,42 @@ def test_wrong_credentials_are_unavailable_and_never_told(strict, caplog):
     assert "SASL authentication error: Authentication failed" in verdict.error
     assert "s3cr3t" not in caplog.text + repr(verdict) + repr(sender) + repr(vars(sender))
     sender.close()
+
+
+def safe_url_of(strict: tuple[FarKafka, str], password: str, certificate: Path = CERTIFICATE) -> str:
+    """The broker's URL for ann, with TLS and SCRAM."""
+    far, prefix = strict
+    where = f"127.0.0.1:{far.server.safe_port}/{prefix}"
+    return f"kafkas://ann:{quote(password, safe='')}@{where}?mechanism=scram-sha-512&timeout=4&ca={certificate}"
+
+
+def test_a_password_goes_by_scram_through_tls(strict):
+    with closing(KafkaSender(safe_url_of(strict, SECRET))) as sender:
+        verdicts = sender.send([a_message("allowed", n) for n in range(3)])
+
+    assert verdicts == [DONE] * 3
+
+
+def test_a_wrong_password_is_refused_by_scram_and_never_told(strict, caplog):
+    caplog.set_level(logging.DEBUG)
+    with closing(KafkaSender(safe_url_of(strict, "s3cr3t"))) as sender:
+        [verdict] = sender.send([a_message("allowed", 1)])
+
+    assert isinstance(verdict, Unavailable)
+    assert verdict.everything
+    assert "SASL authentication error: Authentication failed" in verdict.error
+    assert "s3cr3t" not in caplog.text + repr(verdict) + repr(sender) + repr(vars(sender))
+
+
+def test_a_certificate_that_is_not_trusted_is_refused_before_the_password_is_sent(strict, caplog):
+    caplog.set_level(logging.DEBUG)
+    with closing(KafkaSender(safe_url_of(strict, SECRET, FOREIGN))) as sender:
+        [verdict] = sender.send([a_message("allowed", 1)])
+
+    assert isinstance(verdict, Unavailable)
+    assert verdict.everything
+    assert "certificate verify failed" in verdict.error
+    assert SECRET not in caplog.text + repr(verdict)
 
 
 def test_a_broker_that_is_not_there_is_told_at_once_and_by_name():

@@ -4,6 +4,7 @@ import logging
 import os
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,10 +15,12 @@ from outbox.model.message import Message, stored_message, uuid7
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.opening import open_sender
 from outbox.senders.redis import RedisSender, read_message
+from outbox.testing.process import free_port
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
 from outbox.testing.servers import RedisServer
 from tests.support.redis_streams import NewerRedis, Streams
+from tests.support.tls import CERTIFICATE, FOREIGN, KEY
 
 USERS = "user ann on >pass ~* +@all\nuser bob on >p@ss:w/rd?#% ~allowed:* +xadd\nuser default off\n"
 
@@ -183,6 +186,64 @@ def test_wrong_credentials_are_unavailable_and_never_told(strict, caplog):
     sender.close()
 
 
+@pytest.fixture(scope="module")
+def safe() -> Iterator[str]:
+    """Host and port of a server that speaks TLS there, and asks for a password."""
+    port = free_port()
+    tls = {"tls-port": str(port), "tls-cert-file": str(CERTIFICATE), "tls-key-file": str(KEY), "tls-auth-clients": "no"}
+    with RedisServer(settings={**tls, "requirepass": "pass"}):
+        yield f"127.0.0.1:{port}"
+
+
+def test_a_certificate_that_ca_names_is_trusted(safe):
+    with closing(RedisSender(f"rediss://:pass@{safe}?ca={CERTIFICATE}")) as sender:
+        check_all_done(sender.send(sent := [a_message("orders", n) for n in range(3)]), sent)
+
+
+def test_a_wrong_password_is_refused_through_tls_and_never_told(safe, caplog):
+    caplog.set_level(logging.DEBUG)
+    with closing(RedisSender(f"rediss://:s3cr3t@{safe}?ca={CERTIFICATE}")) as sender:
+        [verdict] = sender.send([a_message("orders", 1)])
+
+    reason = "invalid username-password pair or user is disabled."
+    assert verdict == Unavailable(f"Redis: rediss://{safe}: {reason}", everything=True)
+    assert "s3cr3t" not in caplog.text
+
+
+@pytest.mark.parametrize("trusted", [FOREIGN, None])
+def test_a_certificate_that_is_not_trusted_is_refused(safe, trusted):
+    """One from the file, or else from those of the system."""
+    with closing(RedisSender(f"rediss://:pass@{safe}" + (f"?ca={trusted}" if trusted else ""))) as sender:
+        [verdict] = sender.send([a_message("orders", 1)])
+
+    assert isinstance(verdict, Unavailable)
+    assert verdict.everything
+    assert verdict.error.startswith(f"Redis: rediss://{safe}: ")
+    assert "certificate verify failed" in verdict.error
+
+
+def test_a_certificate_of_another_host_is_refused(safe):
+    host = safe.replace("127.0.0.1", "localhost")
+    with closing(RedisSender(f"rediss://:pass@{host}?ca={CERTIFICATE}")) as sender:
+        [verdict] = sender.send([a_message("orders", 1)])
+
+    assert isinstance(verdict, Unavailable)
+    assert "certificate is not valid for 'localhost'" in verdict.error
+
+
+def test_a_second_copy_is_dropped_by_a_server_that_can(streams, sender):
+    """Redis can from 8.6 on. Below, and with Valkey, both copies are there."""
+    server = streams.client.info("server")
+    can = "valkey_version" not in server and tuple(map(int, server["redis_version"].split(".")[:2])) >= (8, 6)
+    sent = [a_message("orders", n, key="k") for n in range(2)]
+
+    check_all_done(sender.send(sent), sent)
+    check_all_done(sender.send(sent), sent)
+
+    bodies = [entry[b"Outbox-Body"] for entry in streams.entries("orders")]
+    assert bodies == [b"0", b"1"] * (1 if can else 2)
+
+
 def test_a_server_that_is_full_is_unavailable():
     settings = {"maxmemory": "3mb", "maxmemory-policy": "noeviction", "appendonly": "no"}
     with RedisServer(settings=settings) as server:
@@ -219,7 +280,7 @@ def test_a_replica_that_has_it_makes_it_done(redis):
 
 
 def test_a_server_that_can_drop_second_copies_is_asked_to():
-    """As Redis does from 8.6 on; there is no package of it yet, so a stand-in says that it is one."""
+    """As Redis does from 8.6 on; the distributions have older ones, so a stand-in says that it is one."""
     with NewerRedis() as server:
         sender = RedisSender(server.url)
         sent = a_message("orders", 1)

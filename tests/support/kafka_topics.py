@@ -5,7 +5,7 @@ import time
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (
@@ -32,10 +32,11 @@ from tests.support.waiting import eventually
 class FarKafka:
     """A broker that tells its clients the address of a proxy, so that all they say passes through there."""
 
-    def __init__(self, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: Mapping[str, str] | None = None, **more: Any) -> None:
+        """Take a broker's settings, and what else `KafkaServer` takes."""
         port = free_port()
         self.proxy = TcpProxy("127.0.0.1", port)
-        self.server = KafkaServer(settings=settings or {}, far=(port, self.proxy.port))
+        self.server = KafkaServer(settings=settings or {}, far=(port, self.proxy.port), **more)
 
     def __enter__(self) -> Self:
         self.proxy.__enter__()

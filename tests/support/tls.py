@@ -6,11 +6,11 @@ from pathlib import Path
 HERE = Path(__file__).parent
 CERTIFICATE = HERE / "tls_certificate.pem"
 FOREIGN = HERE / "tls_foreign.pem"
-_KEY = HERE / "tls_key.pem"
+KEY = HERE / "tls_key.pem"
 
 
 def server_context() -> ssl.SSLContext:
     """What a server needs to speak TLS with it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(CERTIFICATE, _KEY)
+    context.load_cert_chain(CERTIFICATE, KEY)
     return context

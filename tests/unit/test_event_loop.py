@@ -45,7 +45,7 @@ def test_a_loop_ends_once_although_several_calls_run_out_of_time():
     loop = BackgroundLoop("late", make=lambda: resident, farewell=Resident.go)
 
     with ThreadPoolExecutor(4) as pool:
-        for call in [pool.submit(loop.run, Resident.sleep, timeout=0.2) for _ in range(4)]:
+        for call in [pool.submit(loop.run, Resident.sleep, timeout=1) for _ in range(4)]:
             with pytest.raises((TimeoutError, CancelledError)):  # the first to give up ends the others
                 call.result(5)
     loop.stop()
