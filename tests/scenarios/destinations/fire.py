@@ -17,7 +17,6 @@ from typing import Literal
 
 from sqlalchemy import Engine
 
-from outbox import Inbox
 from outbox.model.message import Message
 from outbox.store.database import Database
 from outbox.store.operations.status import standings

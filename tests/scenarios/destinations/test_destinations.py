@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine
 
-from outbox.testing.servers import PostgresServer, ServerMissing
+from outbox.testing.servers import PostgresServer
 from tests.conftest import started
 from tests.scenarios.destinations.fire import Plan, Report, Run
 from tests.support.durable_destinations import KINDS
