@@ -20,7 +20,7 @@ from sqlalchemy import Engine
 from outbox.model.message import Message
 from outbox.store.database import Database
 from outbox.store.operations.status import standings
-from tests.scenarios.destinations import consumers, twins
+from tests.scenarios.destinations import consumers, relays
 from tests.scenarios.exactness import writers
 from tests.scenarios.exactness.business import facts, set_up
 from tests.scenarios.exactness.history import Delivery, Event, Fault, Findings, delivery_of, judge
@@ -29,8 +29,9 @@ from tests.support.durable_destinations import KINDS, TOPIC, DurableDestination
 from tests.support.effects import billing, effects
 from tests.support.waiting import eventually
 
-#: A relay is killed; or the server; or the server, and a relay before it is back.
-Trouble = Literal["kill", "crash", "blackout"]
+#: A relay is killed; or when it has sent a batch and not settled it; or the server; or the server, and a relay before
+#: it is back.
+Trouble = Literal["kill", "worst", "crash", "blackout"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,24 +124,26 @@ class Run:
     def _make_trouble(self) -> None:
         for trouble in self._plan.trouble:
             self._rest()
-            if trouble == "kill":
-                self._kill()
-            else:
-                self._crash(trouble)
-            self._faults.append(trouble)
+            self._make(trouble)
         while self._plan.until_written and self._written < self._plan.quota * self._plan.writers:
             self._rest()
-            self._kill()
-            self._faults.append("kill")
+            self._make(self._random.choice(("kill", "worst")))
+
+    def _make(self, trouble: Trouble) -> None:
+        if trouble in ("crash", "blackout"):
+            self._crash(trouble)
+        else:
+            self._kill(relays.WORST if trouble == "worst" else signal.SIGKILL)
+        self._faults.append(trouble)
 
     def _rest(self) -> None:
         time.sleep(self._random.uniform(*self._plan.pauses))
 
-    def _kill(self) -> None:
+    def _kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Kill the relay that works, and start another in its place."""
         assert eventually(lambda: any(relay.works for relay in self._relays)), self._said()
         killed = next(relay for relay in self._relays if relay.works)
-        killed.end(signal.SIGKILL)
+        assert killed.end(number) == -signal.SIGKILL, self._said()
         self._relays.remove(killed)
         self._relays.append(self._relay())
 
@@ -218,7 +221,8 @@ class Run:
 
     def _relay(self) -> _Relay:
         log = self._folder / f"relay-{len(list(self._folder.glob('relay-*')))}.log"
-        return _Relay(self._plan, log, {"OUTBOX_DATABASE": self._url, "OUTBOX_RELAY_TO": self._there.url})
+        environment = {"OUTBOX_DATABASE": self._url, "OUTBOX_RELAY_TO": self._there.url}
+        return _Relay(self._plan, log, {**environment, relays.TWIN: self._plan.twin or ""})
 
     def _said(self) -> str:
         """What the processes said last, for a failure."""
@@ -230,10 +234,8 @@ class _Relay(Program):
     """`outbox relay`, or a twin of it."""
 
     def __init__(self, plan: Plan, log: Path, environment: dict[str, str]) -> None:
-        sound = [str(Path(sys.executable).with_name("outbox"))]
-        command = sound if plan.twin is None else [sys.executable, "-m", twins.__name__, plan.twin]
         pace = ["--lease", f"{plan.lease:g}s", "--batch-size", str(plan.batch)]
-        super().__init__([*command, "relay", *pace], log, environment)
+        super().__init__([sys.executable, "-m", relays.__name__, "relay", *pace], log, environment)
         self._log = log
 
     @property

@@ -17,17 +17,17 @@ from tests.scenarios.destinations.fire import Plan, Report, Run
 from tests.support.durable_destinations import KINDS
 from tests.support.several import new_database
 
-SMALL = Plan(quota=120, keys=40, batch=50, trouble=("crash", "blackout"))
+SMALL = Plan(quota=120, keys=40, batch=50, trouble=("crash", "worst"))
 FULL = Plan(
     quota=5_000,
     keys=300,
     batch=200,
-    trouble=("kill", "crash", "kill", "kill", "blackout", "kill", "kill", "crash"),
+    trouble=("worst", "crash", "kill", "worst", "blackout", "kill", "worst", "crash"),
     until_written=True,
     pauses=(2.0, 5.0),
 )
-#: Nothing fails but the twin.
-CALM = replace(SMALL, trouble=())
+#: For twins, of which one needs no trouble at all to fail.
+DARK, CALM = replace(SMALL, trouble=("blackout",)), replace(SMALL, trouble=())
 
 
 @pytest.fixture
@@ -58,4 +58,28 @@ def test_each_message_arrives_in_order_while_everything_is_killed(perform, full:
 
     assert (report.findings.wrong, report.wrong_effects) == ({}, {})
     assert report.messages >= (20_000 if full else 480)
-    assert not KINDS[kind].drops_copies or report.findings.duplicates == 0
+    assert (report.findings.duplicates == 0) is KINDS[kind].drops_copies, "or it was too easy"
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """The twins are tried at the destination whose server is back soonest; at full scale at all of them."""
+    if "twin_kind" in metafunc.fixturenames:
+        metafunc.parametrize("twin_kind", KINDS if metafunc.config.getoption("--full") else ["webhook"])
+
+
+@pytest.mark.parametrize(
+    ("twin", "found", "plan"),
+    [
+        # A sender that is told Done by nobody.
+        ("answers_at_once", "lost", DARK),
+        # A relay that settles a batch, and sends it then.
+        ("marks_first", "lost", DARK),
+        # A sender that sends a message before the one before it, of the same key, is confirmed.
+        ("two_at_once", "violations", CALM),
+    ],
+)
+def test_a_broken_twin_is_caught(perform, twin_kind: str, twin: str, found: str, plan: Plan) -> None:
+    """The same run, with the same judge, without most of its trouble."""
+    report = perform(twin_kind, replace(plan, twin=twin))
+
+    assert found in report.findings.wrong

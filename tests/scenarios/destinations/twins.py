@@ -1,15 +1,11 @@
-"""Broken twins of the relay: the command line of `outbox` with one thing wrong in it. The suite has to catch each.
-
-Run with the name of the twin, and what else would stand behind `outbox`.
-"""
+"""Broken twins of the relay: the command line of `outbox` with one thing wrong in it. The suite has to catch each."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from outbox.cli import main, relay_one
+from outbox.cli import relay_one
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Verdict
 from outbox.senders.opening import open_sender
@@ -66,8 +62,3 @@ def install(name: str) -> None:
         setattr(relay_one, "open_sender", SENDERS[name])  # noqa: B010  # type checkers would rightly complain
     else:
         of_the_worker.install(name)
-
-
-if __name__ == "__main__":
-    install(sys.argv[1])
-    main(sys.argv[2:])
