@@ -5,6 +5,7 @@ import json
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from itertools import chain, repeat
 from urllib.parse import quote
 
 import psycopg
@@ -79,12 +80,13 @@ def redis(password: str) -> Iterator[Door]:
 
 @contextmanager
 def webhook(password: str) -> Iterator[Door]:
-    """An endpoint that refuses with everything that it was sent."""
+    """An endpoint that refuses with everything that it was sent: at first the user, then the message."""
+    statuses = chain([401], repeat(422))
     credentials = base64.b64encode(f"ann:{password}".encode()).decode()
 
     def judge(received: Received) -> Answer:
         is_known = received.headers["Authorization"] == f"Basic {credentials}"
-        return Answer() if is_known else Answer(401, repr(received).encode())
+        return Answer() if is_known else Answer(next(statuses), repr(received).encode())
 
     with Endpoint() as endpoint:
         endpoint.judge = judge

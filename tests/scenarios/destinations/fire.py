@@ -105,7 +105,7 @@ class Run:
         before = self._read()
         self._make_trouble()
         self._end_writers()
-        assert eventually(self._all_sent, 60), self._said()
+        assert eventually(self._all_sent, 120), self._said()
         for relay in self._relays:
             # One that has only just been started knows no signals yet.
             assert relay.end(signal.SIGTERM) in (0, -signal.SIGTERM), self._said()
