@@ -144,10 +144,12 @@ class RabbitMQ(DurableDestination):
         async def read() -> list[Message]:
             async with await aio_pika.connect(source) as connection:
                 channel = await connection.channel()
+                # Without a number, a quorum queue gives no more than 2 000 that are not acknowledged.
+                await channel.set_qos(prefetch_count=65_535)
                 queue = await channel.get_queue(PREFIX, ensure=False)
                 mark = uuid.uuid4().hex
                 await channel.default_exchange.publish(aio_pika.Message(b"", app_id=mark), PREFIX)
-                async with asyncio.timeout(60):
+                async with asyncio.timeout(120):
                     return await _read_until(queue, mark)
 
         return asyncio.run(read())
