@@ -149,7 +149,7 @@ class RabbitMQ(DurableDestination):
                 queue = await channel.get_queue(PREFIX, ensure=False)
                 mark = uuid.uuid4().hex
                 await channel.default_exchange.publish(aio_pika.Message(b"", app_id=mark), PREFIX)
-                async with asyncio.timeout(120):
+                async with asyncio.timeout(300):
                     return await _read_until(queue, mark)
 
         return asyncio.run(read())
