@@ -1,17 +1,44 @@
 """No secret is taken as an argument, and none is ever shown."""
 
-import pytest
+import base64
+import logging
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
 
+import psutil
+import pytest
+from sqlalchemy import Engine, text
+
+from outbox import Outbox
+from outbox.errors import OutboxError
+from outbox.model.verdict import Done, Verdict
+from outbox.senders.opening import open_sender
+from outbox.senders.port import destination_of
+from outbox.testing.sender_contract import a_message
+from tests.conftest import started
 from tests.support.command_line import outbox
+from tests.support.guarded_servers import GUARDED, Door
+from tests.support.waiting import eventually
 
 CANARY = "c4nary/Sesame"
 ENCODED = "c4nary%2FSesame"
 #: A password stands in a URL encoded, in an error of a driver as it is.
 TRACES = ("c4nary", "Sesame")
+#: As it stands in the credentials of HTTP.
+IN_BASE64 = tuple(base64.b64encode(f"ann:{CANARY}{end}".encode()).decode()[:16] for end in ("", "x"))
 
 
 def shows(ended) -> bool:
     return any(trace in ended.out + ended.err for trace in TRACES)
+
+
+def traces_in(said: str) -> list[str]:
+    return [trace for trace in (*TRACES, *IN_BASE64) if trace in said]
 
 
 @pytest.mark.parametrize(
@@ -134,3 +161,125 @@ def test_a_url_and_a_file_of_the_same_rank_are_refused(tmp_path):
     ended = outbox("sqlite:///x.db", "status", OUTBOX_DATABASE_FILE=str(tmp_path / "url"))
 
     assert (ended.code, "give one of them" in ended.err) == (2, True)
+
+
+@pytest.fixture
+def waiting(sqlite_engine: Engine) -> Engine:
+    """A database with a message that waits to be sent."""
+    with (shop := Outbox(sqlite_engine)).begin() as session:
+        shop.send(session, "orders", b"1", key="k")
+    shop.close()
+    return sqlite_engine
+
+
+@pytest.fixture(scope="module", params=GUARDED)
+def door(request: pytest.FixtureRequest) -> Iterator[Door]:
+    """A server of each kind that lets in whoever knows the secret."""
+    with ExitStack() as stack:
+        yield started(lambda: stack.enter_context(GUARDED[request.param](CANARY)))
+
+
+LISTS = ("status --json", "subscriptions list --json", "dead list --json")
+
+
+def said_of(url: str, engine: Engine, caplog: pytest.LogCaptureFixture) -> tuple[str, list[Verdict]]:
+    """Whatever is to be seen while a relay sends to a destination: logs, errors, verdicts, output, and the tables."""
+    caplog.set_level(logging.DEBUG)
+    verdicts: list[Verdict] = []
+    said: list[object] = []
+    try:
+        sender = open_sender(url)
+        said += [sender, vars(sender), destination_of(url)]
+        verdicts += sender.send([a_message("orders", 1)])
+        sender.close()
+    except OutboxError as error:
+        said += traceback.format_exception(error)
+    for command in ("relay --until-empty --give-up-after 200ms --attempts 1 -vv", "status", *LISTS):
+        ended = outbox(engine, *command.split(), OUTBOX_RELAY_TO=url)
+        said += [ended.out, ended.err]
+    with engine.connect() as connection:
+        for table in ("outbox_subscription", "outbox_lease", "outbox_parked"):
+            said += connection.execute(text(f"SELECT * FROM {table}"))
+    return "\n".join(map(str, [*said, *verdicts, caplog.text])), verdicts
+
+
+def test_the_secrets_of_a_destination_are_shown_nowhere(door: Door, waiting: Engine, caplog):
+    """Not by a server that refuses them, nor by one that works."""
+    refused, [verdict] = said_of(door(CANARY + "x"), waiting, caplog)
+    accepted, works = said_of(door(CANARY), waiting, caplog)
+
+    assert (isinstance(verdict, Done), [isinstance(each, Done) for each in works]) == (False, [True])
+    assert traces_in(refused + accepted) == []
+    assert "127.0.0.1" in refused
+
+
+SCHEMES = {
+    "nats": "/shop", "tls": "/shop", "kafka": "/shop", "kafkas": "/shop", "amqp": "/shop?exchange=orders",
+    "amqps": "/shop", "redis": "/0/shop", "rediss": "/0", "http": "/hook?tenant=7", "https": f"/hook?key={ENCODED}",
+    "postgresql": "/shop?schema=public",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_secrets_of_a_destination_that_is_away_are_shown_nowhere(scheme, waiting, caplog):
+    said, [verdict] = said_of(f"{scheme}://ann:{ENCODED}@127.0.0.1:1{SCHEMES[scheme]}", waiting, caplog)
+
+    assert not isinstance(verdict, Done)
+    assert traces_in(said) == []
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize(
+    "rest",
+    [
+        f"ann:{CANARY}@host",
+        f"ann:{CANARY}@x@host",
+        f"ann:{ENCODED}@host:port",
+        f"ann:{ENCODED}",
+        f"ann:{ENCODED}@",
+        f"ann:{ENCODED}@[host",
+        f"ann:{ENCODED}@host/%00?password={ENCODED}&password=1",
+        f"host/x?timeout={ENCODED}&sslmode={ENCODED}&format={ENCODED}&wait={ENCODED}&mechanism={ENCODED}",
+        f"host#{ENCODED}",
+    ],
+)
+def test_the_secrets_in_a_malformed_url_are_shown_nowhere(scheme, rest):
+    """Most of them are refused when they are opened; some schemes take what others refuse."""
+    try:
+        said = repr(sender := open_sender(f"{scheme}://{rest}")) + repr(vars(sender))
+    except OutboxError as error:
+        said = "".join(traceback.format_exception(error))
+
+    assert traces_in(said) == []
+
+
+def test_the_list_of_processes_shows_no_secret(waiting, full, tmp_path):
+    """The URL of a relay is in its environment, which nobody else may read; it starts no program with the URL."""
+    schemes = list(SCHEMES) if full else ["postgresql"]
+    relays = [relay_process(waiting, each, tmp_path / each) for each in schemes]
+    try:
+        assert eventually(lambda: all("all topics to" in (tmp_path / each).read_text() for each in schemes))
+        shown = [line for each in relays for line in shown_by_ps(each.pid)]
+    finally:
+        for each in relays:
+            each.kill()
+            each.wait()
+
+    assert (len(shown) >= len(schemes), traces_in("\n".join(shown))) == (True, [])
+
+
+def relay_process(engine: Engine, scheme: str, log: Path) -> subprocess.Popen[bytes]:
+    """A relay to a destination that is away, told by its environment."""
+    to, database = f"{scheme}://ann:{ENCODED}@127.0.0.1:1{SCHEMES[scheme]}", engine.url.render_as_string()
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [Path(sys.executable).with_name("outbox"), "relay", "--name", scheme],
+            env={**os.environ, "OUTBOX_DATABASE": database, "OUTBOX_RELAY_TO": to},
+            stderr=output,
+        )
+
+
+def shown_by_ps(pid: int) -> list[str]:
+    """The arguments of a process and of those that it has started."""
+    process = psutil.Process(pid)
+    return [" ".join(each.cmdline()) for each in (process, *process.children(recursive=True))]

@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -19,13 +19,12 @@ from pathlib import Path
 import pytest
 import sqlalchemy
 
-from outbox import Message, Outbox, create_engine, migrate
+from outbox import Message, create_engine, migrate
 from outbox.model.verdict import DONE, Done, Unavailable, Verdict
 from outbox.senders.postgresql import PostgresSender
 from outbox.testing.proxy import Direction, TcpProxy
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import PostgresServer
-from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.handles import conninfo_of
 from tests.support.other_outbox import OtherOutbox, paused
 from tests.support.waiting import eventually
@@ -413,86 +412,3 @@ def test_a_process_may_fork_and_end_as_it_likes(other, rest, sent):
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert len(other.stored()) == sent
-
-
-# From one outbox to the next
-
-
-RELAY = """
-import os, signal, sys
-from datetime import timedelta
-from outbox import Outbox, Relay, create_engine
-from outbox.runtime import failpoints
-from outbox.senders.postgresql import PostgresSender
-from outbox.store.log.limits import Limits
-from outbox.worker.settings import Settings
-
-calls = 0
-
-def reached(point):
-    global calls
-    calls += point == "relay.after_send"
-    if calls == int(sys.argv[3]) and point == "relay.after_send":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-failpoints.arm(reached)
-settings = Settings(
-    limits=Limits(rows=50),
-    lease=timedelta(seconds=1),
-    renew_every=timedelta(milliseconds=200),
-    poll=(timedelta(milliseconds=20), timedelta(milliseconds=200)),
-)
-Relay(Outbox(create_engine(sys.argv[1])), PostgresSender(sys.argv[2]), settings=settings).run()
-"""
-
-
-def relay_process(here: sqlalchemy.Engine, there: str, *, dies_after: int = 0) -> subprocess.Popen[bytes]:
-    """A relay that dies right after so many calls, when the other database has what this one does not know of."""
-    url = here.url.render_as_string(hide_password=False)
-    return subprocess.Popen([sys.executable, "-c", RELAY, url, there, str(dies_after)], cwd=TOP)
-
-
-def test_from_outbox_to_outbox_each_message_comes_once_and_in_order(engine, fragile, server, full):
-    """The relay in between is killed, at its worst moment and at any other; so is the server of the second outbox."""
-    number = 10_000 if full else 1_500
-    there, chance = conninfo_of(fragile.engine.url), random.Random(3)
-
-    with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(write, Outbox(engine), number, seconds=60 if full else 12)
-        while not writing.done():
-            process = relay_process(engine, there, dies_after=chance.choice((0, 1, 3)))
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(chance.uniform(1, 3))
-            if chance.random() < 0.3:
-                server.kill()
-                server.start()
-            process.kill()
-            process.wait()
-        writing.result()
-    last = relay_process(engine, there)
-    complete = eventually(lambda: rows_there(fragile) >= number, 120)
-    last.terminate()
-    last.wait(20)
-    fragile.engine.dispose()  # its connections are to servers that were killed
-    destination = Destination()
-    relay_to(destination, Outbox(fragile.engine)).until_empty()
-
-    assert complete
-    rows = fragile.rows()
-    assert (len(rows), len({row["message_id"] for row in rows})) == (number, number)
-    in_log = {key: [row["body"] for row in rows if row["key"] == f"k{key}"] for key in range(20)}
-    assert in_log == {key: expected(key, number) for key in range(20)}
-    assert {key: destination.of_key(f"k{key}") for key in range(20)} == in_log
-    assert len(destination.messages) == number
-
-
-def write(outbox: Outbox, number: int, *, seconds: float) -> None:
-    """Append so many messages in so many seconds."""
-    for first in range(0, number, 25):
-        fill(outbox, 25, keys=20, first=first)
-        time.sleep(seconds * 25 / number)
-    outbox.close()
-
-
-def rows_there(other: OtherOutbox) -> int:
-    return int(other.execute("SELECT count(*) AS n FROM outbox_message")[0]["n"])

@@ -121,8 +121,8 @@ class EndpointProgram(LocalServer):
 
     def __init__(self) -> None:
         super().__init__("webhook", None, None)
-        self._kept = self.folder / "kept.jsonl"
-        self._kept.touch()
+        self.file = self.folder / "kept.jsonl"
+        self.file.touch()
 
     @property
     def url(self) -> str:
@@ -132,10 +132,10 @@ class EndpointProgram(LocalServer):
     @property
     def kept(self) -> list[Received]:
         """Everything that it has accepted, in all its lives."""
-        return read_file(self._kept)
+        return read_file(self.file)
 
     def _command(self) -> Sequence[str | Path]:
-        return [sys.executable, str(webhook_endpoint.__file__), str(self.port), self._kept]
+        return [sys.executable, str(webhook_endpoint.__file__), str(self.port), self.file]
 
     def _answers(self) -> bool:
         client = http.client.HTTPConnection("127.0.0.1", self.port, timeout=5)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 from sqlalchemy import Engine, NullPool, create_engine, text
@@ -21,6 +23,7 @@ from tests.scenarios.exactness.history import Delivery, Fault, Findings, History
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[3]
+NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,13 +67,14 @@ class Report:
         return f"{self.messages} messages, {self.findings}, faults {kinds}, {hard}, {self.seconds:.0f} s"
 
 
-class Child:
-    """A process of the run; everything it says goes to the run's log."""
+class Program:
+    """A process of the run; everything it says goes to a log. `environment`: more variables than ours."""
 
-    def __init__(self, module: Any, task: Any, log: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str] = NOTHING_MORE) -> None:
         with log.open("ab") as output:
-            command = [sys.executable, "-m", module.__name__, json.dumps(asdict(task))]
-            self._process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output)
+            self._process = subprocess.Popen(
+                command, cwd=ROOT, stdout=output, stderr=output, env={**os.environ, **environment}
+            )
         self.pid = self._process.pid
 
     def send(self, number: signal.Signals) -> None:
@@ -90,6 +94,13 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+class Child(Program):
+    """A module of these tests as a process, with its task."""
+
+    def __init__(self, module: Any, task: Any, log: Path) -> None:
+        super().__init__([sys.executable, "-m", module.__name__, json.dumps(asdict(task))], log)
 
 
 class Run:

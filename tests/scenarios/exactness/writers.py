@@ -23,8 +23,6 @@ from sqlalchemy.orm import Session
 from outbox import Outbox, create_engine
 from tests.scenarios.exactness.business import Aggregate, FactRow, Scratch, change
 
-_TOPICS = ("orders", "mails", "stock")
-
 
 class ChangedMindError(Exception):
     """The business changed its mind."""
@@ -45,6 +43,7 @@ class Task:
     seed: int
     long: int = 4
     seconds: float = 2.0
+    topics: tuple[str, ...] = ("orders", "mails", "stock")
 
 
 class Writer:
@@ -124,7 +123,7 @@ class Writer:
 
     def _send(self, handle: Session | Connection, key: str | None) -> int:
         self._names += 1
-        name, topic = f"{self._task.number}-{self._names}", self._random.choice(_TOPICS)
+        name, topic = f"{self._task.number}-{self._names}", self._random.choice(self._task.topics)
         if key is None:
             self._outbox.send(handle, topic, name)
             handle.execute(insert(FactRow).values(name=name, key=None, version=0))
