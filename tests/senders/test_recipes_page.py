@@ -19,9 +19,10 @@ from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox, Relay, create_engine, migrate
-from outbox.model.verdict import Unavailable
+from outbox.model.verdict import DONE, Unavailable
 from outbox.senders.opening import open_sender
 from outbox.testing.process import free_port
+from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import RabbitServer, RedisServer
 from tests.support.pages import TOP, blocks
 from tests.support.waiting import eventually
@@ -197,3 +198,22 @@ def test_messages_wait_while_the_broker_is_away(name, scheme, function, folder, 
         verdicts = sender.send([Message("orders", {"id": number}, key="k") for number in range(2)])
 
     assert [type(verdict) for verdict in verdicts] == [Unavailable, Unavailable]
+
+
+@pytest.mark.parametrize(
+    ("name", "function"),
+    [("celery_tasks", "to_celery"), ("dramatiq_tasks", "to_dramatiq"), ("taskiq_tasks", "to_taskiq")],
+)
+def test_messages_wait_while_the_broker_is_silent(name, function, rabbitmq, redis, folder, monkeypatch):
+    """A function that waits for it without end would hang, and this test with it."""
+    server = rabbitmq if name == "celery_tasks" else redis
+    with TcpProxy("127.0.0.1", server.port) as proxy:
+        tasks = module(name, server.url.replace(str(server.port), str(proxy.port)), monkeypatch)
+        with closing(open_sender(getattr(tasks, function))) as sender:
+            messages = [Message("orders", {"id": number}) for number in range(2)]
+            assert sender.send(messages) == [DONE, DONE]
+            proxy.black_hole()
+
+            [silent, _] = sender.send(messages)
+
+    assert isinstance(silent, Unavailable)
