@@ -13,7 +13,8 @@ from pathlib import Path
 from benchmarks import report
 from benchmarks.async_write import async_write
 from benchmarks.business import business_1, business_5, business_direct, write_4_connections
-from benchmarks.destinations import kafka_vs_raw, nats_vs_raw, redis_vs_raw
+from benchmarks.consumers import latency_kafka, latency_nats
+from benchmarks.destinations import kafka_vs_raw, nats_vs_raw, rabbitmq_vs_raw, redis_vs_raw, webhook_vs_raw
 from benchmarks.drain import drain_pinned_vs_claim, drain_vs_claim, drain_vs_fetch
 from benchmarks.flat import flat_backlog, flat_pinned
 from benchmarks.flat_writer import flat_writer
@@ -55,6 +56,10 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     ("nats_vs_raw",): nats_vs_raw,
     ("kafka_vs_raw",): kafka_vs_raw,
     ("redis_vs_raw",): redis_vs_raw,
+    ("rabbitmq_vs_raw",): rabbitmq_vs_raw,
+    ("webhook_vs_raw",): webhook_vs_raw,
+    ("latency_nats",): latency_nats,
+    ("latency_kafka",): latency_kafka,
     ("spark_noop_vs_jdbc",): spark_noop_vs_jdbc,
     ("spark_extract_vs_jdbc", "spark_extract_vs_arrow", "spark_worker_memory"): spark_extract,
 }

@@ -1,6 +1,12 @@
 """How fast a relay moves messages to a real destination, against the destination's own client, fed from memory.
 
-The client's side has ids, headers and confirmations as well, and as much under way as it likes.
+The client's side has ids, headers and confirmations as well, and keeps the order of a key:
+
+NATS      512 messages under way. A key comes again after 1000 messages, so that one of each key is under way.
+Kafka     the idempotent producer keeps the order itself, with as much under way as it likes
+Redis     pipelines of 500 messages, one after the other; again at most one of each key is under way
+RabbitMQ  a task for each key publishes one message after the other; all keys are under way at once
+webhook   a task for each of 32 connections posts the messages of its share of the keys, one after the other
 """
 
 from __future__ import annotations
@@ -8,22 +14,27 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
+import aio_pika
 import nats
 import redis
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
+from httpx2 import AsyncClient, Limits
 from nats.js.api import StreamConfig
 
+from benchmarks.endpoint import endpoint
 from benchmarks.measure import Measurement, Turns, at_least
 from benchmarks.site import Place, Site
 from outbox import Outbox, Relay
-from outbox.testing.servers import KafkaServer, NatsServer, RedisServer
+from outbox.testing.servers import KafkaServer, NatsServer, RabbitServer, RedisServer
 
 _KEYS = 1_000
+#: Connections to a webhook, as many as the sender has if nobody says another number.
+_CONNECTIONS = 32
 _FILL = f"""
     INSERT INTO outbox_message (message_id, topic, key, slot, body, content_type, headers)
     SELECT gen_random_uuid(), 'orders', 'order-' || i % {_KEYS}, i % {_KEYS} % 256,
@@ -80,14 +91,41 @@ def redis_vs_raw(site: Site) -> list[Measurement]:
         return _against(site, "redis_vs_raw", 0.7, target, _by_redis)
 
 
+def rabbitmq_vs_raw(site: Site) -> list[Measurement]:
+    """Messages a second into a quorum queue of RabbitMQ, against aio-pika with confirmations."""
+    with RabbitServer() as server:
+
+        @contextmanager
+        def target() -> Iterator[str]:
+            name = f"s{uuid.uuid4().hex}"
+            asyncio.run(_declare(server.url, name))
+            yield f"{server.url}?exchange={name}"
+            asyncio.run(_delete(server.url, name))
+
+        return _against(site, "rabbitmq_vs_raw", 0.8, target, _by_rabbitmq)
+
+
+def webhook_vs_raw(site: Site) -> list[Measurement]:
+    """Messages a second to a web server in another process, against httpx2 with as many connections."""
+    with endpoint() as url:
+
+        @contextmanager
+        def target() -> Iterator[str]:
+            yield f"{url}/hooks/orders"
+
+        return _against(site, "webhook_vs_raw", 0.8, target, _by_webhook, count=site.scale.posted)
+
+
 def _against(
     site: Site,
     name: str,
     goal: float,
     target: Callable[[], AbstractContextManager[str]],
     by_client: Callable[[str, list[Raw]], None],
+    *,
+    count: int | None = None,
 ) -> list[Measurement]:
-    count = site.scale.sent
+    count = count or site.scale.sent
     with site.place() as place:
         place.execute(_FILL.format(count=count))
         place.execute("VACUUM (ANALYZE) outbox_message")
@@ -175,3 +213,64 @@ def _by_redis(url: str, messages: list[Raw]) -> None:
             pipeline.xadd(f"{prefix}:orders", {**message.headers, "Outbox-Body": message.body})  # type: ignore[dict-item]
         pipeline.execute()
     client.close()
+
+
+async def _declare(url: str, name: str) -> None:
+    async with await aio_pika.connect(url) as connection:
+        channel = await connection.channel()
+        exchange = await channel.declare_exchange(name, aio_pika.ExchangeType.TOPIC, durable=True)
+        queue = await channel.declare_queue(name, durable=True, arguments={"x-queue-type": "quorum"})
+        await queue.bind(exchange, "orders")
+
+
+async def _delete(url: str, name: str) -> None:
+    async with await aio_pika.connect(url) as connection:
+        channel = await connection.channel()
+        await channel.queue_delete(name)
+        await channel.exchange_delete(name)
+
+
+def _by_rabbitmq(url: str, messages: list[Raw]) -> None:
+    asyncio.run(_publish_to_exchange(url, messages))
+
+
+async def _publish_to_exchange(url: str, messages: list[Raw]) -> None:
+    server, _, name = url.partition("?exchange=")
+    async with await aio_pika.connect(server) as connection:
+        channel = await connection.channel(on_return_raises=True)
+        exchange = await channel.get_exchange(name, ensure=False)
+
+        async def publish(chain: Sequence[Raw]) -> None:
+            for message in chain:
+                headers = dict(message.headers)
+                outgoing = aio_pika.Message(
+                    message.body,
+                    message_id=headers.pop("Outbox-Id"),
+                    content_type=headers.pop("Content-Type"),
+                    delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+                    headers={**headers},
+                )
+                await exchange.publish(outgoing, "orders", mandatory=True)
+
+        await asyncio.gather(*(publish(messages[number::_KEYS]) for number in range(_KEYS)))
+
+
+def _by_webhook(url: str, messages: list[Raw]) -> None:
+    asyncio.run(_post(url, messages))
+
+
+async def _post(url: str, messages: list[Raw]) -> None:
+    limits = Limits(max_connections=_CONNECTIONS, max_keepalive_connections=_CONNECTIONS)
+    shares: list[list[Raw]] = [[] for _ in range(_CONNECTIONS)]
+    for number, message in enumerate(messages):
+        shares[number % _KEYS % _CONNECTIONS].append(message)
+    async with AsyncClient(limits=limits, trust_env=False) as client:
+
+        async def post(share: Sequence[Raw]) -> None:
+            for message in share:
+                headers = {**message.headers, "webhook-timestamp": str(int(time.time()))}
+                headers["webhook-id"] = headers.pop("Outbox-Id")
+                response = await client.post(url, content=message.body, headers=headers)
+                response.raise_for_status()
+
+        await asyncio.gather(*map(post, shares))

@@ -40,8 +40,8 @@ def latency(site: Site) -> list[Measurement]:
     with site.place() as place:
         BARE.metadata.create_all(place.engine)
         for _ in range(site.scale.long_rounds):
-            ours = _milliseconds(place, relay, writer(Outbox(place.engine)), _evenly(site.scale.latency_messages))
-            bare = _milliseconds(place, _listener, _bare_writer(place), _evenly(site.scale.latency_messages))
+            ours = _milliseconds(place, relay, writer(Outbox(place.engine)), evenly(site.scale.latency_messages))
+            bare = _milliseconds(place, _listener, _bare_writer(place), evenly(site.scale.latency_messages))
             medians.add(quantile(ours, 0.5), quantile(bare, 0.5))
             tails.add(quantile(ours, 0.99), quantile(bare, 0.99))
     return [
@@ -75,8 +75,8 @@ def direct_latency(site: Site) -> list[Measurement]:
         for place in (direct, relayed):
             BARE.metadata.create_all(place.engine)
         for _ in range(site.scale.long_rounds):
-            ours = _direct_milliseconds(direct, _evenly(site.scale.direct_messages))
-            other = _milliseconds(relayed, relay, writer(Outbox(relayed.engine)), _evenly(site.scale.direct_messages))
+            ours = _direct_milliseconds(direct, evenly(site.scale.direct_messages))
+            other = _milliseconds(relayed, relay, writer(Outbox(relayed.engine)), evenly(site.scale.direct_messages))
             medians.add(quantile(ours, 0.5), quantile(other, 0.5))
     return [Measurement(name="direct_latency_p50", goal=at_most(1), unit="ms", ours=medians.ours, other=medians.other)]
 
@@ -88,7 +88,7 @@ def _direct_milliseconds(place: Place, schedule: Schedule) -> list[float]:
     outbox = Outbox(create_engine(place.url), sender=arrival, direct="relay")
     write = writer(outbox)
     warm_up(ours, write)
-    committed = _write_by(schedule, write)
+    committed = write_by(schedule, write)
     outbox.close()
     outbox.engine.dispose()
     return differences(committed, arrival.at)
@@ -98,12 +98,12 @@ def _milliseconds(place: Place, receiver: Receiver, write: Writer, schedule: Sch
     """The latency of each message, written by a schedule while the receiver runs in another process."""
     with running(receiver, place.url) as pipe:
         warm_up(pipe, write)
-        committed = _write_by(schedule, write)
+        committed = write_by(schedule, write)
         arrived = stop(pipe)
     return differences(committed, arrived)
 
 
-def _evenly(count: int) -> Schedule:
+def evenly(count: int) -> Schedule:
     """50 messages a second, and none at a regular distance."""
     pauses = random.Random(count)
     return list(itertools.accumulate(pauses.uniform(*_PAUSE) for _ in range(count)))
@@ -114,7 +114,7 @@ def _at_random(dice: random.Random, a_second: int, count: int) -> Schedule:
     return list(itertools.accumulate(dice.expovariate(a_second) for _ in range(count)))
 
 
-def _write_by(schedule: Schedule, write: Writer) -> Arrivals:
+def write_by(schedule: Schedule, write: Writer) -> Arrivals:
     """When each message was committed; one whose moment has passed is written at once."""
     committed: Arrivals = {}
     started = time.monotonic()

@@ -93,6 +93,8 @@ class Scale:
     extracted: int = 2_000_000
     #: To a real destination.
     sent: int = 30_000
+    #: To a webhook, whose client needs a request for each.
+    posted: int = 6_000
 
 
 FULL = Scale()
@@ -124,6 +126,7 @@ QUICK = Scale(
     half_turns=1,
     extracted=5_000,
     sent=600,
+    posted=600,
 )
 
 

@@ -31,7 +31,7 @@ from concurrent.futures import CancelledError
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, SupportsIndex
 
 from outbox.errors import InvalidMessageError, MissingExtraError
@@ -404,13 +404,14 @@ class _Channel:
                 verdict = Reject(str(error))
             except Exception as error:  # a row may hold anything, and the driver may choke on it in any way
                 verdict = Reject(f"RabbitMQ cannot carry it: {_text(error)}")
-        if verdict is None and str(message.message_id) in self._driver.message_id_delivery_tag:
+        id = "" if verdict is not None else str(message.message_id)
+        if id in self._driver.message_id_delivery_tag:
             # The server returns messages by their id alone.
             verdict = Unavailable("RabbitMQ: another message of the same id is not confirmed yet")
         if verdict is not None:
             call.chains.settle(index, verdict)
             return b""
-        self._expect(call, index)
+        self._expect(call, index, id)
         return frames
 
     def _frames(self, message: Message) -> bytes:
@@ -420,9 +421,7 @@ class _Channel:
             InvalidMessageError: it is outside the limits of `Message`, or those of RabbitMQ.
         """
         number = self._driver.number
-        publish = commands.Basic.Publish(
-            exchange=self._exchange, routing_key=checked_topic(message.topic), mandatory=True
-        )
+        publish = _publish_frame(self._exchange, message.topic, number)
         header = pamqp.frame.marshal(ContentHeader(0, len(message.body), _properties(message)), number)
         if len(header) > self._frame_max:
             limit = f"must be at most {self._frame_max} bytes on the wire, the server's frame_max, not {len(header)}"
@@ -430,20 +429,19 @@ class _Channel:
         size = self._frame_max - _FRAME_OVERHEAD
         chunks = (message.body[start : start + size] for start in range(0, len(message.body), size))
         content = (pamqp.frame.marshal(ContentBody(chunk), number) for chunk in chunks)
-        return b"".join((pamqp.frame.marshal(publish, number), header, *content))
+        return b"".join((publish, header, *content))
 
-    def _expect(self, call: _Call, index: int) -> None:
+    def _expect(self, call: _Call, index: int, id: str) -> None:
         """Have the driver tell what becomes of the message that is published next, as it does for its own."""
-        id = str(call.messages[index].message_id)
         confirmation = self._driver.create_future()
         self._driver.delivery_tag += 1
         self._driver.confirmations[self._driver.delivery_tag] = confirmation
         self._driver.message_id_delivery_tag[id] = self._driver.delivery_tag
-        confirmation.add_done_callback(partial(self._confirmed, call, index))
+        confirmation.add_done_callback(partial(self._confirmed, call, index, id))
 
-    def _confirmed(self, call: _Call, index: int, confirmation: asyncio.Future[Any]) -> None:
+    def _confirmed(self, call: _Call, index: int, id: str, confirmation: asyncio.Future[Any]) -> None:
         message = call.messages[index]
-        self._driver.message_id_delivery_tag.pop(str(message.message_id), None)
+        self._driver.message_id_delivery_tag.pop(id, None)
         if confirmation.cancelled():
             return
         error = confirmation.exception()
@@ -527,6 +525,18 @@ class _Reader(asyncio.StreamReader):
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
         self.last = bytes(data)
         super().feed_data(data)
+
+
+# An application has few topics for very many messages.
+@lru_cache(maxsize=1024)
+def _publish_frame(exchange: str, topic: str, channel: int) -> bytes:
+    """Return the frame that says where a message goes.
+
+    Raises:
+        InvalidMessageError: the topic is outside the limits of `Message`.
+    """
+    publish = commands.Basic.Publish(exchange=exchange, routing_key=checked_topic(topic), mandatory=True)
+    return bytes(pamqp.frame.marshal(publish, channel))
 
 
 def _properties(message: Message) -> commands.Basic.Properties:

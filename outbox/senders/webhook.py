@@ -116,6 +116,7 @@ class _Link:
 
     def __init__(self, target: Target, pause: Pause) -> None:
         self._target = target
+        self._shown_url = URL(target.shown)
         self._pause = pause
         self._secrets = Secrets(target.secret_file)
         self._client: AsyncClient | None = None
@@ -178,7 +179,7 @@ class _Link:
         """Send a request; return its answer when all of it is here, or as much as is read of a long one."""
         assert self._client is not None  # dropped only when no call is under way
         # The transport knows the whole URL, and the client only what it may log.
-        async with self._client.stream("POST", self._target.shown, headers=headers, content=content) as response:
+        async with self._client.stream("POST", self._shown_url, headers=headers, content=content) as response:
             body = await _beginning(response)
             location = response.headers.get("Location", "")
             return Answer(
@@ -275,19 +276,26 @@ class _Call:
 
     def _offer(self, group: asyncio.TaskGroup, post: Post) -> None:
         """Begin the requests that may begin now."""
-        while self._may_begin() and (index := self._chains.take()) is not None:
+        while (index := self._next()) is not None:
             group.create_task(self._settle(index, group, post))
 
-    def _may_begin(self) -> bool:
-        return self._rest is None and not self.is_stopped and self._loop.time() < self._begin_until
+    def _next(self) -> int | None:
+        """Return the index of a message that may be sent now; None if there is none."""
+        may_begin = self._rest is None and not self.is_stopped and self._loop.time() < self._begin_until
+        return self._chains.take() if may_begin else None
 
-    async def _settle(self, index: int, group: asyncio.TaskGroup, post: Post) -> None:
-        verdict = await post(self._messages[index])
-        self._chains.settle(index, verdict)
-        if isinstance(verdict, Unavailable) and verdict.everything:
-            self._rest = verdict
-        self.has_accepted = self.has_accepted or verdict is DONE
-        self._offer(group, post)
+    async def _settle(self, first: int, group: asyncio.TaskGroup, post: Post) -> None:
+        """Post one message after the other, as long as there is one that may be sent."""
+        index: int | None = first
+        while index is not None:
+            verdict = await post(self._messages[index])
+            self._chains.settle(index, verdict)
+            if isinstance(verdict, Unavailable) and verdict.everything:
+                self._rest = verdict
+            self.has_accepted = self.has_accepted or verdict is DONE
+            # In this task, because it takes the connection that has just become free; the pool tries every idle one.
+            index = self._next()
+            self._offer(group, post)
 
 
 class _WholeURL(AsyncBaseTransport):

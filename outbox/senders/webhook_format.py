@@ -98,17 +98,18 @@ def header_bytes(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
         InvalidMessageError: HTTP has no place for a character of a value.
     """
     for name, value in headers.items():
-        if not _VALUE.fullmatch(value) or value.strip(" \t") != value:
+        # What is printable holds no control character; the expression only has to look at the few others.
+        if not (value.isprintable() or _VALUE.fullmatch(value)) or value.strip(" \t") != value:
             limit = "must hold no control characters, and neither begin nor end with a blank"
             raise InvalidMessageError(f"headers[{name!r:.80}]", limit, _FIX)
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
 def _raw(message: Message) -> Content:
-    _check(message)
+    own = _checked_headers(message)
     headers = wire_headers(message, id_name=ID, reserved=RESERVED)
     headers[TOPIC] = message.topic
-    if names := ",".join(own_headers(message)):
+    if names := ",".join(own):
         headers[OWN_HEADERS] = names
     return Content(headers, message.body)
 
@@ -123,13 +124,13 @@ def _structured(message: Message, *, source: str) -> Content:
 
 
 def _own_and_id(message: Message) -> dict[str, str]:
-    _check(message)
+    own = _checked_headers(message)
     wire_headers(message, id_name=ID, reserved=RESERVED)  # raises for headers that no destination could carry
-    return {**own_headers(message), ID: str(message.message_id)}
+    return {**own, ID: str(message.message_id)}
 
 
-def _check(message: Message) -> None:
-    """Raise for what a row of somebody else's may hold, and an endpoint would read as something else."""
+def _checked_headers(message: Message) -> dict[str, str]:
+    """Return the user's headers; raise for what a row of somebody else's may hold that endpoints read differently."""
     try:
         checked_topic(message.topic)
     except InvalidMessageError as error:
@@ -141,3 +142,4 @@ def _check(message: Message) -> None:
     for name in own:
         if "_" in name and _DISGUISED.holds(name.replace("_", "-")):
             raise InvalidMessageError(f"headers[{name!r:.80}]", "servers read it as a reserved name", _FIX)
+    return own

@@ -68,6 +68,23 @@ def test_at_most_one_message_of_a_key_is_unacknowledged(endpoint):
     assert rounds == [[b"0", b"1", b"2", b"4", b"7"], [b"3", b"6"], [b"5"]]
 
 
+def test_what_waited_behind_big_bodies_is_under_way_at_once(endpoint):
+    """Three big ones are as many bytes as may be under way; then all others may."""
+    all_here = threading.Barrier(8, timeout=10)
+
+    def judge(received):
+        if len(received.body) < 100:
+            all_here.wait()
+        return Answer()
+
+    endpoint.judge = judge
+    sender = WebhookSender(endpoint.url, timeout=timedelta(seconds=30))
+    sent = [a_message("orders", bytes(size)) for size in [3 * 1024 * 1024] * 3 + [0] * 8]
+
+    check_all_done(sender.send(sent), sent)
+    sender.close()
+
+
 @pytest.mark.parametrize(("option", "most"), [("?most=8", 8), ("", 32)])
 def test_not_everything_is_under_way_at_once(endpoint, option, most):
     gate = Gate(endpoint)

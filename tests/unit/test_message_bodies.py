@@ -4,15 +4,18 @@ import dataclasses
 import enum
 import json
 import uuid
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import PurePosixPath
 from unittest.mock import MagicMock
 
 import pydantic
+import pydantic.dataclasses
 import pytest
+from fastapi.encoders import jsonable_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic_core import to_json
 
 from outbox import InvalidMessageError, Message
 
@@ -117,6 +120,63 @@ def test_an_object_says_what_it_is_as_json_wherever_it_stands(body, value):
     message = Message("orders", body)
 
     assert (message.json(), message.content_type) == (value, "application/json")
+
+
+class Level(enum.IntEnum):
+    """An enumeration of numbers."""
+
+    LOW = 1
+
+
+class Size(enum.StrEnum):
+    """An enumeration of text."""
+
+    SMALL = "s"
+
+
+@dataclasses.dataclass
+class Basket:
+    """A dataclass that holds a model, which holds a dataclass."""
+
+    ticket: Ticket
+
+
+@pydantic.dataclasses.dataclass
+class Parcel:
+    """A dataclass of pydantic's own."""
+
+    id: uuid.UUID
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        ID,
+        NOON.replace(tzinfo=None, microsecond=500),
+        NOON.astimezone(timezone(timedelta(hours=2))),
+        date(2026, 1, 2),
+        time(9, 30),
+        Colour.RED,
+        Level.LOW,
+        Size.SMALL,
+        TICKET,
+        [{"tickets": [TICKET, TICKET]}],
+        Basket(Ticket(id=ID, at=NOON, price=Decimal("1.50"), lines=[Line("a", [ID])])),
+        Parcel(ID),
+        (ID, {"at": (1, "2")}),
+    ],
+    ids=lambda value: f"{value!r:.30}",
+)
+def test_what_web_frameworks_write_alike_is_written_in_the_same_way(value):
+    """By FastAPI and by pydantic."""
+    written = Message("orders", {"value": value}).json()["value"]
+
+    assert (written, written) == (jsonable_encoder(value), json.loads(to_json(value)))
+
+
+def test_where_they_differ_nothing_is_lost():
+    """A Decimal is text, as pydantic writes it and FastAPI does not; UTC is +00:00, as FastAPI writes it."""
+    assert Message("orders", [Decimal("1.50"), NOON]).json() == ["1.50", "2026-01-01T12:00:00+00:00"]
 
 
 def test_json_is_compact_and_keeps_the_order_of_its_names():
