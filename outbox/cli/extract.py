@@ -115,12 +115,12 @@ def _require_sense(
 
 
 def _wanted(topics: tuple[str, ...] | None, register: str | None, hold: timedelta | None, **wanted: Any) -> Extraction:
-    from outbox.model.subscription import chosen_topics
+    from outbox.model.topics import exact_topics
     from outbox.spark.continuation import Extraction
     from outbox.spark.registration import Registration
 
     registration = None if register is None else Registration(register, hold or timedelta(days=30))
-    return Extraction(topics=chosen_topics(topics), register=registration, **wanted)
+    return Extraction(topics=exact_topics(topics), register=registration, **wanted)
 
 
 def _clean(archive: Archive, older_than: timedelta, *, json: bool) -> None:

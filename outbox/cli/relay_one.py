@@ -16,7 +16,8 @@ from outbox.cli.output import age, say
 from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
-from outbox.model.subscription import Declaration, chosen_topics, compensation_of
+from outbox.model.subscription import Declaration, compensation_of
+from outbox.model.topics import chosen_topics
 from outbox.model.verdict import Done, Unavailable, Verdict, describe
 from outbox.outbox import Outbox
 from outbox.relay.relay import Relay

@@ -54,7 +54,7 @@ def list_(*, target: Target, json: bool) -> None:
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
-@option("--topics", type=NAMES, help="Read these topics only.")
+@option("--topics", type=NAMES, help="Read these topics only; 'orders.*' is a pattern, '!orders.*' an exception.")
 @option("--all-topics", is_flag=True, help="Read all topics.")
 @to_a_destination
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key.")
@@ -88,7 +88,7 @@ def alter(
     if topics is None and not all_topics and to is None and on_dead is None and grace is None:
         raise click.UsageError("nothing to alter: give --topics, --all-topics, --to, --on-dead or --grace")
     from outbox.admin import commands
-    from outbox.model.subscription import chosen_topics
+    from outbox.model.topics import chosen_topics
     from outbox.senders.port import destination_of
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
@@ -99,7 +99,7 @@ def alter(
             raise click.UsageError(f"{name} has no destination yet: its first worker declares all of it; or say --to")
         changed = replace(
             stored,
-            topics=None if all_topics else chosen_topics(topics) or stored.topics,
+            topics=stored.topics if topics is None and not all_topics else chosen_topics(topics),
             destination=destination or stored.destination,
             on_dead=on_dead or stored.on_dead or "block",
             grace=stored.grace if grace is None else grace,

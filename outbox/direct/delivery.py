@@ -14,6 +14,7 @@ from outbox.errors import OutboxError, SubscriptionError
 from outbox.model.destination import same_destination
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, compensation_of
+from outbox.model.topics import Topics
 from outbox.model.verdict import Done, Unavailable, Verdict
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
@@ -101,8 +102,7 @@ class DirectDelivery:
         self._refresh_at = clock() + _REFRESH_SECONDS
         self.usable = True
         self._last_told = None
-        topics = None if own is None or own.topics is None else frozenset(own.topics)
-        return Direct(self._name, topics)
+        return Direct(self._name, Topics.of(None if own is None else own.topics))
 
     def _declare(self, subscriptions: Subscriptions, destination: str, deadline: float) -> float:
         """Make sure that the compensation exists; return for how many seconds after a commit a call may begin.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
 
-from outbox.errors import InvalidMessageError, SubscriptionError
-from outbox.model.limits import checked_topic
+from outbox.errors import SubscriptionError
 
 OnDead = Literal["block", "continue"]
 #: The task of a subscription. relay: it sends. compensation: it sends what direct writers have left behind. check: it
@@ -50,33 +48,13 @@ def check_of(group: str) -> str:
     return f"check:{group}"
 
 
-def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Return the topics that were chosen, sorted and each of them once; None means all topics.
-
-    Raises:
-        SubscriptionError: `topics` is one text, is empty, or holds a topic that no message can have, so that nothing
-            would ever come.
-    """
-    if topics is None:
-        return None
-    if isinstance(topics, str):
-        raise SubscriptionError(f"topics: must be a list of topics, not one text; pass [{topics!r:.100}]")
-    try:
-        chosen = tuple(sorted({checked_topic(topic) for topic in topics}))
-    except InvalidMessageError as error:
-        raise SubscriptionError(f"topics: one {error.limit}; topics are whole names, without wildcards") from None
-    if not chosen:
-        raise SubscriptionError("topics: must not be empty; pass None for all topics")
-    return chosen
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
     """The part of the log that a reader handles.
 
-    `topics`: only these; None: all except half messages. `tags`: only these; None: all. `skips`: without the messages
-    that their writers send themselves for the subscription of this name. `only`: nothing but the messages that their
-    writers send themselves for the subscription of this name.
+    `topics`: only these, in the form of `chosen_topics`; None: all except half messages. `tags`: only these; None: all.
+    `skips`: without the messages that their writers send themselves for the subscription of this name. `only`: nothing
+    but the messages that their writers send themselves for the subscription of this name.
     """
 
     topics: tuple[str, ...] | None = None
@@ -94,7 +72,8 @@ class Declaration:
     """The properties of a subscription as a worker declares them. They belong to its name, not to the process.
 
     `destination`: None where it is not known yet. `grace`: rows are read at least this long after their commit; None:
-    as stored, else no grace.
+    as stored, else no grace. `split_from`: the subscription from which this one takes its topics, if that one had them
+    before; its position then has to be taken over, too.
     """
 
     name: str
@@ -104,6 +83,7 @@ class Declaration:
     tags: tuple[str, ...] | None = None
     on_dead: OnDead | None = None
     grace: timedelta | None = None
+    split_from: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,8 @@ from typing import Protocol
 from outbox.errors import SubscriptionError
 from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
-from outbox.model.subscription import Declaration, OnDead, Start, chosen_topics, compensation_of, require_own_name
+from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
+from outbox.model.topics import chosen_topics
 from outbox.model.verdict import Verdict
 from outbox.relay.compensation import CompensationWorker
 from outbox.relay.restarts import Supervision
@@ -56,7 +57,8 @@ class Relay:
         outbox: the relay reads its log.
         sender: a `Sender`, a function of one message, or the URL of a destination.
         name: the subscription; one name has one selection and one destination.
-        topics: only these; None: all.
+        topics: only these; None: all. In a pattern such as `orders.*` the `*` stands for any characters. `!orders.*` is
+            an exception, and alone means all other topics.
         start: where a new subscription begins: "earliest", "latest" or a moment.
         on_dead: whether a dead letter holds back the rest of its key ("block") or not ("continue"). None: as stored.
         retry: how often a message is tried, and how long it waits in between.

@@ -128,7 +128,7 @@ def extract(
     """
     from contextlib import closing
 
-    from outbox.model.subscription import chosen_topics
+    from outbox.model.topics import exact_topics
     from outbox.spark.continuation import Extraction
     from outbox.spark.job import Extract
     from outbox.spark.manifest import Archive
@@ -141,7 +141,7 @@ def extract(
         standby = Address(url=standby_url, env=standby_url_env, service=standby_service, names=_OF_STANDBY)
         place = Place(rows=standby, planner=database, schema=schema)
     wanted = Extraction(
-        topics=chosen_topics(topics),
+        topics=exact_topics(topics),
         halves=halves,
         register=None if register is None else Registration(register, hold),
         delta=delta,

@@ -168,7 +168,9 @@ class _Parser:
             try:
                 checked_topic(topic)
             except InvalidMessageError as error:
-                raise _error("topics", f"one {error.limit}", "topics are whole names, without wildcards") from None
+                raise _error(
+                    "topics", f"one {error.limit}", "topics are whole names here; patterns are for relays"
+                ) from None
         return topics
 
     def _where(self) -> list[tuple[str, str]]:

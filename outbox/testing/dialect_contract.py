@@ -26,6 +26,7 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message, uuid7
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Selection
+from outbox.model.topics import Topics
 from outbox.outbox import Outbox
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.dialect import Dialect
@@ -286,6 +287,12 @@ class DialectContract(LeaseContract, ParkedContract):
             (Selection(only="relay"), ["direct"]),
             (Selection(only="another"), []),
             (Selection(topics=("alpha",), only="relay"), []),
+            (Selection(topics=("*a",)), ["alpha", "beta"]),
+            (Selection(topics=("gamma|%", "al*")), ["alpha", "gamma|%"]),
+            (Selection(topics=("!*a",)), ["gamma|%", "direct"]),
+            (Selection(topics=("!alpha", "!g*%", "*a*")), ["beta"]),
+            (Selection(topics=("RMQ_*", "be*")), ["beta"]),
+            (Selection(topics=("*", "!direct"), skips="relay"), ["alpha", "beta", "gamma|%"]),
         ],
         ids=str,
     )
@@ -303,6 +310,28 @@ class DialectContract(LeaseContract, ParkedContract):
         batches = batches_of(channel, limits, selection)
 
         assert [message.topic for batch in batches for message in batch] == expected * 3
+
+    @pytest.mark.parametrize("limits", [Limits(), _SMALL], ids=["whole", "paged"])
+    @pytest.mark.parametrize(
+        "topics",
+        [
+            ("a%b",), ("a_b",), ("a%*",), ("a_*",), ("A*",), ("a*B",), ("*.b",), ("a.*.b",), ("*|*",), ("%*",), ("_*",),
+            ("*%",), ("a*", "!a%*"), ("!a_b",), ("!*_*",), ("!A*", "!*B"), ("*a*b*", "a.b"), ("a-*", "a%b", "!*%"),
+            ("HALF*",), ("!half*",), ("*", "!a"),
+        ],
+        ids=str,
+    )  # fmt: skip
+    def test_patterns_are_read_as_python_reads_them(
+        self, outbox: Outbox, channel: Channel, limits: Limits, topics: tuple[str, ...]
+    ) -> None:
+        """Match `*` only: neither what LIKE nor what GLOB knows besides, and no letter of the other case."""
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message(topic, b"") for topic in _NASTY_TOPICS])
+
+        batches = batches_of(channel, limits, Selection(topics=topics))
+
+        expected = [topic for topic in _NASTY_TOPICS if Topics.of(topics).matches(topic)]
+        assert [message.topic for batch in batches for message in batch] == expected
 
     def test_a_position_never_falls(self, outbox: Outbox, channel: Channel) -> None:
         """Check heads also with a log that is purged empty: the next message is in the next window, once."""
@@ -324,6 +353,13 @@ class DialectContract(LeaseContract, ParkedContract):
 
         assert heads == sorted(heads)
         assert [message.body for message in found.messages] == [b"next"]
+
+
+#: Topics that hold what LIKE or GLOB could read in another way.
+_NASTY_TOPICS = (
+    "a", "a%b", "a_b", "axb", "a.b", "A.b", "A_B", "a|b", "a-b", "a..b", "a.x.b", "a%%b", "%", "_", "%b", "b%", "|",
+    "half", "HALF_X", "aXbY", "a%xb", "a_xb", "x" * 249,
+)  # fmt: skip
 
 
 def batches_of(channel: Channel, limits: Limits, selection: Selection) -> Iterator[list[Message]]:

@@ -32,7 +32,10 @@ MOST_PAGES = 300
 MOST_ROWS = 3 * LIMIT
 OLD = 1000  # the id, and the transaction, of a row that lies among the passed ones and committed late
 
-COMMON: dict[str, Any] = {"inline": 8000, "limit": LIMIT, "skips": "", "tags": None, "only": None, "hidden": ""}
+COMMON: dict[str, Any] = {
+    "inline": 8000, "limit": LIMIT, "skips": "", "tags": None, "only": None, "hidden": "", "patterns": None,
+    "exceptions": None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,19 @@ def cases(rows: int) -> dict[str, Case]:
         "rare topic": Case(
             POSTGRESQL.read_on_chosen, OBVIOUS_CHOICE, {**near_head, "head": rows // 2, "topics": ["rare"]}
         ),
+        "rare pattern": Case(
+            POSTGRESQL.read_on_chosen,
+            OBVIOUS_PATTERN,
+            {**near_head, "head": rows // 2, "topics": [], "patterns": ["ra%"], "exceptions": ["%x"]},
+        ),
+        "page of a pattern": Case(
+            POSTGRESQL.page,
+            OBVIOUS_PAGE,
+            {
+                **backlog, "first": first, "after": first - 1, "upto": first + 2000, "topics": [], "patterns": ["ra%"],
+                "exceptions": ["%x"], "limit": 1000,
+            },
+        ),
         "first page": Case(
             POSTGRESQL.page,
             OBVIOUS_PAGE,
@@ -72,7 +88,7 @@ def cases(rows: int) -> dict[str, Case]:
     }  # fmt: skip
 
 
-CASES = ("steady", "rare topic", "first page", "page with one late row", "extent")
+CASES = ("steady", "rare topic", "rare pattern", "page of a pattern", "first page", "page with one late row", "extent")
 
 OBVIOUS_READ = """
     SELECT * FROM {message} WHERE xact_id = ANY(CAST(:open AS bigint[])) OR xact_id >= CAST(:head AS bigint)
@@ -80,6 +96,10 @@ OBVIOUS_READ = """
 """
 OBVIOUS_CHOICE = """
     SELECT * FROM {message} WHERE xact_id >= CAST(:head AS bigint) AND topic = ANY(CAST(:topics AS text[]))
+    ORDER BY xact_id, id LIMIT :limit
+"""
+OBVIOUS_PATTERN = """
+    SELECT * FROM {message} WHERE xact_id >= CAST(:head AS bigint) AND topic LIKE ANY(CAST(:patterns AS text[]))
     ORDER BY xact_id, id LIMIT :limit
 """
 OBVIOUS_PAGE = """
@@ -239,7 +259,7 @@ def test_the_obvious_statement_walks_the_log(logs, rows, name):
 
 
 @pytest.mark.parametrize("log", ["never", "stale", "fresh"])
-@pytest.mark.parametrize("topics", [None, ("rare",)])
+@pytest.mark.parametrize("topics", [None, ("rare",), ("ra*", "!*x")])
 def test_reading_on_stays_bounded_when_the_driver_has_prepared_it(logs, rows, log, topics):
     """Psycopg prepares a statement that comes often, and PostgreSQL may then plan it once and for all."""
     database = Database(logs[log])
@@ -257,7 +277,7 @@ def test_reading_on_stays_bounded_when_the_driver_has_prepared_it(logs, rows, lo
     assert after - before <= MOST_PAGES
 
 
-@pytest.mark.parametrize("topics", [None, ("rare",)])
+@pytest.mark.parametrize("topics", [None, ("rare",), ("ra*", "!*x")])
 @pytest.mark.parametrize("first", [0, 1, 20, 200])
 def test_reading_on_beside_an_open_writer_stays_bounded_when_it_was_planned_on_a_small_log(pg_engine, topics, first):
     """So every installation begins: PostgreSQL plans the statement then, and goes on with that plan."""

@@ -1,4 +1,6 @@
-"""A selection of topics is a list of names that messages can have; anything else would select nothing, in silence."""
+"""A selection is a list of topics that messages can have, or of patterns; anything else would select nothing."""
+
+import json
 
 import pytest
 
@@ -8,7 +10,7 @@ from tests.support.destination import Destination
 
 WRONG = {
     "one text": ("orders", r"not one text; pass \['orders'\]"),
-    "a pattern": (["orders.*"], "but is 'orders.\\*'; topics are whole names, without wildcards"),
+    "a blank": (["new orders"], "but is 'new orders'; rename it, or write a pattern such as 'orders.\\*'"),
     "no text": ([5], "must be a str, not int"),
     "an empty list": ([], "must not be empty; pass None for all"),
 }
@@ -30,7 +32,18 @@ def test_topics_are_kept_once_each_and_in_order(sqlite_engine):
 def test_the_command_line_refuses_them_too(sqlite_engine, verb):
     Relay(Outbox(sqlite_engine), Destination()).once()
 
-    answer = command_line(sqlite_engine, *verb, "--topics", "orders.*")
+    answer = command_line(sqlite_engine, *verb, "--topics", "new orders")
 
     assert answer.code != 0
-    assert "topics are whole names" in answer.err
+    assert "topics: one must be 1 to 249 characters" in answer.err
+
+
+def test_a_pattern_chooses_from_the_command_line_too(sqlite_engine):
+    outbox = Outbox(sqlite_engine)
+    with outbox.begin() as session:
+        for topic in ("orders.new", "orders.internal", "users"):
+            outbox.send(session, topic, topic)
+
+    answer = command_line(sqlite_engine, "relay", "--to", "stdout:", "--once", "--topics", "orders.*,!*.internal")
+
+    assert (answer.code, [json.loads(line)["topic"] for line in answer.out.splitlines()]) == (0, ["orders.new"])

@@ -14,6 +14,7 @@ from pyspark.sql import functions as sf
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import Position, Progress
 from outbox.model.subscription import Subscription
+from outbox.model.topics import Topics
 from outbox.spark.reports.batches import Batch, Batches
 from outbox.spark.reports.names import AGE_LIMITS, OLDER
 
@@ -83,7 +84,7 @@ class _Reader:
 
     def selects(self, topic: str, slot: int, tags: str | None, direct: str | None) -> bool:
         chosen = self.subscription.selection
-        if (topic == HALF_TOPIC) if chosen.topics is None else (topic not in chosen.topics):
+        if not Topics.of(chosen.topics).matches(topic):
             return False
         if chosen.tags is not None and tags not in chosen.tags:
             return False

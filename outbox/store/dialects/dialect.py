@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from sqlalchemy import Connection, Engine, MetaData
 
 from outbox.model.message import Message
+from outbox.model.topics import Topics
 from outbox.store.dialects.finding import Finding
 from outbox.store.dialects.statements import Parameters, Row, Script
 
@@ -124,7 +125,11 @@ class Dialect:
     #: Conditions: `{value}` is in the list of whole numbers, or of texts, that is bound as `{list}`.
     among_numbers: str
     among_texts: str
-    #: Make a parameter of a list, for the two conditions above, and of a moment, for any use.
+    #: Whether the column `topic` is one of those that `bind_topics` returns as parameters; half messages apart. Names,
+    #: patterns and exceptions are three parameters, so that a selection of names alone is compared as one list.
+    of_topics: str
+    bind_topics: Callable[[Topics], Parameters]
+    #: Make a parameter of a list, for the two conditions of lists, and of a moment, for any use.
     bind_list: Callable[[Sequence[Any]], Any]
     bind_moment: Callable[[datetime], Any]
     #: Makes a moment of the value that the driver returned.

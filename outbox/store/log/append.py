@@ -11,6 +11,7 @@ from uuid import UUID
 
 from outbox.model.message import Message, slot_of
 from outbox.model.subscription import compensation_of
+from outbox.model.topics import EVERY_TOPIC, Topics
 from outbox.model.trace_context import trace_headers
 from outbox.store.database import Database
 from outbox.store.dialects.statements import Script, Statement
@@ -26,10 +27,10 @@ _MOST_BYTES = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Direct:
-    """The messages that the writer sends by itself, for a subscription that selects `topics`; None: all topics."""
+    """The messages that the writer sends by itself, for a subscription that selects `topics`."""
 
     subscription: str
-    topics: frozenset[str] | None = None
+    topics: Topics = EVERY_TOPIC
 
     def takes(self, message: Message) -> bool:
         """Return whether the writer sends this message itself.
@@ -37,7 +38,7 @@ class Direct:
         It does if it sends its topic, and the message has no key, no `deliver_at`, no delay and no expiry.
         """
         plain = message.key is None and message.deliver_at is None and message.delay is None
-        return plain and message.expires_at is None and (self.topics is None or message.topic in self.topics)
+        return plain and message.expires_at is None and (self.topics.everything or self.topics.matches(message.topic))
 
 
 @dataclass(slots=True)

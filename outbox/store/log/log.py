@@ -15,6 +15,7 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.position import Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
+from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
@@ -89,11 +90,12 @@ class Log:
     def __init__(self, limits: Limits = LIMITS, selection: Selection = EVERYTHING) -> None:
         self._limits = limits
         self._selection = selection
-        self._narrow = (selection.topics, selection.tags, selection.only) != (None, None, None)
+        self._topics = Topics.of(selection.topics)
+        self._narrow = not self._topics.everything or (selection.tags, selection.only) != (None, None)
         # An empty text skips and hides nothing: no subscription has an empty name, and no message an empty topic. Half
-        # messages are hidden unless topics are named, because only a checker handles them.
+        # messages are hidden unless their topic is named, because only a checker handles them.
         self._skips = selection.skips or ""
-        self._hidden = HALF_TOPIC if selection.topics is None else ""
+        self._hidden = "" if self._topics.halves else HALF_TOPIC
 
     def now(self, channel: Channel) -> Capture:
         """Capture the position of now, which sees all that was committed before this call."""
@@ -145,10 +147,10 @@ class Log:
 
     def _chosen(self, channel: Channel) -> dict[str, Any]:
         """Return the selection as parameters of the statements that read messages."""
-        topics, tags = self._selection.topics, self._selection.tags
+        tags = self._selection.tags
         return {
             "inline": self._limits.inline,
-            "topics": None if topics is None else channel.database.bind(topics),
+            **channel.database.dialect.bind_topics(self._topics),
             "tags": None if tags is None else channel.database.bind(tags),
             "skips": self._skips,
             "only": self._selection.only,

@@ -11,6 +11,7 @@ from outbox.model.lease import Holder, Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Subscription
+from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
@@ -140,8 +141,8 @@ class _Unsettled:
         self._channel = channel
         self._database = database = channel.database
         self._progress = progress
-        topics, only = subscription.selection.topics, subscription.selection.only
-        of_topics = "topic <> :topics" if topics is None else database.among("topic", texts="topics")
+        topics, only = Topics.of(subscription.selection.topics), subscription.selection.only
+        of_topics = database.dialect.of_topics if topics.halves else f"topic <> :half AND {database.dialect.of_topics}"
         of_writers = "coalesce(direct, '') <> :direct" if only is None else "direct = :direct"
         tags = subscription.selection.tags
         of_tags = "TRUE" if tags is None else database.among("tags", texts="tags")
@@ -153,7 +154,8 @@ class _Unsettled:
         still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
         self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open}"
         self._common = {
-            "topics": HALF_TOPIC if topics is None else database.bind(topics),
+            **database.dialect.bind_topics(topics),
+            "half": HALF_TOPIC,
             "tags": database.bind(tags or ()),
             "direct": subscription.selection.skips if only is None else only,
             "limit": MOST_COUNTED + 1,

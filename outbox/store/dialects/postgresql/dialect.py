@@ -19,6 +19,7 @@ from sqlalchemy import Connection, Engine, text
 
 from outbox.errors import DatabaseError
 from outbox.model.message import Message, from_microseconds, stored_message
+from outbox.model.topics import ANYTHING, Topics
 from outbox.store.dialects.dialect import COLUMNS, Dialect, Hint, Location, WriteAheadLog, connects_by_url
 from outbox.store.dialects.postgresql.append import append
 from outbox.store.dialects.postgresql.check import check_ids, check_tables
@@ -246,7 +247,11 @@ _READ_ON_FRESH = f"""
     UNION ALL ({_FRESH})
 """
 
-_CHOSEN = """(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS text[])))
+_OF_TOPICS = """(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS text[]))
+        OR topic LIKE ANY(CAST(:patterns AS text[])))
+    AND (CAST(:exceptions AS text[]) IS NULL OR topic NOT LIKE ALL(CAST(:exceptions AS text[])))"""
+
+_CHOSEN = f"""{_OF_TOPICS}
     AND (CAST(:tags AS text[]) IS NULL OR tags = ANY(CAST(:tags AS text[])))
     AND direct IS DISTINCT FROM CAST(:skips AS text) AND topic <> CAST(:hidden AS text)
     AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text))"""
@@ -291,6 +296,20 @@ _EXTENT = """
           FROM unnest(CAST(:late AS bigint[])) AS o(n) CROSS JOIN LATERAL (
               SELECT min(id + 0) AS first, max(id + 0) AS last FROM {message} WHERE xact_id = o.n) AS x) AS l
 """
+
+
+def _bind_topics(topics: Topics) -> Parameters:
+    # Nulls where nothing is named, because they are cheaper to compare with than empty lists.
+    return {
+        "topics": None if topics.any_name else list(topics.names),
+        "patterns": None if topics.any_name else list(map(_like, topics.patterns)) or None,
+        "exceptions": list(map(_like, topics.exceptions)) or None,
+    }
+
+
+def _like(pattern: str) -> str:
+    """Return a pattern of topics as LIKE reads it. Topics hold `%` and `_`, and no backslash."""
+    return pattern.replace("%", r"\%").replace("_", r"\_").replace(ANYTHING, "%")
 
 
 def is_aborted(driver: Any) -> bool:
@@ -346,6 +365,8 @@ DIALECT = Dialect(
     seconds="CAST(extract(epoch FROM ({until}) - ({since})) AS double precision)",
     among_numbers="{value} = ANY(CAST({list} AS bigint[]))",
     among_texts="{value} = ANY(CAST({list} AS text[]))",
+    of_topics=_OF_TOPICS,
+    bind_topics=_bind_topics,
     bind_list=list,
     bind_moment=lambda moment: moment,
     moment=_moment,

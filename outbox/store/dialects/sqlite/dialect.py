@@ -12,6 +12,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 
 from outbox.model.message import Message, stored_message
+from outbox.model.topics import Topics
 from outbox.store.dialects.dialect import APPENDED, COLUMNS, Dialect, Location, connects_by_url, driver_of
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.check import check_ids, check_tables
@@ -94,7 +95,11 @@ _COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
 #: writers send.
 _LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
 _RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
-_CHOSEN = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics)))
+#: GLOB, because LIKE takes letters in upper and lower case for the same.
+_OF_TOPICS = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics))
+        OR EXISTS (SELECT 1 FROM json_each(:patterns) WHERE topic GLOB value))
+    AND (:exceptions IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(:exceptions) WHERE topic GLOB value))"""
+_CHOSEN = f"""{_OF_TOPICS}
     AND (:tags IS NULL OR tags IN (SELECT value FROM json_each(:tags)))
     AND direct IS NOT :skips AND topic <> :hidden AND (:only IS NULL OR direct = :only)"""
 _FRESH = f"SELECT {_RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
@@ -107,6 +112,15 @@ _PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}
         WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {_CHOSEN}
         ORDER BY id LIMIT :limit)"""
 _EXTENT = """SELECT min(id), max(id), NULL, NULL FROM {message} WHERE id >= :head AND id < :target"""
+
+
+def _bind_topics(topics: Topics) -> Parameters:
+    # Patterns are as GLOB reads them: of what else it knows, `?` and `[`, no topic holds any.
+    return {
+        "topics": None if topics.any_name else json.dumps(topics.names),
+        "patterns": json.dumps(topics.patterns) if topics.patterns and not topics.any_name else None,
+        "exceptions": json.dumps(topics.exceptions) if topics.exceptions else None,
+    }
 
 
 def _serialize_upgrades(connection: Connection, _name: str) -> None:
@@ -125,6 +139,8 @@ DIALECT = Dialect(
     seconds="round((julianday({until}) - julianday({since})) * 86400.0, 3)",
     among_numbers="{value} IN (SELECT value FROM json_each({list}))",
     among_texts="{value} IN (SELECT value FROM json_each({list}))",
+    of_topics=_OF_TOPICS,
+    bind_topics=_bind_topics,
     bind_list=json.dumps,
     bind_moment=_bind_moment,
     moment=_moment,

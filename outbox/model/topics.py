@@ -1,0 +1,239 @@
+"""Topics as a selection names them: exact names, patterns such as `orders.*`, and exceptions such as `!orders.*`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from outbox.errors import InvalidMessageError, SubscriptionError
+from outbox.model.limits import HALF_TOPIC, checked_topic
+
+#: Stands for any characters, dots too, or for none. No topic holds it, nor the mark of an exception.
+ANYTHING = "*"
+_EXCEPT = "!"
+#: No topic holds it.
+_UNKNOWN = "\0"
+
+
+@dataclass(frozen=True, slots=True)
+class Topics:
+    """The topics that a subscription reads.
+
+    Those in `names`, and those that match one of `patterns`, without those that match one of `exceptions`, which are
+    names or patterns. Half messages are read only if their topic is in `names`.
+    """
+
+    names: tuple[str, ...]
+    patterns: tuple[str, ...]
+    exceptions: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, chosen: Iterable[str] | None) -> Topics:
+        """Return the topics that a list in the form of `chosen_topics` names; None: all."""
+        parts = [ANYTHING] if chosen is None else list(chosen)
+        exceptions = tuple(part.removeprefix(_EXCEPT) for part in parts if part.startswith(_EXCEPT))
+        included = [part for part in parts if not part.startswith(_EXCEPT)]
+        if exceptions and not included:
+            included = [ANYTHING]
+        return cls(*_sorted_out(included), exceptions)
+
+    @property
+    def everything(self) -> bool:
+        """True if all messages are read, except half messages."""
+        return self.any_name and not self.exceptions
+
+    @property
+    def any_name(self) -> bool:
+        """True if only `exceptions` are left out."""
+        return ANYTHING in self.patterns
+
+    @property
+    def halves(self) -> bool:
+        """True if half messages are read."""
+        return HALF_TOPIC in self.names
+
+    @property
+    def included(self) -> tuple[str, ...]:
+        """The names and the patterns."""
+        return (*self.names, *self.patterns)
+
+    def chosen(self) -> tuple[str, ...] | None:
+        """Return the list that stands for these topics; None: all. The opposite of `of`."""
+        if self.everything:
+            return None
+        included = () if self.any_name else self.included
+        return tuple(sorted({*included, *(_EXCEPT + each for each in self.exceptions)}))
+
+    def matches(self, topic: str) -> bool:
+        """Return whether messages of this topic are read."""
+        if topic == HALF_TOPIC:
+            return self.halves
+        taken = topic in self.names or any(_matches(each, topic) for each in self.patterns)
+        return taken and not any(_matches(each, topic) for each in self.exceptions)
+
+    def without(self, others: Sequence[str]) -> Topics:
+        """Return these topics except those that match one of `others`, which are names or patterns."""
+        kept = [each for each in self.included if not any(covers(other, each) for other in others)]
+        return _simplified(kept, [*self.exceptions, *others])
+
+    def within(self, others: Sequence[str]) -> Topics | None:
+        """Return those of these topics that match one of `others`, which are names or patterns; None: there are none.
+
+        Raises:
+            SubscriptionError: no list of names and patterns describes them.
+        """
+        found: set[str] = set()
+        for other in others:
+            for each in self.included:
+                if covers(each, other):
+                    found.add(other)
+                elif covers(other, each):
+                    found.add(each)
+                elif _overlap(each, other):
+                    raise SubscriptionError(
+                        f"topics: {other!r} has only a part of the topics of {each!r} in common; take a pattern that"
+                        " holds all of them, or names"
+                    )
+        try:
+            return _simplified(found, self.exceptions)
+        except SubscriptionError:
+            return None
+
+
+#: All topics, except that of half messages.
+EVERY_TOPIC = Topics((), (ANYTHING,))
+
+
+def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return the topics that were chosen, in the form that is stored: sorted, and without what changes nothing.
+
+    None means all topics, and so does `*`. `orders.*` is a pattern, `!orders.*` an exception. With exceptions alone all
+    other topics are meant.
+
+    Raises:
+        SubscriptionError: `topics` is one text, is empty, holds a topic that no message can have, or excepts all that
+            it names, so that nothing would ever come.
+    """
+    if topics is None:
+        return None
+    if isinstance(topics, str):
+        raise SubscriptionError(f"topics: must be a list of topics, not one text; pass [{topics!r:.100}]")
+    parts = [checked_part(part) for part in topics]
+    if not parts:
+        raise SubscriptionError("topics: must not be empty; pass None for all topics")
+    included = [part for part in parts if not part.startswith(_EXCEPT)]
+    excepted = [part.removeprefix(_EXCEPT) for part in parts if part.startswith(_EXCEPT)]
+    return _simplified(included or [ANYTHING], excepted).chosen()
+
+
+def exact_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
+    """Return what `chosen_topics` returns, for a reader that takes whole names only.
+
+    Raises:
+        SubscriptionError: as from `chosen_topics`; or one of the topics is a pattern or an exception.
+    """
+    chosen = chosen_topics(topics)
+    if chosen is None and topics is not None:
+        _only_names(ANYTHING)
+    for part in chosen or ():
+        if ANYTHING in part or part.startswith(_EXCEPT):
+            _only_names(part)
+    return chosen
+
+
+def checked_part(part: str) -> str:
+    """Return a topic, a pattern or an exception, if a message can have such a topic.
+
+    Raises:
+        SubscriptionError: none can.
+    """
+    bare = part.removeprefix(_EXCEPT) if isinstance(part, str) else part
+    # A pattern is in order if it is once each of its stars stands for nothing, or for a letter where that is too short.
+    shortest = bare.replace(ANYTHING, "") if isinstance(bare, str) and ANYTHING in bare else bare
+    try:
+        checked_topic("x" if shortest in ("", ".", "..") and shortest != bare else shortest)
+    except InvalidMessageError as error:
+        # The limit begins with the verb.
+        raise SubscriptionError(
+            f"topics: one {error.limit}; {error.fix}, or write a pattern such as 'orders.*', an exception such as"
+            " '!orders.*'"
+        ) from None
+    return str.__str__(part)
+
+
+def covers(pattern: str, other: str) -> bool:
+    """Return whether each topic that matches `other` matches `pattern`; both are names or patterns."""
+    # What stands for any characters in `other` can only be matched by what does so in `pattern`.
+    return _matches(pattern, other.replace(ANYTHING, _UNKNOWN))
+
+
+def _matches(pattern: str, topic: str) -> bool:
+    first, *between = pattern.split(ANYTHING)
+    if not between:
+        return pattern == topic
+    last = between.pop()
+    at, end = len(first), len(topic) - len(last)
+    if at > end or not topic.startswith(first) or not topic.endswith(last):
+        return False
+    for part in between:
+        at = topic.find(part, at, end) + len(part)
+        if at < len(part):
+            return False
+    return True
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Return whether a topic can match both, which are names or patterns."""
+    # The ends in `other` that are reached by what was read of `one`: a text that matches both leads from 0 to its end.
+    reached = _past_stars({0}, other)
+    for letter in one:
+        if letter == ANYTHING:
+            reached = set(range(min(reached), len(other) + 1)) if reached else reached
+        else:
+            reached = {at if other[at] == ANYTHING else at + 1 for at in reached if other[at : at + 1] in (letter, "*")}
+            reached = _past_stars(reached, other)
+    return len(other) in reached
+
+
+def _past_stars(places: set[int], pattern: str) -> set[int]:
+    """Return the places, and those after stars that stand for nothing."""
+    found = set(places)
+    for at in places:
+        stars = len(pattern) - at - len(pattern[at:].lstrip(ANYTHING))
+        found.update(range(at, at + stars + 1))
+    return found
+
+
+def _simplified(included: Iterable[str], excepted: Iterable[str]) -> Topics:
+    """Return topics in the one form that two ways to write them share, as far as that is easy to see.
+
+    Raises:
+        SubscriptionError: nothing is left.
+    """
+    exceptions = _widest(excepted)
+    left = [each for each in _widest(included) if not any(covers(other, each) for other in exceptions)]
+    if not left:
+        raise SubscriptionError("topics: the exceptions leave none of them; pass topics that messages can have")
+    kept = tuple(sorted(each for each in exceptions if any(_overlap(each, other) for other in left)))
+    return Topics(*_sorted_out(sorted(left)), kept)
+
+
+def _sorted_out(included: list[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names, and the patterns."""
+    names, patterns = (tuple(part for part in included if (ANYTHING in part) is is_one) for is_one in (False, True))
+    return names, patterns
+
+
+def _widest(parts: Iterable[str]) -> list[str]:
+    """Return the parts without those that another one covers."""
+    found: list[str] = []
+    for part in sorted({re.sub(r"\*+", ANYTHING, each) for each in parts}):
+        if not any(covers(each, part) for each in found):
+            found = [each for each in found if not covers(part, each)] + [part]
+    return found
+
+
+def _only_names(part: str) -> NoReturn:
+    raise SubscriptionError(f"topics: {part!r:.100} is a pattern or an exception; here topics are whole names")
