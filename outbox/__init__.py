@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
     from outbox.outbox import Outbox
     from outbox.relay.relay import Relay
+    from outbox.relay.routes import Route, routes
     from outbox.relay.supervisor import Relays
     from outbox.senders.opening import Destination
     from outbox.senders.port import Sender
@@ -54,6 +55,7 @@ __all__ = [
     "Relays",
     "Retry",
     "RetryPolicy",
+    "Route",
     "SchemaError",
     "Sender",
     "SenderError",
@@ -65,6 +67,7 @@ __all__ = [
     "Verdict",
     "create_async_engine",
     "create_engine",
+    "routes",
 ]
 
 #: Loaded when they are asked for: the command line answers `--help` without SQLAlchemy, and errors need no driver.
@@ -77,8 +80,10 @@ _HOMES = {
     "Relay": "outbox.relay.relay",
     "Relays": "outbox.relay.supervisor",
     "RetryPolicy": "outbox.model.retry",
+    "Route": "outbox.relay.routes",
     "Sender": "outbox.senders.port",
     "Settings": "outbox.worker.settings",
+    "routes": "outbox.relay.routes",
     **dict.fromkeys(("create_async_engine", "create_engine"), "outbox.writing.engines"),
     **dict.fromkeys(("Done", "Reject", "Retry", "Unavailable", "Verdict"), "outbox.model.verdict"),
     **dict.fromkeys((name for name in __all__ if name.endswith("Error")), "outbox.errors"),

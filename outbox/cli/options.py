@@ -172,6 +172,34 @@ def to_a_destination(function: F) -> F:
     return _by_url_or_file(function, "to", "The destination: nats://host:4222, stdout:, …")
 
 
+def by_routes(function: F) -> F:
+    """Give a command `--route` and `--config`, and hand over their texts as `route` and the path as `config`."""
+    route = option(
+        "--route",
+        multiple=True,
+        metavar="TOPIC=URL",
+        callback=_no_passwords,
+        help="A destination for a topic or a pattern, as 'orders.*=nats://host:4222'; the first that matches counts,"
+        " and the last is '*=URL'.",
+    )
+    config = option("--config", type=click.Path(path_type=Path), metavar="PATH", help="A TOML file with routes.")
+    return together(route, config)(function)
+
+
+def rewritten(function: F) -> F:
+    """Give a command `--prefix`, `--rename` and `--envelope`."""
+    return together(
+        option("--prefix", metavar="TEXT", help="Send under a topic that begins with this."),
+        option("--rename", multiple=True, metavar="OLD=NEW", help="Send a topic under another one, before the prefix."),
+        option(
+            "--envelope",
+            type=click.Choice(["raw", "cloudevents", "debezium"]),
+            default="raw",
+            help="The form in which messages are sent.",
+        ),
+    )(function)
+
+
 def a_business_database(function: F) -> F:
     """Give a command `--business` and `--business-file`, and hand the URL over as `business`."""
     help = 'The business database, for transactions that were begun with verdict="record".'
@@ -252,12 +280,15 @@ def _no_password(ctx: click.Context, param: click.Parameter, value: str | None) 
     if value is None:
         return None
     name = str(param.name)
-    secrets = _secrets_of(value, userinfo_is_secret=name == "to")
+    secrets = secrets_of(value, userinfo_is_secret=name in ("to", "route"))
     keep_secret(*secrets)
     if secrets and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
+        in_file = f"the URL to a file and give --{name}-file"
+        if name == "route":
+            in_file = "routes to a file and give --config"
         raise click.UsageError(
             f"--{name} holds a password, which everybody on this machine could read; set {_variable(param, ctx)}"
-            f" instead, or write the URL to a file and give --{name}-file PATH"
+            f" instead, or write {in_file} PATH"
         )
     return value
 
@@ -268,7 +299,7 @@ def _variable(param: click.Parameter, ctx: click.Context) -> str:
     return f"{ctx.auto_envvar_prefix}_{str(param.name).upper()}"
 
 
-def _secrets_of(url: str, *, userinfo_is_secret: bool = False) -> list[str]:
+def secrets_of(url: str, *, userinfo_is_secret: bool = False) -> list[str]:
     """Return the secrets in a URL: the password, or the whole of a token; passwords in the query."""
     rest = url.partition("://")[2] or url
     userinfo, at, _ = rest.rpartition("@")
@@ -318,7 +349,7 @@ def _read(name: str, file: Path) -> list[str]:
         form = "one URL a line" if several else "one URL"
         raise click.UsageError(f"--{name}-file {file}: it should hold {form} and nothing else")
     for url in urls:
-        keep_secret(*_secrets_of(url, userinfo_is_secret=name == "to"))
+        keep_secret(*secrets_of(url, userinfo_is_secret=name == "to"))
     return urls
 
 

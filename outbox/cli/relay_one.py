@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -23,8 +23,10 @@ from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
+from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.opening import open_sender
 from outbox.senders.port import Sender, deadline_of, destination_of
+from outbox.senders.rewriting import check_rewriting
 from outbox.store.database import Channel, Database
 from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.leases import Leases
@@ -85,11 +87,17 @@ class Relaying:
         lease: timedelta,
         deadline: timedelta | None,
         attempts: int,
+        split_from: str | None = None,
+        rename: Mapping[str, str] | None = None,
+        prefix: str | None = None,
+        envelope: EnvelopeName = "raw",
     ) -> None:
         self._target = target
         self._about = "" if label is None else f"{label}: "
         self._name = name
         self._topics = chosen_topics(topics)
+        self._split_from = split_from
+        check_rewriting(rename=rename, prefix=prefix, envelope=envelope)
         self._start: Any = start
         self._sender = Counted(open_sender(to), destination_of(to))
         #: The time limit of one call of the sender.
@@ -104,6 +112,10 @@ class Relaying:
             "on_dead": on_dead,
             "retry": RetryPolicy(attempts=attempts),
             "deadline": self.deadline,
+            "rename": rename,
+            "prefix": prefix,
+            "envelope": envelope,
+            "split_from": split_from,
             "settings": Settings(
                 limits=Limits(rows=batch_size, bytes=batch_bytes),
                 lease=lease,
@@ -228,7 +240,11 @@ class Relaying:
         if not self._spoke:
             on_dead = self._options["on_dead"]
             declared = Declaration(
-                name=self._name, destination=self._sender.destination, topics=self._topics, on_dead=on_dead
+                name=self._name,
+                destination=self._sender.destination,
+                topics=self._topics,
+                on_dead=on_dead,
+                split_from=self._split_from,
             )
             Subscriptions(channel).check(declared)
             topics = "all topics" if self._topics is None else ", ".join(self._topics)

@@ -1,8 +1,8 @@
-"""`outbox relay` for several databases: it runs a relay for each, side by side."""
+"""`outbox relay` for several databases or routes: it runs a relay for each, side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -15,6 +15,7 @@ from outbox.cli.output import say
 from outbox.cli.relay_one import Relaying
 from outbox.errors import DatabaseError
 from outbox.model.subscription import require_own_name
+from outbox.relay.routes import Route, route_subscriptions
 from outbox.relay.supervisor import Relays
 from outbox.runtime.signals import stopping_on_signals
 from outbox.store.label import told_apart
@@ -23,18 +24,27 @@ from outbox.store.label import told_apart
 class RelayingSeveral:
     """The relays of one command. Mistakes in the options raise before anything is opened."""
 
-    def __init__(self, targets: Sequence[Target], to: str, *, lease: timedelta, **options: Any) -> None:
-        require_own_name(options["name"])
+    def __init__(
+        self, targets: Sequence[Target], to: str | Mapping[str, Route], *, name: str, lease: timedelta, **options: Any
+    ) -> None:
+        """`to`: one destination, or a route for each topic or pattern."""
+        require_own_name(name)
         labels = told_apart([checked_label(target.url, target.schema) for target in targets])
         if len(set(targets)) < len(targets):
             twice = next(label for target, label in zip(targets, labels, strict=True) if targets.count(target) > 1)
             raise click.UsageError(f"{twice} is given twice")
-        self._each = [
-            OneOfSeveral(Relaying(target, to, label=label, lease=lease, **options), label)
-            for target, label in zip(targets, labels, strict=True)
-        ]
+        each_to = [(to, {"name": name})] if isinstance(to, str) else _by_route(to, name)
+        self._each = []
+        for target, label in zip(targets, labels, strict=True):
+            for url, own in each_to:
+                # What one of several routes says begins with the name of its subscription in any case.
+                alone = len(targets) == 1
+                relaying = Relaying(target, url, label=None if alone else label, lease=lease, **options | own)
+                where = [] if alone else [label]
+                named = " ".join([*where, own["name"]]) if len(each_to) > 1 or alone else label
+                self._each.append(OneOfSeveral(relaying, named))
         # The time that a healthy relay may need: for the call under way, and for a renewal of its lease.
-        self._relays = Relays(self._each, drain=self._each[0].relaying.deadline + lease)
+        self._relays = Relays(self._each, drain=max(each.relaying.deadline for each in self._each) + lease)
 
     def run(self) -> int:
         """Send until stopped; return exit code 0, or 4 if a relay had not finished in time."""
@@ -54,6 +64,20 @@ class RelayingSeveral:
                 self._relays.until_empty()
         codes = [each.code for each in self._each] + [UNFINISHED for _ in self._relays.unfinished]
         return UNFINISHED if UNFINISHED in codes else max(codes)
+
+
+def _by_route(table: Mapping[str, Route], name: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the destination of each route, and what it has of its own among the options of a relay."""
+    found = []
+    for route, subscription in zip(table.values(), route_subscriptions(list(table), name), strict=True):
+        own = {option: value for option, value in route.options.items() if value is not None}
+        place = {
+            "name": subscription.name,
+            "topics": subscription.topics,
+            "split_from": subscription.split_from,
+        }
+        found.append((str(route.to), {**own, **place}))
+    return found
 
 
 class OneOfSeveral:

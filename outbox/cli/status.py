@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -226,8 +227,8 @@ def _start(standing: SubscriptionStatus) -> str:
     destination = subscription.destination or ""
     if "://" not in destination and destination != "stdout:":
         return "start the application that runs it"
-    topics = "" if subscription.topics is None else f" --topics {','.join(subscription.topics)}"
-    return f"start its relay: outbox relay --name {subscription.name}{topics} --to {destination}"
+    topics = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
+    return f"start its relay: outbox relay --name {quote(subscription.name)}{topics} --to {destination}"
 
 
 def _of_extract(name: str, hold: Hold, idle: float) -> list[str]:

@@ -12,7 +12,7 @@ import click
 from outbox.cli.decisions import tell
 from outbox.cli.groups import Group
 from outbox.cli.options import DURATION, NAMES, Target, about_a_database, as_json, confirmed, option, to_a_destination
-from outbox.cli.output import age, moment, show_json, show_table
+from outbox.cli.output import age, counted, moment, show_json, show_table
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -121,6 +121,49 @@ class _Altered:
 
     def as_json(self) -> dict[str, object]:
         return _declared(self.subscription)
+
+
+@subscriptions.command()
+@about_a_database
+@click.argument("name")
+@option("--topics", type=NAMES, required=True, help="The topics or patterns that the new subscription is to have.")
+@to_a_destination
+@option("--as", "as_name", metavar="NEW", help="Name of the new subscription.  [default: NAME:TOPICS]")
+@as_json
+def split(
+    *, target: Target, name: str, topics: tuple[str, ...], to: str | None, as_name: str | None, json: bool
+) -> None:
+    """Give topics of a subscription to a new one with another destination, while no worker runs.
+
+    The new one begins exactly where NAME stands, with its policy, and takes over the parked messages of these topics;
+    NAME no longer has them. So nothing is left out, and nothing is sent twice. Its relay: a --route of outbox relay.
+    """
+    if to is None:
+        raise click.UsageError("no destination for the new subscription: give --to URL or --to-file PATH")
+    from outbox.admin.split import split as carry_out
+    from outbox.senders.port import destination_of
+
+    with target.open_outbox() as channel:
+        done = carry_out(channel, name, topics, destination=destination_of(to), as_name=as_name)
+    tell(_Split(done.origin, done.made, done.parked), json=json)
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Two subscriptions that were one, and how many parked messages the new one got."""
+
+    origin: Subscription
+    made: Subscription
+    parked: int
+
+    def describe(self) -> str:
+        now, new = self.origin, self.made
+        parked = f", with {counted(self.parked, 'parked message')}" if self.parked else ""
+        where = f"{new.name}: {_topics(new)} to {_destination(new)}, from where {now.name} stands{parked}"
+        return f"{where}; {now.name}: {_topics(now)} to {_destination(now)}"
+
+    def as_json(self) -> dict[str, object]:
+        return {"split": _declared(self.origin), "made": _declared(self.made), "parked": self.parked}
 
 
 @subscriptions.command()

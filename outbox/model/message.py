@@ -240,6 +240,29 @@ class Message:
     #: Called by `copy.replace`, which Python has from 3.13 on.
     __replace__ = replace
 
+    def sent_as(self, topic: str, *, headers_json: str | None, body: bytes, content_type: str | None) -> Message:
+        """Return this message, with its id, its key and its place in the log, as a destination is to get it.
+
+        Nothing is checked again.
+        """
+        message = Message.__new__(Message)
+        message.id = self.id
+        message._message_id = self._message_id
+        message.topic = topic
+        message.key = self.key
+        message.tags = self.tags
+        message._headers = headers_json
+        message.body = body
+        message.content_type = content_type
+        message._created_at = self._created_at
+        message.deliver_at = self.deliver_at
+        message.expires_at = self.expires_at
+        message.delay = self.delay
+        message.dedup_key = self.dedup_key
+        message.direct = self.direct
+        message.attempt = self.attempt
+        return message
+
     def text(self) -> str:
         """Return the body as text, by the charset of its content type, else by UTF-8.
 

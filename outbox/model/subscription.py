@@ -32,6 +32,11 @@ def subscription_of(compensation: str) -> str | None:
     return compensation.removesuffix(_COMPENSATION) if compensation.endswith(_COMPENSATION) else None
 
 
+def route_name(name: str, pattern: str) -> str:
+    """Return the name of the subscription for topics that were taken out of subscription `name`."""
+    return f"{name}:{pattern}"
+
+
 def require_own_name(name: str) -> None:
     """Refuse to run a compensation by itself, because it runs beside its subscription, with the same sender.
 

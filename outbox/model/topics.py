@@ -73,6 +73,11 @@ class Topics:
         taken = topic in self.names or any(_matches(each, topic) for each in self.patterns)
         return taken and not any(_matches(each, topic) for each in self.exceptions)
 
+    def lacks(self, part: str) -> bool:
+        """Return whether no topic that matches `part`, a name or a pattern, is read."""
+        left_out = any(covers(each, part) for each in self.exceptions)
+        return left_out or not any(_overlap(each, part) for each in self.included)
+
     def without(self, others: Sequence[str]) -> Topics:
         """Return these topics except those that match one of `others`, which are names or patterns."""
         kept = [each for each in self.included if not any(covers(other, each) for other in others)]

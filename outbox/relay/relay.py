@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from functools import partial
@@ -24,8 +24,10 @@ from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
+from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.opening import Destination, open_sender
 from outbox.senders.port import deadline_of, destination_of
+from outbox.senders.rewriting import RewritingSender, check_rewriting
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
@@ -63,10 +65,15 @@ class Relay:
         on_dead: whether a dead letter holds back the rest of its key ("block") or not ("continue"). None: as stored.
         retry: how often a message is tried, and how long it waits in between.
         deadline: of one call of the sender. None: the sender's own, if it has one, else 5 s.
+        rename, prefix, envelope: the topics and the form in which messages are sent; see `RewritingSender`. What
+            writers send directly keeps its topic and its form, unless their own sender is a `RewritingSender`.
+        split_from: the subscription that may still have these topics. While it has them, a new subscription does not
+            begin, because it would send them a second time.
         settings: pace and limits of the worker.
 
     Raises:
         SubscriptionError: the name is that of a compensation, or no message can have one of the topics.
+        SenderError: the URL is malformed; or messages cannot be sent under such topics, or in such an envelope.
     """
 
     def __init__(
@@ -80,6 +87,10 @@ class Relay:
         on_dead: OnDead | None = None,
         retry: RetryPolicy | None = None,
         deadline: timedelta | None = None,
+        rename: Mapping[str, str] | None = None,
+        prefix: str | None = None,
+        envelope: EnvelopeName = "raw",
+        split_from: str | None = None,
         settings: Settings | None = None,
     ) -> None:
         if not hasattr(outbox, "database"):
@@ -88,13 +99,20 @@ class Relay:
         require_own_name(name)
         self._sender = open_sender(sender)
         declared = Declaration(
-            name=name, destination=destination_of(sender), topics=chosen_topics(topics), on_dead=on_dead
+            name=name,
+            destination=destination_of(sender),
+            topics=chosen_topics(topics),
+            on_dead=on_dead,
+            split_from=split_from,
         )
+        self._name = name
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline or deadline_of(self._sender))
         # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
         turns = self._sender if isinstance(self._sender, SerializedSender) else FairLock()
         self._handler = self._sender.alone if isinstance(self._sender, SerializedSender) else self._sender
+        if check_rewriting(rename=rename, prefix=prefix, envelope=envelope):
+            self._handler = RewritingSender(self._handler, rename=rename, prefix=prefix, envelope=envelope)
         self._stop = Stop()
         worker = partial(
             Worker, outbox.database, policy=policy, settings=settings, serialize=turns.hold, stop=self._stop
@@ -113,6 +131,11 @@ class Relay:
     def _reset(self) -> None:
         """Begin as a relay that is not at work; also in a fork, because the threads of the parent do not run there."""
         self._at_work = threading.Lock()
+
+    @property
+    def name(self) -> str:
+        """The name of its subscription."""
+        return self._name
 
     @property
     def label(self) -> str:

@@ -1,11 +1,12 @@
-"""Relays of several outboxes in one process. They run independently: when one has to wait, no other is delayed."""
+"""Several relays in one process. They run independently: when one has to wait, no other is delayed."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from datetime import timedelta
@@ -71,7 +72,8 @@ class Relays:
     that again, for the messages that they leave behind. None of these connections takes a place in a pool.
 
     Args:
-        relays: one for each outbox; each with a sender of its own, because senders take one call at a time.
+        relays: one for each outbox, or several with different names; `routes` makes them for topics of one outbox. Each
+            with a sender of its own, because senders take one call at a time.
         drain: how long to wait for relays that were asked to stop. One that has not ended by then, because its
             database or its destination does not answer, is left behind and logged; none of its messages is lost.
         pause: one of tenacity's wait strategies, in seconds, between two tries of a relay that cannot work.
@@ -127,7 +129,7 @@ class Relays:
     def _side_by_side(self, work: Callable[[_Beside], None]) -> None:
         for named in (logger, lease_logger, activity_logger):
             named.addFilter(_say_where)
-        labels = told_apart([relay.label for relay in self._relays])
+        labels = _labels(self._relays)
         pairs = zip(self._relays, labels, strict=True)
         self._beside = [_Beside(relay, label, self._pause, ended=self._wake.set) for relay, label in pairs]
         try:
@@ -214,6 +216,13 @@ class _Beside:
         finally:
             with suppress(Exception):
                 self.relay.close()
+
+
+def _labels(relays: Sequence[OneRelay]) -> list[str]:
+    """Return the databases, each with the name of its relay where several work for one database."""
+    count = Counter(relay.label for relay in relays)
+    names = [getattr(relay, "name", "") if count[relay.label] > 1 else "" for relay in relays]
+    return told_apart([" ".join(filter(None, (relay.label, name))) for relay, name in zip(relays, names, strict=True)])
 
 
 def _say_where(record: logging.LogRecord) -> bool:

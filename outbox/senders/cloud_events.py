@@ -36,6 +36,8 @@ _FORBIDDEN = re.compile(
 _AS_THEY_ARE = "!#$&'()*+,/:;<=>?@[\\]^`{|}"
 
 _ENVELOPE = "application/cloudevents"
+#: The content type of structured mode.
+STRUCTURED = f"{_ENVELOPE}+json"
 _JSON_TYPE = re.compile(r"[^/;\s]+/([^;\s]+\+)?json\s*(;.*)?", re.IGNORECASE)
 _TEXT_TYPE = re.compile(r"""text/[^;\s]+\s*(;\s*charset\s*=\s*"?utf-?8"?\s*)?""", re.IGNORECASE)
 

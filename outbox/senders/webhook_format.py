@@ -20,7 +20,7 @@ from typing import NamedTuple
 from outbox.errors import InvalidMessageError
 from outbox.model.limits import checked_topic
 from outbox.model.message import Message
-from outbox.senders.cloud_events import binary_headers, structured_body
+from outbox.senders.cloud_events import STRUCTURED, binary_headers, structured_body
 from outbox.senders.headers import CONTENT_TYPE, Reserved, own_headers, wire_headers
 from outbox.senders.webhook_signature import ID
 
@@ -118,7 +118,7 @@ def _binary(message: Message, *, source: str) -> Content:
 
 
 def _structured(message: Message, *, source: str) -> Content:
-    headers = {**_own_and_id(message), CONTENT_TYPE: "application/cloudevents+json"}
+    headers = {**_own_and_id(message), CONTENT_TYPE: STRUCTURED}
     return Content(headers, structured_body(message, source=source))
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from outbox.errors import DatabaseError
 from outbox.model.message import Message
 from outbox.model.parking import NOTHING_HELD, Held, Parking, State
+from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import COLUMNS
 from outbox.store.dialects.statements import Row
@@ -163,6 +164,8 @@ _REPLAY = """
            request = NULL, requested_by = NULL, request_reason = NULL, requested_at = NULL
     WHERE subscription = :subscription AND {id_in_ids} AND request = 'replay'
 """
+#: The messages of some topics, with the requests on them, become those of another subscription.
+_GIVE = "UPDATE {parked} SET subscription = :other WHERE subscription = :subscription AND {of_topics}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,6 +330,16 @@ class Parked:
     def unblock_dead(self) -> None:
         """Let dead letters no longer hold back their keys; call it inside the transaction that alters the policy."""
         self._channel.run(_UNBLOCK, **self._common)
+
+    def give(self, other: str, topics: Topics) -> int:
+        """Make the messages of these topics those of another subscription; return how many there were.
+
+        Call it inside the transaction that gives it the topics. Messages behind others of their key are tried as soon
+        as none of these is left in the same subscription.
+        """
+        statement = self._database.sql(_GIVE, of_topics=self._database.dialect.of_topics)
+        parameters = self._database.dialect.bind_topics(topics)
+        return self._channel.run(statement, **self._common, other=other, **parameters)
 
     def _require_same(self, ids: Collection[int]) -> None:
         """Refuse to settle if another message is parked under one of these ids.

@@ -10,8 +10,9 @@ from datetime import datetime, timedelta
 
 from outbox.errors import SubscriptionError
 from outbox.model.destination import same_destination
-from outbox.model.position import EARLIEST, Progress
-from outbox.model.subscription import Declaration, Start, Subscription, compensation_of, subscription_of
+from outbox.model.position import EARLIEST, Position, Progress
+from outbox.model.subscription import Declaration, Start, Subscription, compensation_of, route_name, subscription_of
+from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.log.log import Log
@@ -46,6 +47,11 @@ _FIRST_PROGRESS = """
     INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, target, after_id, settled_at)
     VALUES (:name, 1, 0, 0, 0, :base, :target, :after, {now})
     ON CONFLICT (subscription, generation, partition, epoch, n) DO NOTHING
+"""
+#: A row that the writers of a subscription send themselves, from a position on. `:first` is the lowest number that the
+#: position has not settled.
+_LEFT_TO_WRITERS = """
+    SELECT 1 FROM {message} WHERE {number} >= :first AND direct = :name AND {of_topics} LIMIT 1
 """
 
 
@@ -104,6 +110,8 @@ class Subscriptions:
         stored = self.find(declared.name)
         if stored is not None and (stored.destination is not None or declared.destination is None):
             self._require_same(stored, declared)
+        if stored is None and declared.split_from is not None:
+            self._require_split(declared, declared.split_from)
         follower = self.find(compensation_of(declared.name))
         if follower is not None:
             self._require_same_destination(follower, declared)
@@ -131,6 +139,29 @@ class Subscriptions:
         }
         self._channel.run(_ALTER, **values)
 
+    def create_at(self, made: Subscription, progress: Progress) -> None:
+        """Create a subscription that stands where another one does. Call it inside the transaction that reads that."""
+        row = {
+            "name": made.name,
+            "topics": _topics_text(made.topics),
+            "destination": made.destination,
+            "on_dead": made.on_dead,
+            "grace_ms": _milliseconds(made.grace),
+            "kind": made.kind,
+            "tags": None if made.tags is None else json.dumps(made.tags),
+        }
+        if not self._channel.run(_CREATE, **row):
+            raise SubscriptionError(f"there is a subscription {made.name!r} already; take another name")
+        self._channel.run(_LEASE, name=made.name)
+        self._channel.run(_FIRST_PROGRESS, name=made.name, **_place(progress))
+
+    def leaves_to_writers(self, name: str, topics: Topics, base: Position) -> bool:
+        """Return whether writers of subscription `name` send messages of these topics themselves that `base` lacks."""
+        database = self._channel.database
+        statement = database.sql(_LEFT_TO_WRITERS, of_topics=database.dialect.of_topics)
+        first = min((*base.open, base.head))
+        return bool(self._channel.rows(statement, name=name, first=first, **database.dialect.bind_topics(topics)))
+
     def drop(self, name: str) -> None:
         """Delete a subscription, with its leases, progress and parked messages; for a compensation also the acks."""
         with self._channel.transaction():
@@ -145,12 +176,7 @@ class Subscriptions:
         # The position is captured before the transaction begins, because a transaction that has written cannot capture.
         if declared.grace and isinstance(start, datetime):
             raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
-        progress = self._first_progress(start)
-        place = {
-            "base": str(progress.base),
-            "target": progress.target and str(progress.target),
-            "after": progress.after,
-        }
+        place = _place(self._first_progress(start))
         with self._channel.transaction():
             grace = _milliseconds(declared.grace or timedelta(0))
             row = {
@@ -204,10 +230,30 @@ class Subscriptions:
                 if stored.kind == "check" and stored.grace != grace
                 else "another --name"
             )
+            differs = f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}"
+            if len(differing) == 1 and stored.topics != topics and (moved := _moved(stored.topics, topics)):
+                raise SubscriptionError(
+                    f"{differs}; give them to another subscription, from where this one stands: outbox subscriptions"
+                    f" split {shlex.quote(stored.name)} {_topics_option(moved[:1])} --to URL; or give this worker {instead}"
+                )
             raise SubscriptionError(
-                f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}; give this worker"
-                f" {instead}, or run: outbox subscriptions alter {altered}"
-                f" {' '.join(option for _, option in differing)}"
+                f"{differs}; give this worker {instead}, or run: outbox subscriptions alter"
+                f" {shlex.quote(altered)} {' '.join(option for _, option in differing)}"
+            )
+
+    def _require_split(self, declared: Declaration, origin: str) -> None:
+        """Refuse to begin with topics that another subscription has, and has perhaps sent."""
+        stored = self.find(origin)
+        if stored is None or stored.destination is None:
+            return
+        wanted = Topics.of(declared.topics)
+        if shared := [part for part in wanted.included if not Topics.of(stored.topics).lacks(part)]:
+            usual = [declared.name] == [route_name(origin, part) for part in shared]
+            name = "" if usual else f" {_option('as', declared.name)}"
+            raise SubscriptionError(
+                f"subscription {declared.name!r} is not there yet, and {origin!r} has its topics; to begin where that"
+                f" one stands, run: outbox subscriptions split {shlex.quote(origin)} {_topics_option(shared)}"
+                f" {_option('to', declared.destination)}{name}"
             )
 
     def _require_same_destination(self, follower: Subscription, declared: Declaration) -> None:
@@ -238,6 +284,15 @@ class Subscriptions:
         )
 
 
+def _place(progress: Progress) -> dict[str, object]:
+    """Return a progress as parameters."""
+    return {
+        "base": str(progress.base),
+        "target": progress.target and str(progress.target),
+        "after": progress.after,
+    }
+
+
 def _topics_text(topics: Sequence[str] | None) -> str | None:
     return None if topics is None else json.dumps(sorted(set(topics)))
 
@@ -248,6 +303,13 @@ def _milliseconds(grace: timedelta) -> int:
 
 def _topics_option(topics: Sequence[str] | None) -> str:
     return "--all-topics" if topics is None else _option("topics", ",".join(topics))
+
+
+def _moved(there: Sequence[str] | None, here: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the topics that a worker leaves out and its stored subscription does not; empty if they differ more."""
+    stored, declared = Topics.of(there), Topics.of(here)
+    moved = tuple(each for each in declared.exceptions if each not in stored.exceptions)
+    return moved if moved and stored.without(moved).chosen() == declared.chosen() else ()
 
 
 def _option(name: str, value: str | None) -> str:

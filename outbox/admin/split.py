@@ -1,0 +1,104 @@
+"""Splitting a subscription: some of its topics go to another one, which begins exactly where this one stands."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from outbox.admin.commands import borrowed
+from outbox.errors import SubscriptionError
+from outbox.model.lease import Partition
+from outbox.model.position import EARLIEST, Progress
+from outbox.model.subscription import Subscription, compensation_of, require_own_name, route_name
+from outbox.model.topics import Topics, chosen_topics
+from outbox.store.database import Channel
+from outbox.store.log.log import Log
+from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.settle import Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A subscription after it was split, the new one, and how many parked messages went there."""
+
+    origin: Subscription
+    made: Subscription
+    parked: int
+
+
+def split(channel: Channel, name: str, topics: Sequence[str], *, destination: str, as_name: str | None = None) -> Split:
+    """Give topics of a subscription to a new one, while no worker is at work on it.
+
+    In one transaction the new one is created at the position of the old one, with its policy; the old one loses the
+    topics; and their parked messages move. So each message is sent by one of the two.
+
+    Args:
+        channel: to the database of the outbox.
+        name: the subscription that is split.
+        topics: names and patterns, without exceptions.
+        destination: of the new subscription, as `destination_of` returns it.
+        as_name: of the new subscription. None: the old name and the topics, such as `relay:orders.*`.
+
+    Raises:
+        SubscriptionError: it has not all of these topics, or no others; or its writers send messages themselves, which
+            cannot be given away. Or the new name is taken.
+        WorkerAliveError: a worker holds the lease.
+        LeaseLostError: a worker took the lease meanwhile; nothing was changed.
+    """
+    subscriptions = Subscriptions(channel)
+    stored = subscriptions.get(name)
+    made = _made(stored, topics, destination=destination, as_name=as_name)
+    moved = Topics.of(made.topics)
+    origin = replace(stored, topics=_left(stored, moved))
+    if subscriptions.find(compensation_of(name)) is not None:
+        raise SubscriptionError(
+            f"{name} has direct writers, and what they send themselves goes to {stored.destination}; stop them, let"
+            f" the relay run until it is empty, and run: outbox subscriptions drop {compensation_of(name)}"
+        )
+    incarnation = Log().now(channel).incarnation
+    with borrowed(channel, stored) as lease:
+        settled = ProgressLog(channel).newest(Partition(stored.name, stored.generation))
+        progress = Progress(EARLIEST) if settled is None else settled.progress
+        if subscriptions.leaves_to_writers(name, moved, progress.base):
+            raise SubscriptionError(
+                f"writers of {name} have sent messages of these topics themselves, and {name} has not passed them yet;"
+                " let its relay run until it is empty, then try again"
+            )
+        with Settlement(channel, lease, incarnation).held():
+            if subscriptions.get(name) != stored:
+                raise SubscriptionError(f"{name} was altered meanwhile; try again")
+            subscriptions.create_at(made, progress)
+            subscriptions.alter(origin)
+            parked = Parked(channel, name).give(made.name, moved)
+    return Split(origin, made, parked)
+
+
+def _made(stored: Subscription, topics: Sequence[str], *, destination: str, as_name: str | None) -> Subscription:
+    """Return the new subscription."""
+    if stored.kind != "relay":
+        raise SubscriptionError(f"{stored.name} is no relay but of the kind {stored.kind}, which cannot be split")
+    if stored.destination is None:
+        raise SubscriptionError(f"{stored.name} has no destination yet: run its relay once, which declares all of it")
+    wanted = Topics.of(chosen_topics(topics))
+    if wanted.exceptions:
+        raise SubscriptionError("topics: a split takes names and patterns, and no exceptions; leave the exceptions out")
+    moved = Topics.of(stored.topics).within(wanted.included)
+    if moved is None:
+        raise SubscriptionError(f"{stored.name} has no topics that match {','.join(wanted.included)}")
+    if as_name == "" or not (as_name or "-").isprintable():
+        raise SubscriptionError("the new name must be one or more characters that can be printed")
+    name = as_name or route_name(stored.name, ",".join(wanted.included))
+    require_own_name(name)
+    return replace(stored, name=name, topics=moved.chosen(), destination=destination, partitions=1, generation=1)
+
+
+def _left(stored: Subscription, moved: Topics) -> tuple[str, ...] | None:
+    try:
+        return Topics.of(stored.topics).without(moved.included).chosen()
+    except SubscriptionError:
+        raise SubscriptionError(
+            f"{stored.name} would have no topics left; for another destination of all of them run: outbox"
+            f" subscriptions alter {stored.name} --to URL"
+        ) from None

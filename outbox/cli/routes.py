@@ -1,0 +1,147 @@
+"""The routes of `outbox relay`: from `--route` options, or from the tables of a file."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NoReturn
+
+import click
+
+from outbox.cli.options import DURATION, secrets_of
+from outbox.cli.output import keep_secret
+from outbox.errors import SenderError
+from outbox.relay.routes import Route
+from outbox.senders.envelopes import ENVELOPES, EnvelopeName
+from outbox.senders.rewriting import check_rewriting
+
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline")
+_POLICIES = ("block", "continue")
+
+
+def routes_of_options(given: Sequence[str]) -> dict[str, Route]:
+    """Return the routes of `--route PATTERN=URL` options, in their order."""
+    found: dict[str, Route] = {}
+    for each in given:
+        pattern, equals, url = each.partition("=")
+        if not equals or not pattern or not url:
+            # The text is not shown, because it may hold a password.
+            raise click.UsageError("--route: write a topic or a pattern, = and a URL, as 'orders.*=nats://host:4222'")
+        if pattern in found:
+            raise click.UsageError(f"--route: {pattern!r} is given twice; give it one destination")
+        found[pattern] = Route(to=url)
+    return found
+
+
+def routes_of_file(file: Path) -> dict[str, Route]:
+    """Return the routes of the tables `[routes."orders.*"]` of a TOML file, in their order."""
+    try:
+        tables = tomllib.loads(file.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise click.UsageError(f"{file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise click.UsageError(f"{file}: it is not TOML: {error}") from None
+    for name in tables:
+        if name != "routes":
+            raise click.UsageError(f'{file}: {name!r} is unknown; it holds tables such as [routes."orders.*"] only')
+    routes = tables.get("routes")
+    if not isinstance(routes, dict) or not routes:
+        raise click.UsageError(f'{file}: it has no routes; write tables such as [routes."*"] with to = "nats://…"')
+    return {pattern: _Table(file, pattern, table).route() for pattern, table in routes.items()}
+
+
+class _Table:
+    """A table of the file. Its errors name the file, the table and the field."""
+
+    def __init__(self, file: Path, pattern: str, fields: object) -> None:
+        self._about = f'{file}: [routes."{pattern}"]'
+        if not isinstance(fields, dict):
+            raise click.UsageError(f'{self._about} must be a table; write to = "nats://…" below it')
+        self._fields: Mapping[str, Any] = fields
+
+    def route(self) -> Route:
+        """Return the route."""
+        for name, value in self._fields.items():
+            if name not in _FIELDS:
+                quote = f'; quote the topic: [routes."….{name}"]' if isinstance(value, dict) else ""
+                self._refuse(name, f"is unknown; there are {', '.join(_FIELDS)}{quote}")
+        rename = self._rename()
+        prefix = self._text("prefix")
+        envelope: EnvelopeName = self._one_of("envelope", tuple(ENVELOPES)) or "raw"
+        try:
+            check_rewriting(rename=rename, prefix=prefix, envelope=envelope)
+        except SenderError as error:
+            raise click.UsageError(f"{self._about} {error}") from None
+        return Route(
+            to=self._to(),
+            rename=rename,
+            prefix=prefix,
+            envelope=envelope,
+            on_dead=self._one_of("on_dead", _POLICIES),
+            deadline=self._deadline(),
+        )
+
+    def _to(self) -> str:
+        text = self._text("to")
+        if not text:
+            self._refuse("to", 'is missing; write to = "nats://host:4222", or to = "${NATS_URL}" for the environment')
+        url = _VARIABLE.sub(lambda found: self._variable(found[1]), text)
+        keep_secret(*secrets_of(url, userinfo_is_secret=True))
+        return url
+
+    def _variable(self, name: str) -> str:
+        value = os.environ.get(name)
+        if not value:
+            self._refuse("to", f"takes the environment variable {name}, which is not set; set it")
+        return value
+
+    def _rename(self) -> dict[str, str] | None:
+        rename = self._fields.get("rename")
+        if rename is not None and not (
+            isinstance(rename, dict) and all(isinstance(value, str) for value in rename.values())
+        ):
+            self._refuse("rename", 'must be a table of texts; write rename = {"orders.placed" = "placed-orders"}')
+        return rename
+
+    def _deadline(self) -> timedelta | None:
+        text = self._text("deadline")
+        if text is None:
+            return None
+        try:
+            deadline: timedelta = DURATION.convert(text, None, None)
+        except click.BadParameter as error:
+            self._refuse("deadline", error.message)
+        if deadline <= timedelta(0):
+            self._refuse("deadline", "must be greater than 0")
+        return deadline
+
+    def _one_of(self, field: str, known: tuple[str, ...]) -> Any:
+        value = self._text(field)
+        if value is not None and value not in known:
+            self._refuse(field, f"must be one of {', '.join(known)}, not {value!r:.60}")
+        return value
+
+    def _text(self, field: str) -> str | None:
+        value = self._fields.get(field)
+        if value is not None and not isinstance(value, str):
+            self._refuse(field, f"must be a text in quotation marks, not {value!r:.60}")
+        return value
+
+    def _refuse(self, field: str, problem: str) -> NoReturn:
+        raise click.UsageError(f"{self._about} {field}: {problem}")
+
+
+def renamed(given: Sequence[str]) -> dict[str, str] | None:
+    """Return the topics of `--rename OLD=NEW` options."""
+    found: dict[str, str] = {}
+    for each in given:
+        old, equals, new = each.partition("=")
+        if not equals or old in found:
+            raise click.UsageError(f"--rename {each!r:.100}: write OLD=NEW, each old topic once")
+        found[old] = new
+    return found or None
