@@ -64,7 +64,7 @@ def split(channel: Channel, name: str, topics: Sequence[str], *, destination: st
         if subscriptions.leaves_to_writers(name, moved, progress.base):
             raise SubscriptionError(
                 f"writers of {name} have sent messages of these topics themselves, and {name} has not passed them yet;"
-                " let its relay run until it is empty, then try again"
+                " let its relay run for a minute, then try again"
             )
         with Settlement(channel, lease, incarnation).held():
             if subscriptions.get(name) != stored:

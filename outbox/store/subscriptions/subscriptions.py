@@ -232,9 +232,11 @@ class Subscriptions:
             )
             differs = f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}"
             if len(differing) == 1 and stored.topics != topics and (moved := _moved(stored.topics, topics)):
+                # One at a time, because each route has a subscription of its own.
+                options = f"{_topics_option(moved[:1])} --to URL"
                 raise SubscriptionError(
                     f"{differs}; give them to another subscription, from where this one stands: outbox subscriptions"
-                    f" split {shlex.quote(stored.name)} {_topics_option(moved[:1])} --to URL; or give this worker {instead}"
+                    f" split {shlex.quote(stored.name)} {options}; or give this worker {instead}"
                 )
             raise SubscriptionError(
                 f"{differs}; give this worker {instead}, or run: outbox subscriptions alter"
