@@ -163,7 +163,7 @@ class _Split:
         return f"{where}; {now.name}: {_topics(now)} to {_destination(now)}"
 
     def as_json(self) -> dict[str, object]:
-        return {"split": _declared(self.origin), "made": _declared(self.made), "parked": self.parked}
+        return {"split": _declared(self.origin), "made": _declared(self.made), "moved": self.parked}
 
 
 @subscriptions.command()

@@ -25,6 +25,7 @@ COMMANDS = {
     "dead discard": ["--all", "--topic", "bad", "--reason", "x", "--yes"],
     "subscriptions list": [],
     "subscriptions alter": ["relay", "--on-dead", "continue"],
+    "subscriptions split": ["relay", "--topics", "fine", "--to", "nats://h:4222"],
     "subscriptions drop": ["relay", "--yes"],
     "restore": ["--yes"],
     "db check": [],

@@ -23,9 +23,9 @@ LIGHT = {
 PUBLIC = [
     "DatabaseError", "Destination", "Done", "HungHandlerError", "Inbox", "InvalidMessageError", "LeaseLostError",
     "Limits", "Message", "MissingExtraError", "NoTransactionError", "Outbox", "OutboxError", "PositionError",
-    "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "SchemaError", "Sender", "SenderError", "Settings",
+    "Reject", "Relay", "Relays", "Retry", "RetryPolicy", "Route", "SchemaError", "Sender", "SenderError", "Settings",
     "StandbyError", "SubscriptionError", "TransactionAbortedError", "Unavailable", "Verdict", "create_async_engine",
-    "create_engine",
+    "create_engine", "routes",
 ]  # fmt: skip
 
 

@@ -1,0 +1,194 @@
+"""`outbox relay --route` and `--config`: several destinations by topic, and the mistakes that one can make."""
+
+import json
+import signal
+
+import pytest
+
+from outbox import Outbox
+from tests.cli.test_cli_relay_several import QUICK, running
+from tests.support.command_line import outbox
+from tests.support.several import url_of
+from tests.support.waiting import eventually
+
+
+@pytest.fixture
+def shop(engine):
+    """An outbox with messages of three topics."""
+    with Outbox(engine).begin() as session:
+        for topic in ("orders.placed", "users", "orders.paid", "mail"):
+            Outbox(engine).send(session, topic, topic.encode(), key="k")
+    return engine
+
+
+def topics(path) -> list[str]:
+    """The topics of the messages in a file, in order."""
+    return [json.loads(line)["topic"] for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def test_each_route_gets_its_topics(shop, tmp_path):
+    orders, rest = tmp_path / "orders", tmp_path / "rest"
+
+    ended = outbox(
+        shop, "relay", "--route", f"orders.*=file://{orders}", "--route", f"*=file://{rest}", "--until-empty"
+    )
+
+    assert (ended.code, topics(orders), topics(rest)) == (0, ["orders.placed", "orders.paid"], ["users", "mail"])
+    assert sorted(ended.err.splitlines()) == [
+        "relay: !orders.* to file://" + f"{rest}, from the earliest message on",
+        "relay: 2 sent",
+        "relay:orders.*: 2 sent",
+        f"relay:orders.*: orders.* to file://{orders}, a new subscription that begins at earliest",
+    ]
+    listed = outbox(shop, "status", "--json").json["subscriptions"]
+    assert [(each["name"], each["topics"], each["backlog"]) for each in listed] == [
+        ("relay", ["!orders.*"], 0), ("relay:orders.*", ["orders.*"], 0),
+    ]  # fmt: skip
+
+
+FILE = """
+[routes."orders.*"]
+to = "${ORDERS_URL}"
+prefix = "shop."
+rename = {"orders.placed" = "placed-orders"}
+envelope = "debezium"
+on_dead = "continue"
+deadline = "10s"
+
+[routes."*"]
+to = "file://{rest}"
+"""
+
+
+def test_a_file_has_the_routes(shop, tmp_path):
+    orders, rest, file = tmp_path / "orders", tmp_path / "rest", tmp_path / "routes.toml"
+    file.write_text(FILE.replace("{rest}", str(rest)))
+
+    ended = outbox(shop, "relay", "--config", str(file), "--until-empty", ORDERS_URL=f"file://{orders}")
+
+    assert (ended.code, topics(orders), topics(rest)) == (
+        0,
+        ["shop.placed-orders", "shop.orders.paid"],
+        ["users", "mail"],
+    )
+    first = json.loads(orders.read_text().splitlines()[0])
+    assert first["headers"] == {"id": first["message_id"]}
+    listed = outbox(shop, "subscriptions", "list", "--json").json["subscriptions"]
+    assert [(each["name"], each["on_dead"]) for each in listed] == [("relay", "block"), ("relay:orders.*", "continue")]
+
+
+def test_a_process_goes_on_with_one_route_while_the_other_is_down(pg_engine, tmp_path):
+    rest, log = tmp_path / "rest", tmp_path / "log"
+    arguments = ["--route", "orders.*=nats://127.0.0.1:1", "--route", f"*=file://{rest}", *QUICK]
+    with running([url_of(pg_engine)], log, *arguments) as process:
+        for topic in ("orders.placed", "users", "mail"):
+            with Outbox(pg_engine).begin() as session:
+                Outbox(pg_engine).send(session, topic, b"1")
+        assert eventually(lambda: topics(rest) == ["users", "mail"])
+        code = process.ended(signal.SIGTERM)
+
+    assert code == 0
+    assert process.said[-2:] == ["relay:orders.*: stopped; 0 sent", "relay: stopped; 2 sent"]
+
+
+def test_a_single_destination_gets_other_topics(shop, tmp_path):
+    out = tmp_path / "out"
+
+    ended = outbox(
+        shop, "relay", "--to", f"file://{out}", "--prefix", "shop.", "--rename", "users=people", "--envelope",
+        "cloudevents", "--until-empty",
+    )  # fmt: skip
+
+    assert (ended.code, topics(out)) == (0, ["shop.orders.placed", "shop.people", "shop.orders.paid", "shop.mail"])
+    assert {json.loads(line)["content_type"] for line in out.read_text().splitlines()} == {
+        "application/cloudevents+json"
+    }
+
+
+ROUTE = ["--route", "*=stdout:"]
+WRONG = {
+    "no last route": (["--route", "a=stdout:"], "add the route '*' as the last one"),
+    "no URL": (["--route", "orders.*"], "--route: write a topic or a pattern, = and a URL"),
+    "twice": (["--route", "a=stdout:", "--route", "a=stdout:"], "--route: 'a' is given twice"),
+    "beside a destination": ([*ROUTE, "--to", "stdout:"], "--to and --route exclude each other"),
+    "beside a file": ([*ROUTE, "--config", "x"], "--route and --config exclude each other"),
+    "beside topics": ([*ROUTE, "--topics", "a"], "--route and --topics exclude each other"),
+    "beside a prefix": ([*ROUTE, "--prefix", "a."], "--route excludes --prefix, --rename and --envelope"),
+    "a password": (["--route", "*=nats://u:secret@h"], "set OUTBOX_RELAY_ROUTE instead, or write routes to a file"),
+    "an unknown scheme": (["--route", "*=nowhere://h"], "there is no sender for nowhere: URLs"),
+    "a new name that is none": (["--to", "stdout:", "--rename", "a"], "--rename 'a': write OLD=NEW"),
+    "a prefix that is none": (["--to", "stdout:", "--prefix", "a b"], "prefix: makes a topic that must be"),
+    "nothing": ([], "no destination: give --to URL"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "error"), WRONG.values(), ids=WRONG)
+def test_mistakes_are_told_before_anything_is_sent(sqlite_engine, arguments, error):
+    ended = outbox(sqlite_engine, "relay", *arguments, "--once")
+
+    assert (ended.code, error in ended.err, "secret" in ended.err) == (2, True, False), ended.err
+
+
+OF_FILES = {
+    "no file": (None, "FILE: No such file or directory"),
+    "not TOML": ("[routes", "FILE: it is not TOML"),
+    "nothing": ("", "FILE: it has no routes; write tables such as"),
+    "another table": ("[relay]", "FILE: 'relay' is unknown"),
+    "no table": ("[routes]\n'*' = 'stdout:'", 'FILE: [routes."*"] must be a table'),
+    "an unknown field": (
+        "[routes.'*']\nto='stdout:'\ntopics=1",
+        'FILE: [routes."*"] topics: is unknown; there are',
+    ),
+    "a topic without quotes": ("[routes.orders.new]\nto='stdout:'", "new: is unknown; there are"),
+    "no destination": ("[routes.'*']\nprefix='a'", 'FILE: [routes."*"] to: is missing; write to ='),
+    "another type": ("[routes.'*']\nto=5", 'FILE: [routes."*"] to: must be a text in quotation marks, not 5'),
+    "a variable": (
+        "[routes.'*']\nto='${NO_SUCH}'",
+        '[routes."*"] to: takes the environment variable',
+    ),
+    "a deadline": ("[routes.'*']\nto='stdout:'\ndeadline='soon'", "deadline: 'soon' is not a duration; write 90s"),
+    "no time": ("[routes.'*']\nto='stdout:'\ndeadline='0s'", "deadline: must be greater than 0"),
+    "a number of seconds": ("[routes.'*']\nto='stdout:'\ndeadline=5", "deadline: must be a text in quotation marks"),
+    "a policy": ("[routes.'*']\nto='stdout:'\non_dead='go'", "on_dead: must be one of block, continue, not 'go'"),
+    "an envelope": (
+        "[routes.'*']\nto='stdout:'\nenvelope='avro'",
+        "envelope: must be one of raw, cloudevents",
+    ),
+    "names": ("[routes.'*']\nto='stdout:'\nrename={a=5}", "rename: must be a table of texts; write rename ="),
+    "a pattern for a name": (
+        "[routes.'*']\nto='stdout:'\nrename={'a*'='b'}",
+        'FILE: [routes."*"] rename: makes a topic',
+    ),
+    "no last route": ("[routes.a]\nto='stdout:'", "add the route '*' as the last one"),
+}
+
+
+@pytest.mark.parametrize(("content", "error"), OF_FILES.values(), ids=OF_FILES)
+def test_mistakes_in_the_file_are_told_with_their_place(sqlite_engine, tmp_path, content, error):
+    file = tmp_path / "routes.toml"
+    if content is not None:
+        file.write_text(content)
+
+    ended = outbox(sqlite_engine, "relay", "--config", str(file), "--once")
+
+    assert (ended.code, error.replace("FILE", str(file)) in ended.err) == (2, True), ended.err
+
+
+def test_a_secret_of_the_environment_is_never_shown(sqlite_engine, tmp_path):
+    file = tmp_path / "routes.toml"
+    file.write_text('[routes."*"]\nto = "nats://user:${NATS_PASSWORD}@127.0.0.1:1"\n')
+
+    ended = outbox(
+        sqlite_engine, "relay", "--config", str(file), "-vv", "--until-empty", "--give-up-after", "1s",
+        NATS_PASSWORD="tops3cret",
+    )  # fmt: skip
+
+    assert ("127.0.0.1" in ended.err, "tops3cret" in ended.err) == (True, False)
+
+
+def test_routes_may_come_from_the_environment(shop, tmp_path):
+    rest = tmp_path / "rest"
+
+    ended = outbox(shop, "relay", "--until-empty", OUTBOX_RELAY_ROUTE=f"orders.*=file://{rest}.o *=file://{rest}")
+
+    assert (ended.code, topics(rest)) == (0, ["users", "mail"])
