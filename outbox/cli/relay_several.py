@@ -70,13 +70,12 @@ def _by_route(table: Mapping[str, Route], name: str) -> list[tuple[str, dict[str
     """Return the destination of each route, and what it has of its own among the options of a relay."""
     found = []
     for route, subscription in zip(table.values(), route_subscriptions(list(table), name), strict=True):
-        own = {option: value for option, value in route.options.items() if value is not None}
         place = {
             "name": subscription.name,
             "topics": subscription.topics,
             "split_from": subscription.split_from,
         }
-        found.append((str(route.to), {**own, **place}))
+        found.append((str(route.to), {**route.options, **place}))
     return found
 
 

@@ -28,14 +28,15 @@ class Route:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The fields as arguments of `Relay`."""
-        return {
+        """The fields that are given, as arguments of `Relay`."""
+        fields = {
             "rename": self.rename,
             "prefix": self.prefix,
             "envelope": self.envelope,
             "on_dead": self.on_dead,
             "deadline": self.deadline,
         }
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +65,16 @@ def routes(
     Raises:
         SubscriptionError: the last route is not `*`, or a route would never get a message.
     """
-    found = [each if isinstance(each, Route) else Route(to=each) for each in table.values()]
     return [
         Relay(
             outbox,
-            route.to,
+            found.to if isinstance(found, Route) else found,
             name=subscription.name,
             topics=subscription.topics,
             split_from=subscription.split_from,
-            **options | {option: value for option, value in route.options.items() if value not in (None, "raw")},
+            **options | (found.options if isinstance(found, Route) else {}),
         )
-        for route, subscription in zip(found, route_subscriptions(list(table), name), strict=True)
+        for found, subscription in zip(table.values(), route_subscriptions(list(table), name), strict=True)
     ]
 
 

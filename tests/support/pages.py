@@ -30,8 +30,8 @@ def run(page: str, name: str) -> dict[str, Any]:
 
 
 def names(page: str) -> Iterable[str]:
-    """What a page names with its module, or as an attribute of an `Outbox`."""
-    return sorted(set(re.findall(r"`?\b(outbox(?:\.[a-z_]+)+)\b(?!/)", page)))
+    """What a page names with its module, or as an attribute of an `Outbox`; neither a file nor a topic of Debezium."""
+    return sorted(set(re.findall(r"`?\b(outbox(?!\.(?:toml|event)\b)(?:\.[a-z_]+)+)\b(?!/)", page)))
 
 
 def resolve(name: str) -> None:
