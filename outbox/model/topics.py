@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NoReturn
 
 from outbox.errors import InvalidMessageError, SubscriptionError
 from outbox.model.limits import HALF_TOPIC, checked_topic
@@ -139,13 +138,23 @@ def exact_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
     Raises:
         SubscriptionError: as from `chosen_topics`; or one of the topics is a pattern or an exception.
     """
-    chosen = chosen_topics(topics)
-    if chosen is None and topics is not None:
-        _only_names(ANYTHING)
-    for part in chosen or ():
-        if ANYTHING in part or part.startswith(_EXCEPT):
-            _only_names(part)
-    return chosen
+    parts = None if topics is None or isinstance(topics, str) else list(topics)
+    require_names(parts or ())
+    return chosen_topics(topics if isinstance(topics, str) else parts)
+
+
+def require_names(topics: Iterable[str]) -> None:
+    """Refuse patterns and exceptions, where topics are whole names.
+
+    Raises:
+        SubscriptionError: there is one.
+    """
+    for part in topics:
+        if isinstance(part, str) and (ANYTHING in part or part.startswith(_EXCEPT)):
+            raise SubscriptionError(
+                f"topics: {part!r:.100} is a pattern or an exception; here topics are whole names, and patterns are for"
+                " relays"
+            )
 
 
 def checked_part(part: str) -> str:
@@ -238,7 +247,3 @@ def _widest(parts: Iterable[str]) -> list[str]:
         if not any(covers(each, part) for each in found):
             found = [each for each in found if not covers(part, each)] + [part]
     return found
-
-
-def _only_names(part: str) -> NoReturn:
-    raise SubscriptionError(f"topics: {part!r:.100} is a pattern or an exception; here topics are whole names")

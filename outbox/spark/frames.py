@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outbox.model.topics import require_names
 from outbox.spark.manifest import Archive
 from outbox.spark.tables import ddl
 from outbox.store.log.extraction import MESSAGES, columns_of
@@ -25,6 +26,7 @@ def archived(
     archive.newest()
     schema = ddl(MESSAGES, tuple(columns_of(MESSAGES)))
     wanted = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
+    require_names(wanted or ())
     first, last = days or ("", "9999-12-31")
     files = [
         file for file in archive.counted() if (wanted is None or file.topic in wanted) and first <= file.day <= last

@@ -206,6 +206,7 @@ def test_cleaning_needs_no_database_and_says_what_it_did(outbox, path):
         (["--master", "local", "--remote", "sc://x"], "--master and --remote exclude each other"),
         (["--hold", "7d"], "--hold says how long retention waits for --register NAME"),
         (["--topics", "a b"], "topics: one"),
+        (["--topics", "orders.*"], "is a pattern or an exception; here topics are whole names"),
     ],
 )
 def test_mistakes_in_the_options_are_told_before_anything_starts(sqlite_engine, path, options, told):

@@ -12,6 +12,7 @@ from sqlalchemy import Engine, text
 
 from outbox import Done, Outbox, Reject, Relay
 from outbox.model.lease import Partition
+from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Declaration
 from outbox.store.database import Channel, Database
@@ -98,6 +99,21 @@ def test_a_small_backlog_is_counted_by_what_each_subscription_selects(engine):
     fill(engine, 3_000)
 
     assert (standing(engine).backlog, standing(engine, "picky").backlog) == (Count(3_000), Count(3))
+
+
+def test_a_backlog_is_counted_by_patterns_and_exceptions(engine):
+    """Half messages are in none of them."""
+    subscribe(engine, "some", "r*")
+    subscribe(engine, "others", "!r*")
+    subscribe(engine, "halves", "RMQ_*")
+    fill(engine, 3_000)
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE outbox_message SET topic = '{HALF_TOPIC}' WHERE id % 2 = 1"))
+
+    found = {name: standing(engine, name).backlog.number for name in ("some", "others", "halves", "relay")}
+
+    # Each rare one has an even id.
+    assert found == {"some": 3, "others": 1_497, "halves": 0, "relay": 1_500}
 
 
 def test_an_empty_log_has_neither_backlog_nor_lag(engine):
