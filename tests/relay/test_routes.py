@@ -102,6 +102,20 @@ def test_lines_of_routes_name_their_subscriptions(sqlite_engine, caplog):
     assert labels == {f"{sqlite_engine.url.database} relay:a", f"{sqlite_engine.url.database} relay"}
 
 
+def test_topics_are_split_before_anything_else_is_altered(sqlite_engine):
+    """Were they only taken away, a new subscription would send all of them again."""
+    outbox = Outbox(sqlite_engine)
+    Relay(outbox, Destination()).until_empty()
+    table: dict[str, Any] = {"a": Destination(), "orders.*": Destination(), "*": lambda _message: None}
+
+    with pytest.raises(SubscriptionError) as raised:
+        routes(outbox, table)[-1].until_empty()
+
+    assert "; it has destination test, this worker asks for callable:" in str(raised.value)
+    assert "run: outbox subscriptions alter" not in str(raised.value)
+    assert "outbox subscriptions split relay --topics a --to URL" in str(raised.value)
+
+
 def test_topics_that_another_subscription_has_sent_do_not_begin_anew(engine):
     outbox = Outbox(engine)
     Relay(outbox, Destination()).until_empty()

@@ -231,7 +231,8 @@ class Subscriptions:
                 else "another --name"
             )
             differs = f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}"
-            if len(differing) == 1 and stored.topics != topics and (moved := _moved(stored.topics, topics)):
+            if moved := _moved(stored.topics, topics):
+                # Altered topics would be sent again from the beginning by a new subscription, so this comes first.
                 # One at a time, because each route has a subscription of its own.
                 options = f"{_topics_option(moved[:1])} --to URL"
                 raise SubscriptionError(
@@ -311,7 +312,11 @@ def _moved(there: Sequence[str] | None, here: Sequence[str] | None) -> tuple[str
     """Return the topics that a worker leaves out and its stored subscription does not; empty if they differ more."""
     stored, declared = Topics.of(there), Topics.of(here)
     moved = tuple(each for each in declared.exceptions if each not in stored.exceptions)
-    return moved if moved and stored.without(moved).chosen() == declared.chosen() else ()
+    try:
+        left = stored.without(moved)
+    except SubscriptionError:
+        return ()
+    return moved if left.chosen() == declared.chosen() else ()
 
 
 def _option(name: str, value: str | None) -> str:
