@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
-from outbox.admin.commands import borrowed
+from outbox.admin.borrowing import borrowed
+from outbox.admin.commands import WAIT
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
 from outbox.model.position import EARLIEST, Progress
@@ -28,11 +30,20 @@ class Split:
     parked: int
 
 
-def split(channel: Channel, name: str, topics: Sequence[str], *, destination: str, as_name: str | None = None) -> Split:
-    """Give topics of a subscription to a new one, while no worker is at work on it.
+def split(
+    channel: Channel,
+    name: str,
+    topics: Sequence[str],
+    *,
+    destination: str,
+    as_name: str | None = None,
+    wait: timedelta = WAIT,
+) -> Split:
+    """Give topics of a subscription to a new one.
 
     In one transaction the new one is created at the position of the old one, with its policy; the old one loses the
-    topics; and their parked messages move. So each message is sent by one of the two.
+    topics; and their parked messages move. So each message is sent by one of the two. A worker at work finishes its
+    calls and settles before that. It ends then, if it declares the topics that are gone.
 
     Args:
         channel: to the database of the outbox.
@@ -40,11 +51,12 @@ def split(channel: Channel, name: str, topics: Sequence[str], *, destination: st
         topics: names and patterns, without exceptions.
         destination: of the new subscription, as `destination_of` returns it.
         as_name: of the new subscription. None: the old name and the topics, such as `relay:orders.*`.
+        wait: for how long a worker is asked for its lease; 0: not at all.
 
     Raises:
         SubscriptionError: it has not all of these topics, or no others; or its writers send messages themselves, which
             cannot be given away. Or the new name is taken.
-        WorkerAliveError: a worker holds the lease.
+        WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was changed.
         LeaseLostError: a worker took the lease meanwhile; nothing was changed.
     """
     subscriptions = Subscriptions(channel)
@@ -58,7 +70,7 @@ def split(channel: Channel, name: str, topics: Sequence[str], *, destination: st
             f" the relay run until it is empty, and run: outbox subscriptions drop {compensation_of(name)}"
         )
     incarnation = Log().now(channel).incarnation
-    with borrowed(channel, stored) as lease:
+    with borrowed(channel, stored, wait=wait) as lease:
         settled = ProgressLog(channel).newest(Partition(stored.name, stored.generation))
         progress = Progress(EARLIEST) if settled is None else settled.progress
         if subscriptions.leaves_to_writers(name, moved, progress.base):

@@ -129,14 +129,25 @@ class _Altered:
 @option("--topics", type=NAMES, required=True, help="The topics or patterns that the new subscription is to have.")
 @to_a_destination
 @option("--as", "as_name", metavar="NEW", help="Name of the new subscription.  [default: NAME:TOPICS]")
+@option("--wait", type=DURATION, default="30s", help="How long to ask a worker for its lease; 0s: not at all.")
 @as_json
 def split(
-    *, target: Target, name: str, topics: tuple[str, ...], to: str | None, as_name: str | None, json: bool
+    *,
+    target: Target,
+    name: str,
+    topics: tuple[str, ...],
+    to: str | None,
+    as_name: str | None,
+    wait: timedelta,
+    json: bool,
 ) -> None:
-    """Give topics of a subscription to a new one with another destination, while no worker runs.
+    """Give topics of a subscription to a new one with another destination.
 
     The new one begins exactly where NAME stands, with its policy, and takes over the parked messages of these topics;
-    NAME no longer has them. So nothing is left out, and nothing is sent twice. Its relay: a --route of outbox relay.
+    NAME no longer has them. So nothing is left out, and nothing is sent twice.
+
+    A relay at work finishes its calls first. Then it ends, because its topics are others now: start outbox relay with
+    a --route for them.
     """
     if to is None:
         raise click.UsageError("no destination for the new subscription: give --to URL or --to-file PATH")
@@ -144,7 +155,7 @@ def split(
     from outbox.senders.port import destination_of
 
     with target.open_outbox() as channel:
-        done = carry_out(channel, name, topics, destination=destination_of(to), as_name=as_name)
+        done = carry_out(channel, name, topics, destination=destination_of(to), as_name=as_name, wait=wait)
     tell(_Split(done.origin, done.made, done.parked), json=json)
 
 
