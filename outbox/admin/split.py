@@ -38,10 +38,11 @@ def split(
     as_name: str | None = None,
     wait: timedelta = WAIT,
 ) -> Split:
-    """Give topics of a subscription to a new one. A worker that is at work on it is asked for its lease.
+    """Give topics of a subscription to a new one.
 
     In one transaction the new one is created at the position of the old one, with its policy; the old one loses the
-    topics; and their parked messages move. So each message is sent by one of the two.
+    topics; and their parked messages move. So each message is sent by one of the two. A worker at work finishes its
+    calls and settles before that. It ends then, if it declares the topics that are gone.
 
     Args:
         channel: to the database of the outbox.
@@ -54,7 +55,7 @@ def split(
     Raises:
         SubscriptionError: it has not all of these topics, or no others; or its writers send messages themselves, which
             cannot be given away. Or the new name is taken.
-        WorkerAliveError: a worker has not given its lease back in time.
+        WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was changed.
         LeaseLostError: a worker took the lease meanwhile; nothing was changed.
     """
     subscriptions = Subscriptions(channel)

@@ -146,12 +146,13 @@ def split(
     wait: timedelta,
     json: bool,
 ) -> None:
-    """Give topics of a subscription to a new one with another destination, also under load.
-
-    A worker that is at work on NAME is asked for its lease; it finishes its calls first, and ends by itself.
+    """Give topics of a subscription to a new one with another destination.
 
     The new one begins exactly where NAME stands, with its policy, and takes over the parked messages of these topics;
-    NAME no longer has them. So nothing is left out, and nothing is sent twice. Its relay: a --route of outbox relay.
+    NAME no longer has them. So nothing is left out, and nothing is sent twice.
+
+    A relay at work finishes its calls first. Then it ends, because its topics are others now: start outbox relay with
+    a --route for them.
     """
     if to is None:
         raise click.UsageError("no destination for the new subscription: give --to URL or --to-file PATH")
