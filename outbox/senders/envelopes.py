@@ -48,7 +48,7 @@ def _debezium(message: Message, topic: str) -> Message:
     # Set last, and in any case, so that no header of the row can replace them.
     own = own_headers(message)
     headers = {name: value for name, value in own.items() if name.lower() not in _DEBEZIUM_NAMES}
-    headers["id"] = str(message.message_id)
+    headers["id"] = message.id_text
     if message.tags is not None:
         headers["eventType"] = message.tags
     return message.sent_as(

@@ -1,10 +1,12 @@
 """A split subscription: the new one goes on exactly where the old one stood, and nothing is sent by both."""
 
 import threading
+import time
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import text
+from tenacity import wait_fixed
 
 from outbox import LeaseLostError, Outbox, Reject, Relays, Retry, SubscriptionError, Unavailable, Verdict, routes
 from outbox.admin.split import split
@@ -38,6 +40,7 @@ def write(outbox: Outbox, number: int, count: int, first: int = 0) -> None:
                     for n in range(begin, begin + 5)
                 ],
             )
+        time.sleep(0.005)
 
 
 def bodies_by_key(*destinations: Destination) -> dict[str | None, list[int]]:
@@ -50,6 +53,7 @@ def bodies_by_key(*destinations: Destination) -> dict[str | None, list[int]]:
 
 
 def test_under_load_nothing_is_lost_doubled_or_reordered(engine, messages):
+    """A relay is at work, the next ones wait for their topics, and writers write on."""
     outbox, writers = Outbox(engine), 3
     both, orders, rest = Destination(), Destination(), Destination()
     rest.destination = both.destination
@@ -59,16 +63,16 @@ def test_under_load_nothing_is_lost_doubled_or_reordered(engine, messages):
     for thread in threads:
         thread.start()
     assert eventually(lambda: len(both.messages) > messages // 10)
-    relay.stop()
-    relay.join(30)
+    relays = Relays(routes(outbox, {"orders.*": orders, "*": rest}), pause=wait_fixed(0.1))
+    running = threading.Thread(target=relays.run)
+    running.start()
     channel = outbox.database.open()
 
     done = split(channel, "relay", ["orders.*"], destination="test")
     channel.close()
     still_writing = any(thread.is_alive() for thread in threads)
-    relays = Relays(routes(outbox, {"orders.*": orders, "*": rest}))
-    running = threading.Thread(target=relays.run)
-    running.start()
+    relay.stop()
+    relay.join(30)
     for thread in threads:
         thread.join()
     total = messages // writers // 5 * 5 * writers
@@ -159,7 +163,7 @@ def refused(outbox: Outbox, *arguments, **options) -> str:
     try:
         before = Subscriptions(channel).all()
         with pytest.raises(SubscriptionError) as raised:
-            split(channel, *arguments, **{"destination": "nats://h:4222", **options})
+            split(channel, *arguments, **{"destination": "nats://h:4222", "wait": timedelta(0), **options})
         assert Subscriptions(channel).all() == before
     finally:
         channel.close()
