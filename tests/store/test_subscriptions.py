@@ -45,7 +45,10 @@ def test_the_first_worker_fixes_what_the_migration_left_open(outbox, channel):
     ("differing", "told"),
     [
         ({"topics": ("orders",)}, "has topics all, this worker asks for orders; .* alter relay --topics orders"),
-        ({"topics": ("!orders",)}, "has topics all, this worker asks for !orders; .* split relay --topics orders --to"),
+        (
+            {"topics": ("!orders",)},
+            "has topics all, this worker asks for !orders; .* split relay --topics orders --to URL; or give .* --name",
+        ),
         (
             {"topics": ("!orders",)},
             "has topics all, this worker asks for !orders; .* split relay --topics orders --to URL; or give .* --name",
