@@ -34,7 +34,7 @@ from outbox.runtime.fork import in_child
 from outbox.senders.address import Address
 from outbox.senders.connection_log import ConnectionLog
 from outbox.senders.headers import read_headers, wire_headers
-from outbox.senders.key_order import Chains
+from outbox.senders.key_order import Chains, send_again
 from outbox.senders.port import destination_of
 
 try:
@@ -137,10 +137,7 @@ class KafkaSender:
         verdicts = self._deliver(call, until)
         if call.is_refused:
             self._careful_until = time.monotonic() + _CAREFUL_SECONDS
-            left = [index for index, verdict in enumerate(verdicts) if verdict is not DONE]
-            again = self._deliver(_Call([messages[index] for index in left]), until)
-            for index, verdict in zip(left, again, strict=True):
-                verdicts[index] = verdict
+            verdicts = send_again(messages, verdicts, lambda left: self._deliver(_Call(left), until))
         return verdicts
 
     def _deliver(self, call: _Call, until: float) -> list[Verdict]:

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from outbox.model.message import Message
-from outbox.model.verdict import Done, Unavailable, Verdict
+from outbox.model.verdict import DONE, Done, Unavailable, Verdict
 
 #: The verdict on a message that stands behind one of its key that is not `Done`.
 EARLIER = Unavailable("an earlier message of its key was not stored")
+
+
+def send_again(
+    messages: Sequence[Message], verdicts: Sequence[Verdict], send: Callable[[list[Message]], Sequence[Verdict]]
+) -> list[Verdict]:
+    """Send those messages that are not `Done` by `send`; return all verdicts, with the new ones among them."""
+    left = [index for index, verdict in enumerate(verdicts) if verdict is not DONE]
+    merged = list(verdicts)
+    for index, verdict in zip(left, send([messages[index] for index in left]), strict=True):
+        merged[index] = verdict
+    return merged
 
 
 class Chains:
@@ -34,10 +45,13 @@ class Chains:
         "_under_way",
         "_verdicts",
         "left",
+        "overlap",
     )
 
     def __init__(self, messages: Sequence[Message], *, most: int, most_bytes: int, streams: bool = False) -> None:
         self.left = len(messages)
+        #: True when messages of one key may be under way together.
+        self.overlap = False
         self._messages = messages
         self._most = most
         self._most_bytes = most_bytes
@@ -56,7 +70,10 @@ class Chains:
                 continue
             before = newest.get(key)
             newest[key] = index
-            if before is None or (streams and key not in chained and message.topic == messages[before].topic):
+            if before is None:
+                self._ready.append(index)
+            elif streams and key not in chained and message.topic == messages[before].topic:
+                self.overlap = True
                 self._ready.append(index)
             else:
                 chained.add(key)

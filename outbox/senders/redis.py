@@ -4,6 +4,8 @@ A topic is a stream. A number in the path is the database; a prefix stands befor
 `Done` when the server has answered its XADD. How durable it is then is a matter of the server's `appendfsync`; with
 `wait=1` it also has to be on one replica.
 
+Several messages of a key are appended in one transaction of the server, so none of them passes one that is refused.
+
 The fields of an entry have the names of `outbox.senders.headers`, and the body is in `Outbox-Body`. `read_message`
 turns them back into a `Message`. A Redis from 8.6 on drops a second copy by its id; no entry is ever trimmed.
 """
@@ -23,7 +25,7 @@ from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.senders.address import Address
 from outbox.senders.connection_log import ConnectionLog
 from outbox.senders.headers import read_headers, wire_headers
-from outbox.senders.key_order import Chains
+from outbox.senders.key_order import Chains, send_again
 from outbox.senders.port import destination_of
 
 try:
@@ -39,6 +41,7 @@ BODY = "Outbox-Body"
 
 # Its own types know tuples of one element only.
 _pack = cast("Callable[[tuple[str | bytes | int, ...]], bytes]", hiredis.pack_command)
+_MULTI, _EXEC = _pack(("MULTI",)), _pack(("EXEC",))
 
 _MOST_UNDER_WAY = 1_000
 _MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
@@ -47,7 +50,7 @@ _IDEMPOTENT = (8, 6)
 
 
 class RedisSender:
-    """A sender that appends messages to streams; at most one message of a key is unacknowledged.
+    """A sender that appends messages to streams, and the messages of a key in their order.
 
     `send` may be called in any thread, also in several at once. A call takes no longer than `timeout`.
     """
@@ -82,8 +85,15 @@ class RedisSender:
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages; return one verdict per message, in their order."""
-        chains = Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY)
         until = time.monotonic() + self._seconds / 2
+        chains = _chains(messages, streams=True)
+        try:
+            return self._deliver(messages, chains, until)
+        except _AbortedError:
+            verdicts = chains.verdicts()
+            return send_again(messages, verdicts, lambda left: self._deliver(left, _chains(left), until))
+
+    def _deliver(self, messages: Sequence[Message], chains: Chains, until: float) -> list[Verdict]:
         while chains.left:
             if time.monotonic() > until:
                 chains.give_up(self._log.lost(f"{self._where}: not sent within {self._seconds / 2:g} s"))
@@ -100,7 +110,11 @@ class RedisSender:
         self._client.close()
 
     def _append(self, messages: Sequence[Message], chains: Chains) -> None:
-        """Append what may be sent now, in one round trip."""
+        """Append what may be sent now, in one round trip.
+
+        Raises:
+            _AbortedError: nothing was appended, because not all of it can be, and messages of one key are among it.
+        """
         if self._server is None:
             self._server = _Server.ask(self._client)
             self._log.connected(self._where)
@@ -110,21 +124,33 @@ class RedisSender:
             message = messages[index]
             try:
                 if len(message.body) > self._server.largest:
-                    chains.settle(index, Reject(_too_large(message, self._server.largest)))
-                    continue
+                    raise ValueError(_too_large(message, self._server.largest))
                 commands.append(_pack(self._command(message, self._server)))
                 appended.append(index)
             except (InvalidMessageError, ValueError) as unfit:
+                if chains.overlap:
+                    raise _AbortedError from unfit
                 chains.settle(index, Reject(f"Redis cannot carry it: {unfit}"))
         if not appended:
             return
-        if self._replicas:
-            commands.append(_pack(("WAIT", self._replicas, int(self._seconds * 250))))
-        answers = self._answers(commands)
-        short = self._short_of_replicas(answers.pop()) if self._replicas else None
+        answers, short = self._appended(commands, atomic=chains.overlap)
         for index, answer in zip(appended, answers, strict=True):
             stored = not isinstance(answer, Exception)
             chains.settle(index, (short or DONE) if stored else self._refused(answer, messages[index]))
+
+    def _appended(self, commands: list[bytes], *, atomic: bool) -> tuple[list[Any], Verdict | None]:
+        """Return the answers to commands, and what is wrong when too few replicas have them.
+
+        `atomic`: all commands are carried out, or none. Only a stream of a wrong type refuses some of them.
+        """
+        wait = [_pack(("WAIT", self._replicas, int(self._seconds * 250)))] if self._replicas else []
+        answers = self._answers([_MULTI, *commands, _EXEC, *wait] if atomic else commands + wait)
+        short = self._short_of_replicas(answers.pop()) if self._replicas else None
+        if atomic:
+            answers = answers.pop()
+            if not isinstance(answers, list):
+                raise _AbortedError
+        return answers, short
 
     def _answers(self, commands: list[bytes]) -> list[Any]:
         """Send packed commands at once; return the answer to each, or the server's error instead.
@@ -185,6 +211,14 @@ def read_message(stream: bytes | str, fields: Mapping[Any, Any], *, prefix: str 
     return read_headers(topic, body, {name: _text(value) for name, value in texts.items()})
 
 
+class _AbortedError(Exception):
+    """Raised when a transaction was not carried out."""
+
+
+def _chains(messages: Sequence[Message], *, streams: bool = False) -> Chains:
+    return Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY, streams=streams)
+
+
 class _Server:
     """What a server can do, as far as the user may ask for it."""
 
@@ -232,7 +266,7 @@ def _replicas_of(address: Address) -> int:
 
 
 def _too_large(message: Message, largest: int) -> str:
-    return f"Redis: {len(message.body)} bytes are more than the server's proto-max-bulk-len of {largest}"
+    return f"{len(message.body)} bytes are more than the server's proto-max-bulk-len of {largest}"
 
 
 def _text(value: bytes | str) -> str:

@@ -146,7 +146,7 @@ def test_a_body_above_the_servers_limit_is_rejected_alone(strict):
 
     verdicts = sender.send(sent)
 
-    reason = "Redis: 1048577 bytes are more than the server's proto-max-bulk-len of 1048576"
+    reason = "Redis cannot carry it: 1048577 bytes are more than the server's proto-max-bulk-len of 1048576"
     assert verdicts == [DONE, DONE, Reject(reason), DONE]
     sender.close()
 

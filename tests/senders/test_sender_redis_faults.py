@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from outbox.model.verdict import DONE, Unavailable
+from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.redis import RedisSender
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import (
@@ -38,10 +38,9 @@ def streams(redis: RedisServer) -> Iterator[Streams]:
         streams.close()
 
 
-def test_at_most_one_message_of_a_key_is_unacknowledged(streams):
+def test_the_messages_of_a_key_do_not_wait_for_each_other(streams):
     """What arrives while no answer does."""
-    keys = ["a", "b", None, "a", None, "a", "b", None]
-    sent = [a_message("orders", n, key=key) for n, key in enumerate(keys)]
+    sent = [a_message("orders", n, key=key) for n, key in enumerate(["a", "b", None, "a", None, "a", "b", None])]
     sender = streams.open()
     check_all_done(sender.send(first := [a_message("first", 1)]), first)
 
@@ -49,7 +48,55 @@ def test_at_most_one_message_of_a_key_is_unacknowledged(streams):
     assert outcome_of(sender, sent) == [Unavailable] * 8
     streams.recover()
 
-    assert [each[b"Outbox-Body"] for each in streams.entries("orders")] == [b"0", b"1", b"2", b"4", b"7"]
+    assert [each[b"Outbox-Body"] for each in streams.entries("orders")] == [message.body for message in sent]
+    sender.close()
+
+
+def test_a_key_of_several_topics_waits_where_its_topic_changes(streams):
+    """One stream may refuse what another accepts."""
+    sent = [a_message(topic, n, key="a") for n, topic in enumerate(["one", "one", "two", "two", "one"])]
+    sender = streams.open()
+    check_all_done(sender.send(first := [a_message("first", 1)]), first)
+
+    streams.proxy.hold_answers()
+    assert outcome_of(sender, sent) == [Unavailable] * 5
+    streams.recover()
+
+    assert [each[b"Outbox-Body"] for each in streams.entries("one")] == [b"0", b"1"]
+    assert streams.entries("two") == []
+    sender.close()
+
+
+@pytest.mark.parametrize("unfit", [1, 4])
+def test_what_follows_a_refused_message_of_its_key_is_not_stored(streams, unfit):
+    """The row has headers that no destination could carry."""
+    sent = [a_message("orders", n, key=f"k{n % 2}") for n in range(8)]
+    sent[unfit]._headers = "[]"
+    sender = streams.open()
+
+    verdicts = sender.send(sent)
+
+    behind = [n for n in range(unfit, 8) if n % 2 == unfit % 2]
+    assert [n for n, verdict in enumerate(verdicts) if verdict != DONE] == behind
+    assert isinstance(verdicts[unfit], Reject)
+    stored = [message.body for n, message in enumerate(sent) if n not in behind]
+    assert sorted(each[b"Outbox-Body"] for each in streams.entries("orders")) == stored
+    sender.close()
+
+
+def test_a_server_without_memory_stores_nothing_of_a_key_behind_what_it_refused(streams):
+    sent = [a_message("orders", n, key="a") for n in range(20)]
+    sender = streams.open()
+    check_all_done(sender.send(first := [a_message("first", 1)]), first)
+    streams.client.config_set("maxmemory", 1)
+
+    refused = sender.send(sent)
+    streams.client.config_set("maxmemory", 0)
+
+    assert {type(verdict) for verdict in refused} == {Unavailable}
+    assert streams.entries("orders") == []
+    check_eventually_done(sender, sent)
+    assert [each[b"Outbox-Body"] for each in streams.entries("orders")] == [message.body for message in sent]
     sender.close()
 
 

@@ -50,10 +50,6 @@ def test_the_first_worker_fixes_what_the_migration_left_open(outbox, channel):
             "has topics all, this worker asks for !orders; .* split relay --topics orders --to URL; or give .* --name",
         ),
         (
-            {"topics": ("!orders",)},
-            "has topics all, this worker asks for !orders; .* split relay --topics orders --to URL; or give .* --name",
-        ),
-        (
             {"destination": "nats://elsewhere"},
             "has destination callable:tests, this worker asks for nats://elsewhere; .* alter relay --to nats://elsewhere",
         ),
