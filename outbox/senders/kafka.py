@@ -40,6 +40,7 @@ from outbox.senders.port import destination_of
 try:
     from confluent_kafka import KafkaError, KafkaException, Producer
     from confluent_kafka import Message as Record
+    from confluent_kafka.admin import ClusterMetadata
 
     from outbox.senders.kafka_refusals import (
         CLIENT_ERRORS,
@@ -58,6 +59,8 @@ _MOST_UNDER_WAY = 10_000
 _MOST_BYTES_UNDER_WAY = 32 * 1024 * 1024
 #: For so long after a refusal, records of a key wait for each other.
 _CAREFUL_SECONDS = 1.0
+#: A question to the brokers is asked again after so long, if what happened meanwhile does not answer it.
+_SLICE_SECONDS = 0.3
 #: More than a body and headers can take, so that the topic's own limit counts.
 _LARGEST_RECORD = 16 * 1024 * 1024
 
@@ -321,20 +324,31 @@ class _Connection:
             return Reject(refusal)
         if topic in self._missing:
             return self._missing[topic]
-        try:
-            about = self._producer.list_topics(topic, timeout=max(0.1, until - time.monotonic())).topics.get(topic)
-        except KafkaException as error:
-            # An event, which only a poll brings, may say more.
-            with suppress(*CLIENT_ERRORS):
-                self._producer.poll(0.1)
-            text = self.trouble or error.args[0].str()
-            self.trouble = text if self.hint.removeprefix(": ") in text else text + self.hint
+        listed = self._listed(topic, until)
+        if listed is None:
             return None
+        about = listed.topics.get(topic)
         if about is None or about.error is not None:
             found = about and about.error and verdict_of_record(topic, about.error)
             self._missing[topic] = found or no_topic(topic)
             return self._missing[topic]
         self._topics.add(topic)
+        return None
+
+    def _listed(self, topic: str, until: float) -> ClusterMetadata | None:
+        """Return what the brokers know of a topic; None if they do not say, with the reason in `trouble`."""
+        while not self.trouble:
+            try:
+                listed: ClusterMetadata = self._producer.list_topics(topic, timeout=_SLICE_SECONDS)
+                return listed
+            except KafkaException as error:
+                # That no broker can be reached is an event, which only a poll brings.
+                with suppress(*CLIENT_ERRORS):
+                    self._producer.poll(0.05)
+                if time.monotonic() > until:
+                    self.trouble = self.trouble or error.args[0].str()
+        if self.hint.removeprefix(": ") not in self.trouble:
+            self.trouble += self.hint
         return None
 
 

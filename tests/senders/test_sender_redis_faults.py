@@ -3,6 +3,7 @@
 import logging
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -97,6 +98,27 @@ def test_a_server_without_memory_stores_nothing_of_a_key_behind_what_it_refused(
     assert streams.entries("orders") == []
     check_eventually_done(sender, sent)
     assert [each[b"Outbox-Body"] for each in streams.entries("orders")] == [message.body for message in sent]
+    sender.close()
+
+
+def test_memory_that_comes_back_in_mid_call_lets_no_message_of_a_key_pass(streams):
+    """The server refuses for a moment, again and again, while a call of many messages is carried out."""
+    sent = [a_message("orders", b"x" * 2_000, key="a") for _ in range(1_000)]
+    sender = streams.open()
+    over = threading.Event()
+
+    def squeeze() -> None:
+        while not over.is_set():
+            streams.client.config_set("maxmemory", 1)
+            streams.client.config_set("maxmemory", 0)
+
+    thread = threading.Thread(target=squeeze)
+    thread.start()
+    answers = [[verdict is DONE for verdict in sender.send(sent)] for _ in range(30)]
+    over.set()
+    thread.join()
+
+    assert answers == [sorted(done, reverse=True) for done in answers]
     sender.close()
 
 
