@@ -25,7 +25,7 @@ from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.senders.address import Address
 from outbox.senders.connection_log import ConnectionLog
 from outbox.senders.headers import read_headers, wire_headers
-from outbox.senders.key_order import Chains, send_again
+from outbox.senders.key_order import Chains, Order, send_again
 from outbox.senders.port import destination_of
 
 try:
@@ -86,7 +86,7 @@ class RedisSender:
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages; return one verdict per message, in their order."""
         until = time.monotonic() + self._seconds / 2
-        chains = _chains(messages, streams=True)
+        chains = _chains(messages, order="none")
         try:
             return self._deliver(messages, chains, until)
         except _AbortedError:
@@ -215,8 +215,8 @@ class _AbortedError(Exception):
     """Raised when a transaction was not carried out."""
 
 
-def _chains(messages: Sequence[Message], *, streams: bool = False) -> Chains:
-    return Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY, streams=streams)
+def _chains(messages: Sequence[Message], *, order: Order = "each") -> Chains:
+    return Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY, order=order)
 
 
 class _Server:
