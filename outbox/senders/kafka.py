@@ -91,6 +91,8 @@ class KafkaSender:
         self._address = address
         self._mechanism = _chosen(address, "mechanism", _MECHANISMS, default="plain")
         self._compression = _chosen(address, "compression", _COMPRESSIONS, default="none")
+        _check_login(address)
+        address.ca("kafkas")
         self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
         self._turn = threading.Lock()
         self._connection: _Connection | None = None
@@ -417,6 +419,14 @@ class _Call:
         else:
             self.under_way -= 1
             self._suspects.append(index)
+
+
+def _check_login(address: Address) -> None:
+    """Refuse what would log in as nobody: the client would connect without a login, or not at all."""
+    if address.user is None and "mechanism" in address.options:
+        address.refuse(f"mechanism belongs to a login; write {address.scheme}://user:password@host:9092")
+    if address.user is not None and not (address.user and address.password):
+        address.refuse(f"a login has a user and a password; write {address.scheme}://user:password@host:9092")
 
 
 def _chosen(address: Address, option: str, choices: Mapping[str, str], *, default: str) -> str:
