@@ -281,10 +281,10 @@ class Subscriptions:
                     f"{differs}; give them to another subscription, from where this one stands: outbox subscriptions"
                     f" split {shlex.quote(stored.name)} {options}; or give this worker {instead}"
                 )
-            raise SubscriptionError(
-                f"{differs}; give this worker {instead}, or run: outbox subscriptions alter"
-                f" {shlex.quote(altered)} {' '.join(option for _, option in differing)}"
-            )
+            alter = f"outbox subscriptions alter {shlex.quote(altered)} {' '.join(option for _, option in differing)}"
+            # First of all what is right after a move: a worker that moves it back is seldom meant.
+            old = "" if stored.kind == "check" else "stop this worker if it is the old one, or "
+            raise SubscriptionError(f"{differs}; {old}give this worker {instead}, or run: {alter}")
 
     def _require_split(self, declared: Declaration, base: str) -> None:
         """Refuse to begin with topics that another subscription has, and has perhaps sent."""
