@@ -89,7 +89,7 @@ class RewritingSender:
 def check_rewriting(
     *, rename: Mapping[str, str] | None, prefix: str | None, envelope: str, sender: object = None
 ) -> bool:
-    """Return whether these options change a message at all. `sender`: it is to send what they make; None: not yet known.
+    """Return whether these options change a message at all. `sender`: sends what they make; None: not yet known.
 
     Raises:
         SenderError: no topic can be made so, there is no such envelope, or the sender makes events of messages itself.

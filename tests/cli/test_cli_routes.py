@@ -120,8 +120,7 @@ WRONG = {
     "a prefix that is none": (["--to", "stdout:", "--prefix", "a b"], "prefix: makes a topic that must be"),
     "events of events": (
         ["--to", "https://h/x?format=cloudevents", "--envelope", "cloudevents"],
-        "https://h/x: the envelope cloudevents and format=cloudevents of the URL would each make an event of a message;"
-        " leave one of them out",
+        "https://h/x: the envelope cloudevents and format=cloudevents of the URL would each make an event of a message",
     ),
     "nothing": ([], "no destination: give --to URL"),
 }
