@@ -81,7 +81,7 @@ def alter(
     """Give a subscription other topics, another destination or another policy.
 
     Workers may run: the one at work finishes its calls and pauses for the change. A worker that declares something else
-    ends then.
+    ends then; with several databases or routes, or in an application, it tries again instead.
 
     A change counts from where the subscription stands: what it has passed already is not read again.
 
@@ -163,8 +163,8 @@ def split(
     The new one begins exactly where NAME stands, with its policy, and takes over the parked messages of these topics;
     NAME no longer has them. So nothing is left out, and nothing is sent twice.
 
-    A relay at work finishes its calls first. Then it ends, because its topics are others now: start outbox relay with
-    a --route for them.
+    A relay at work finishes its calls first. Then it ends, because its topics are others now; with several databases
+    or routes, or in an application, it tries again instead. Start outbox relay with a --route for the topics.
     """
     if to is None:
         raise click.UsageError("no destination for the new subscription: give --to URL or --to-file PATH")

@@ -136,6 +136,10 @@ def test_mistakes_are_told_before_anything_is_sent(sqlite_engine, arguments, err
 OF_FILES = {
     "no file": (None, "FILE: No such file or directory"),
     "not TOML": ("[routes", "FILE: it is not TOML"),
+    "a pattern without quotes": (
+        "[routes.orders.*]\nto='stdout:'",
+        'key part (at line 1, column 16); quote the pattern: [routes."orders.*"]',
+    ),
     "nothing": ("", "FILE: it has no routes; write tables such as"),
     "another table": ("[relay]", "FILE: 'relay' is unknown"),
     "no table": ("[routes]\n'*' = 'stdout:'", 'FILE: [routes."*"] must be a table'),
