@@ -24,7 +24,7 @@ _VERBS = {
     "check": ("outbox.cli.check:check", "Ask what became of transactions that nobody has ended."),
     "half": ("outbox.cli.half:half", "Look at pending transactions, and decide on them."),
     "dead": ("outbox.cli.dead:dead", "Look at dead letters, and decide on them."),
-    "subscriptions": ("outbox.cli.subscriptions:subscriptions", "List, alter and drop the readers of the log."),
+    "subscriptions": ("outbox.cli.subscriptions:subscriptions", "List, alter, split and drop the readers of the log."),
     "extract": ("outbox.cli.extract:extract", "Write messages to Parquet files, by Spark."),
     "report": ("outbox.cli.report:report", "Look at the log with Spark: delivery, transactions, order."),
     "purge": ("outbox.cli.purge:purge", "Delete old messages that every subscription has passed."),

@@ -116,6 +116,9 @@ def url_of(given: str) -> URL:
     keep_secret(url.password)
     if url.get_backend_name() not in KINDS:
         raise _usage(f"no outbox lives in {url.get_backend_name()}; {_FORM}")
+    if is_file(url) and url.host:
+        path = "/".join(filter(None, (url.host, url.database)))
+        raise _usage(f"the path of an SQLite database stands behind three slashes; write sqlite:///{path}")
     return url
 
 

@@ -180,7 +180,7 @@ def by_routes(function: F) -> F:
         metavar="TOPIC=URL",
         callback=_no_passwords,
         help="A destination for a topic or a pattern, as 'orders.*=nats://host:4222'; the first that matches counts,"
-        " and the last is '*=URL'.",
+        " and the last is '*=URL'. May be given several times; in the environment with blanks between two.",
     )
     config = option("--config", type=click.Path(path_type=Path), metavar="PATH", help="A TOML file with routes.")
     return together(route, config)(function)
@@ -287,8 +287,8 @@ def _no_password(ctx: click.Context, param: click.Parameter, value: str | None) 
         if name == "route":
             in_file = "routes to a file and give --config"
         raise click.UsageError(
-            f"--{name} holds a password, which everybody on this machine could read; set {_variable(param, ctx)}"
-            f" instead, or write {in_file} PATH"
+            f"--{name} holds a password{_where(value)}, which everybody on this machine could read; set"
+            f" {_variable(param, ctx)} instead, or write {in_file} PATH"
         )
     return value
 
@@ -310,6 +310,13 @@ def secrets_of(url: str, *, userinfo_is_secret: bool = False) -> list[str]:
     # A conninfo string instead of a URL.
     found += re.findall(r"(?i)password\s*=\s*(\S+)", url)
     return [secret for each in found if each for secret in {each, unquote(each)}]
+
+
+def _where(url: str) -> str:
+    """Return the parameters of a URL that are taken for secrets, in words; an empty text if there are none."""
+    query = url.rpartition("@")[2].partition("?")[2]
+    names = [name for name, value in parse_qsl(query) if _SECRET_NAMES.search(name)]
+    return f" in its parameter {' and '.join(f'{name!r:.40}' for name in names)}" if names else ""
 
 
 def _one_of(name: str, url: str | None, file: Path | None) -> str | None:

@@ -99,9 +99,10 @@ class Relaying:
         self._topics = chosen_topics(topics)
         self._split_from = split_from
         self._beside = tuple(beside)
-        check_rewriting(rename=rename, prefix=prefix, envelope=envelope)
+        sender = open_sender(to)
+        check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=sender)
         self._start: Any = start
-        self._sender = Counted(open_sender(to), destination_of(to))
+        self._sender = Counted(sender, destination_of(to))
         #: The time limit of one call of the sender.
         self.deadline = deadline or self._sender.deadline
         self._relay: Relay | None = None

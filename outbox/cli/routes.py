@@ -20,6 +20,7 @@ from outbox.senders.envelopes import ENVELOPES, EnvelopeName
 from outbox.senders.rewriting import check_rewriting
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_UNQUOTED = re.compile(r"^\s*\[routes\.[^\"'\]]*\*", re.MULTILINE)
 _FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline")
 _POLICIES = ("block", "continue")
 
@@ -41,11 +42,13 @@ def routes_of_options(given: Sequence[str]) -> dict[str, Route]:
 def routes_of_file(file: Path) -> dict[str, Route]:
     """Return the routes of the tables `[routes."orders.*"]` of a TOML file, in their order."""
     try:
-        tables = tomllib.loads(file.read_text())
+        content = file.read_text()
+        tables = tomllib.loads(content)
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
     except tomllib.TOMLDecodeError as error:
-        raise click.UsageError(f"{file}: it is not TOML: {error}") from None
+        quote = '; quote the pattern: [routes."orders.*"]' if _UNQUOTED.search(content) else ""
+        raise click.UsageError(f"{file}: it is not TOML: {error}{quote}") from None
     for name in tables:
         if name != "routes":
             raise click.UsageError(f'{file}: {name!r} is unknown; it holds tables such as [routes."orders.*"] only')

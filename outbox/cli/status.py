@@ -228,7 +228,8 @@ def _start(standing: SubscriptionStatus) -> str:
     if "://" not in destination and destination != "stdout:":
         return "start the application that runs it"
     topics = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
-    return f"start its relay: outbox relay --name {quote(subscription.name)}{topics} --to {destination}"
+    run = f"outbox relay --name {quote(subscription.name)}{topics} --to {destination}"
+    return f"start its relay with the options that it had: {run}"
 
 
 def _of_extract(name: str, hold: Hold, idle: float) -> list[str]:

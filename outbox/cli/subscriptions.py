@@ -32,7 +32,7 @@ _wait_for_lease = option(
 
 @click.group(cls=Group, no_args_is_help=True)
 def subscriptions() -> None:
-    """List, alter and drop the readers of the log."""
+    """List, alter, split and drop the readers of the log."""
 
 
 @subscriptions.command("list")
@@ -83,7 +83,7 @@ def alter(
     Topics that another route of the same relay has are refused, because both would send them.
 
     Workers may run: the one at work finishes its calls and pauses for the change. A worker that declares something else
-    ends then.
+    ends then; with several databases or routes, or in an application, it tries again instead.
 
     A change counts from where the subscription stands: what it has passed already is not read again.
 
@@ -96,12 +96,11 @@ def alter(
         raise click.UsageError("nothing to alter: give --topics, --all-topics, --to, --on-dead or --grace")
     from outbox.admin import commands
     from outbox.model.topics import chosen_topics
-    from outbox.senders.port import destination_of
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
-    destination = None if to is None else destination_of(to)
     with target.open_outbox() as channel:
         stored = Subscriptions(channel).get(name)
+        destination = None if to is None else _checked_destination(to, stored)
         if stored.destination is None and destination is None and stored.direct is None:
             raise click.UsageError(f"{name} has no destination yet: its first worker declares all of it; or say --to")
         changed = replace(
@@ -113,6 +112,19 @@ def alter(
         )
         altered = commands.alter(channel, changed, before=stored, wait=wait)
     tell(_Altered(altered), json=json)
+
+
+def _checked_destination(to: str, stored: Subscription) -> str:
+    """Return what is stored of a destination. Its URL is checked as by `outbox relay`, without a connection."""
+    from outbox.senders.opening import is_offered, open_sender
+    from outbox.senders.port import destination_of
+
+    destination = destination_of(to)
+    # Senders and functions of an application are opened there only; a sender may call itself `shop://orders`.
+    own = ("sender", "callable", (stored.destination or "").partition(":")[0])
+    if is_offered(to) or to.partition(":")[0] not in own:
+        open_sender(to).close()
+    return destination
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +170,17 @@ def split(
     The new one begins exactly where NAME stands, with its policy, and takes over the parked messages of these topics;
     NAME no longer has them. So nothing is left out, and nothing is sent twice.
 
-    A relay at work finishes its calls first. Then it ends, because its topics are others now: start outbox relay with
-    a --route for them.
+    A relay at work finishes its calls first. Then it ends, because its topics are others now; with several databases
+    or routes, or in an application, it tries again instead. Start outbox relay with a --route for the topics.
     """
     if to is None:
         raise click.UsageError("no destination for the new subscription: give --to URL or --to-file PATH")
     from outbox.admin.split import split as carry_out
-    from outbox.senders.port import destination_of
+    from outbox.store.subscriptions.subscriptions import Subscriptions
 
     with target.open_outbox() as channel:
-        done = carry_out(channel, name, topics, destination=destination_of(to), as_name=as_name, wait=wait)
+        destination = _checked_destination(to, Subscriptions(channel).get(name))
+        done = carry_out(channel, name, topics, destination=destination, as_name=as_name, wait=wait)
     tell(_Split(done.origin, done.made, done.parked), json=json)
 
 

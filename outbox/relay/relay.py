@@ -114,7 +114,7 @@ class Relay:
         # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
         turns = self._sender if isinstance(self._sender, SerializedSender) else FairLock()
         self._handler = self._sender.alone if isinstance(self._sender, SerializedSender) else self._sender
-        if check_rewriting(rename=rename, prefix=prefix, envelope=envelope):
+        if check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=self._handler):
             self._handler = RewritingSender(self._handler, rename=rename, prefix=prefix, envelope=envelope)
         self._stop = Stop()
         worker = partial(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from outbox.errors import SenderError
 from outbox.senders.urls import NAME_OPTION, redacted, split_url
 
 _LONGEST_TIMEOUT = 3600.0
+_OPTION = re.compile(r"[A-Za-z._-]{1,40}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,9 +52,12 @@ class Address:
         user, colon, password = credentials.partition(":")
         given = parse_qsl(parts.query, keep_blank_values=True)
         taken = options if NAME_OPTION in options else (*options, NAME_OPTION)
-        for name, _ in given:
+        for name, value in given:
             if name not in taken or sum(each == name for each, _ in given) > 1:
-                raise SenderError(f"{redacted(url)}: its options are {', '.join(taken)}, each once")
+                # Without a value it may be a token that somebody has put there.
+                wrong = repr(name) if value and _OPTION.fullmatch(name) else "one"
+                problem = f"{wrong} is {'given twice' if name in taken else 'none of them'}"
+                raise SenderError(f"{redacted(url)}: its options are {', '.join(taken)}, each once; {problem}")
         return cls(
             shown=redacted(url),
             scheme=parts.scheme,

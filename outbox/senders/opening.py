@@ -52,6 +52,11 @@ def open_sender(sender: Destination) -> Sender:
     return AsyncFunctionSender(function) if is_async else FunctionSender(function)
 
 
+def is_offered(url: str) -> bool:
+    """Return whether an installed package offers the scheme of a destination's URL."""
+    return bool(_offers(split_url(url).scheme))
+
+
 def _awaited(sender: Any, verbs: Sequence[Any]) -> Sender:
     if not all(map(iscoroutinefunction, verbs)):
         raise TypeError(f"{destination_of(sender)}: write both send and close with async, or none of them")
@@ -66,7 +71,7 @@ def _offered(url: str) -> Sender:
         MissingExtraError: the sender is known, the driver it needs is not installed.
     """
     scheme = split_url(url).scheme
-    offers = tuple(entry_points(group=ENTRY_POINTS, name=scheme))
+    offers = _offers(scheme)
     if not offers:
         known = ", ".join(sorted({offer.name for offer in entry_points(group=ENTRY_POINTS)})) or "none"
         raise SenderError(f"there is no sender for {scheme}: URLs; installed are {known}{perhaps_meant(url)}")
@@ -74,6 +79,10 @@ def _offered(url: str) -> Sender:
         values = " and ".join(sorted(offer.value for offer in offers))
         raise SenderError(f"{scheme}: URLs are claimed twice, by {values}; uninstall one of them")
     return _loaded(offers[0])(url)
+
+
+def _offers(scheme: str) -> tuple[EntryPoint, ...]:
+    return tuple(entry_points(group=ENTRY_POINTS, name=scheme))
 
 
 def _loaded(offer: EntryPoint) -> Callable[[str], Sender]:

@@ -30,7 +30,7 @@ class RewritingSender:
     for the next call.
 
     Raises:
-        SenderError: no topic can be made so, or there is no such envelope.
+        SenderError: no topic can be made so, there is no such envelope, or the sender makes events of messages itself.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class RewritingSender:
         prefix: str | None = None,
         envelope: EnvelopeName = "raw",
     ) -> None:
-        check_rewriting(rename=rename, prefix=prefix, envelope=envelope)
         self._sender = open_sender(destination)
+        check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=self._sender)
         self.destination = destination_of(destination)
         self.deadline = deadline_of(self._sender)
         self._rename = dict(rename or {})
@@ -86,14 +86,21 @@ class RewritingSender:
         return checked_topic(self._prefix + self._rename.get(topic, topic))
 
 
-def check_rewriting(*, rename: Mapping[str, str] | None, prefix: str | None, envelope: str) -> bool:
-    """Return whether these options change a message at all.
+def check_rewriting(
+    *, rename: Mapping[str, str] | None, prefix: str | None, envelope: str, sender: object = None
+) -> bool:
+    """Return whether these options change a message at all. `sender`: sends what they make; None: not yet known.
 
     Raises:
-        SenderError: no topic can be made so, or there is no such envelope.
+        SenderError: no topic can be made so, there is no such envelope, or the sender makes events of messages itself.
     """
     if envelope not in ENVELOPES:
         raise SenderError(f"envelope: must be one of {', '.join(ENVELOPES)}, not {envelope!r:.60}")
+    if envelope == "cloudevents" and getattr(sender, "sends_events", False):
+        raise SenderError(
+            f"{destination_of(sender)}: the envelope cloudevents and format=cloudevents of the URL would each make an"
+            " event of a message; leave one of them out"
+        )
     if prefix is not None:
         if not isinstance(prefix, str):
             raise SenderError(f"prefix: must be text, not {type(prefix).__name__}")

@@ -88,6 +88,8 @@ class WebhookSender:
         except InvalidURL:
             raise SenderError(f"{target.shown} is not a URL") from None  # the cause may quote secrets
         self._shown = target.shown
+        #: Each message becomes an event here, so it must not be one already.
+        self.sends_events = target.sends_events
         self._seconds = target.seconds
         self.deadline = timedelta(seconds=self._seconds)
         # It outlives the connections: an endpoint that wants no requests wants none over another connection either.

@@ -35,6 +35,7 @@ class Target:
 
     `shown`: the URL for people, without credentials and query. `url`: what is called, without credentials.
     `authorization`: the header of that name. `hidden`: what no text may show, the longest first.
+    `sends_events`: the format is one of CloudEvents.
     """
 
     shown: str
@@ -45,6 +46,7 @@ class Target:
     seconds: float
     most: int
     format: Format
+    sends_events: bool
     secret_file: Path | None
     ca: Path | None
 
@@ -75,6 +77,7 @@ class Target:
             seconds=address.timeout(timeout),
             most=_most(address),
             format=_format(address),
+            sends_events=address.options.get("format", "raw") != "raw",
             secret_file=_file(address, "secret-file"),
             ca=_ca(address),
         )

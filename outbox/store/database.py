@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from importlib import import_module
 from typing import Any
 
-from sqlalchemy import Engine
+from sqlalchemy import URL, Engine
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.pool import StaticPool
 
@@ -19,6 +20,7 @@ from outbox.store.dialects.dialect import Dialect, DriverChannel, Hint
 from outbox.store.dialects.kinds import KINDS
 from outbox.store.dialects.sql import Sql
 from outbox.store.dialects.statements import Row
+from outbox.store.label import label_of
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 _TABLES = ("message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "meta")
@@ -109,8 +111,13 @@ class Database:
         except Exception as error:
             if self.dialect.missing_table(getattr(error, "orig", None) or error):
                 where = f" in schema {self.schema}" if self.schema else ""
+                named = self._named
+                if not named:
+                    where += f" in {label_of(self.engine.url)}"
+                # A consumer may have another database than the commands that are typed beside it.
+                command = self.upgrade_command.removesuffix(named) + named
                 # The cause is left out, because it shows the statement's parameters: bodies, keys.
-                raise SchemaError(f"{self._needed} not there{where}; run: {self.upgrade_command}") from None
+                raise SchemaError(f"{self._needed} not there{where}; run: {command}") from None
             raise
 
     @property
@@ -126,6 +133,18 @@ class Database:
     def _command(self, verb: str) -> str:
         where = f" --schema {self.schema}" if self.schema else ""
         return f"outbox db {verb}{self._only}{where}"
+
+    @property
+    def _named(self) -> str:
+        """The option that names this database, without user and password, which belong in the environment.
+
+        An empty text: a URL of these parts would not lead to it.
+        """
+        url = self.engine.url
+        if not url.database or not {"host", "service", "uri"}.isdisjoint(url.query):
+            return ""
+        plain = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
+        return f" --database {shlex.quote(plain.render_as_string())}"
 
     def transient(self, error: Exception) -> bool:
         """Return whether the same may work later, with another try or on another connection."""

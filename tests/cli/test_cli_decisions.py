@@ -356,6 +356,31 @@ def test_what_waits_behind_dead_letters_goes_on_when_they_are_to_hold_nothing_ba
     assert [each["id"] for each in outbox(engine, "dead", "list", "--json").json["dead_letters"]] == dead
 
 
+@pytest.mark.parametrize("command", [["alter", "relay"], ["split", "relay", "--topics", "orders"]], ids=" ".join)
+@pytest.mark.parametrize(
+    ("to", "error"),
+    [
+        ("redis:/x", "redis:…: write redis://"),
+        ("reddist://foo/x", "there is no sender for reddist: URLs"),
+        ("kafka://h/mv?acks=1", "kafka://h/mv: its options are"),
+    ],
+)
+@ONE_DATABASE
+def test_a_destination_that_no_relay_takes_is_not_stored(engine, dead, command, to, error):
+    before = outbox(engine, "subscriptions", "list").out
+
+    ended = outbox(engine, "subscriptions", *command, "--to", to)
+
+    assert (ended.code, error in ended.err, outbox(engine, "subscriptions", "list").out) == (2, True, before), ended.err
+
+
+@pytest.mark.parametrize("to", ["sender:shop.Destination", "callable:shop.publish"])
+@ONE_DATABASE
+def test_a_sender_of_an_application_is_stored_as_it_is(engine, dead, to):
+    assert outbox(engine, "subscriptions", "alter", "relay", "--to", to).code == 0
+    assert outbox(engine, "subscriptions", "list", "--json").json["subscriptions"][0]["destination"] == to
+
+
 @pytest.mark.parametrize("command", [["alter", "relay", "--all-topics", "--wait", "0s"], ["drop", "relay", "--yes"]])
 @ONE_DATABASE
 def test_a_subscription_is_not_changed_under_its_worker(engine, dead, command):

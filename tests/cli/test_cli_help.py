@@ -47,6 +47,12 @@ def test_help_loads_nothing_heavy(arguments):
     assert (ended.stderr, ended.stdout.startswith("Usage: ")) == ("0 ", True)
 
 
+def test_the_package_is_a_command_too():
+    ended = subprocess.run([sys.executable, "-m", "outbox", "--help"], capture_output=True, text=True, check=True)
+
+    assert ended.stdout.startswith("Usage: outbox [OPTIONS] COMMAND")
+
+
 def test_the_help_lists_every_verb():
     shown = CliRunner().invoke(main, ["--help"]).stdout
 
@@ -88,6 +94,8 @@ def test_a_variable_counts_as_the_option(sqlite_engine):
         ("nonsense", ["status"], 2, "not given as a URL"),
         ("mysql://localhost/x", ["status"], 2, "no outbox lives in mysql"),
         ("sqlite://", ["status"], 2, "use a file"),
+        ("sqlite://shop.db", ["status"], 2, "write sqlite:///shop.db"),
+        ("sqlite://var/shop.db", ["relay", "--to", "stdout:"], 2, "write sqlite:///var/shop.db"),
         ("sqlite:////nonexistent/x.db", ["status"], 3, "no file"),
         ("postgresql://localhost:1/x", ["status"], 3, "cannot be reached"),
         ("postgresql://localhost:1/x", ["relay", "--to", "stdout:"], 3, "cannot be reached"),
@@ -164,7 +172,7 @@ def test_missing_tables_are_told_with_what_to_do(tmp_path):
     told = [outbox(url, *arguments) for arguments in (["status"], ["dead", "list"], ["purge", "--older-than", "7d"])]
 
     assert [(ended.code, ended.err) for ended in told] == [
-        (1, "Error: the outbox tables are not there; run: outbox db upgrade\n")
+        (1, f"Error: the outbox tables are not there; run: outbox db upgrade --database {url}\n")
     ] * 3
 
 

@@ -133,6 +133,10 @@ WRONG = {
     "an unknown scheme": (["--route", "*=nowhere://h"], "there is no sender for nowhere: URLs"),
     "a new name that is none": (["--to", "stdout:", "--rename", "a"], "--rename 'a': write OLD=NEW"),
     "a prefix that is none": (["--to", "stdout:", "--prefix", "a b"], "prefix: makes a topic that must be"),
+    "events of events": (
+        ["--to", "https://h/x?format=cloudevents", "--envelope", "cloudevents"],
+        "https://h/x: the envelope cloudevents and format=cloudevents of the URL would each make an event of a message",
+    ),
     "nothing": ([], "no destination: give --to URL"),
 }
 
@@ -147,6 +151,10 @@ def test_mistakes_are_told_before_anything_is_sent(sqlite_engine, arguments, err
 OF_FILES = {
     "no file": (None, "FILE: No such file or directory"),
     "not TOML": ("[routes", "FILE: it is not TOML"),
+    "a pattern without quotes": (
+        "[routes.orders.*]\nto='stdout:'",
+        'key part (at line 1, column 16); quote the pattern: [routes."orders.*"]',
+    ),
     "nothing": ("", "FILE: it has no routes; write tables such as"),
     "another table": ("[relay]", "FILE: 'relay' is unknown"),
     "no table": ("[routes]\n'*' = 'stdout:'", 'FILE: [routes."*"] must be a table'),

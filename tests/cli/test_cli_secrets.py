@@ -71,11 +71,12 @@ def test_a_destination_password_as_an_argument_is_refused(command, variable, url
     assert (ended.code, fixes, shows(ended)) == (2, True, False)
 
 
-@pytest.mark.parametrize(("option", "is_secret"), [("secret-file", False), ("secret", True), ("secret-files", True)])
+@pytest.mark.parametrize(("option", "is_secret"), [("secret-file", False), ("pwd", True), ("pwd-files", True)])
 def test_the_path_of_a_file_that_holds_a_secret_is_none(sqlite_engine, option, is_secret):
     ended = outbox(sqlite_engine, "relay", "--to", f"nowhere://localhost/hook?{option}=/etc/hook")
 
-    told = "holds a password" if is_secret else "there is no sender for nowhere: URLs"
+    secret = f"--to holds a password in its parameter {option!r}, which everybody"
+    told = secret if is_secret else "there is no sender for nowhere: URLs"
     assert (ended.code, told in ended.err) == (2, True)
 
 

@@ -28,10 +28,10 @@ def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines() == [
         """orders order-1 b'{"id":1,"status":"placed","version":1}'""",
         "mail None b'Thank you!'",
-        """orders None b'{"total":1}'""",
-        "orders None b'no key, no delay'",
+        """gifts None b'{"total":1}'""",
+        "hints None b'no key, no delay'",
         """payments None b'{"customer":"ann"}'""",
-        """orders None b'{"customer":"eve"}'""",
+        """receipts None b'{"customer":"eve"}'""",
     ]
 
 

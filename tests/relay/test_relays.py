@@ -164,8 +164,9 @@ def test_a_database_without_its_tables_is_served_once_it_has_them(postgres, sqli
         send(engine, "2")
         assert arrives(to_new, "2")
 
-    fix = "the outbox tables are not there; run: outbox db upgrade; the relay will try again"
-    assert said == [f"{label_of(engine.url)}: {fix}"]
+    label = label_of(engine.url)
+    missing = f"the outbox tables are not there; run: outbox db upgrade --database postgresql://{label}"
+    assert said == [f"{label}: {missing}; the relay will try again"]
 
 
 def test_a_copied_database_is_served_once_it_is_adopted(postgres, pg_template, sqlite_engine):

@@ -68,6 +68,12 @@ def test_routes_that_lose_messages_are_refused(patterns, error):
         route_subscriptions(patterns, "relay")
 
 
+@pytest.mark.parametrize("deadline", ["10s", 10])
+def test_a_deadline_of_another_type_is_refused_at_once(deadline):
+    with pytest.raises(TypeError, match=f"deadline: must be a timedelta, not {deadline!r}; write timedelta"):
+        Route(to="stdout:", deadline=deadline)
+
+
 def test_messages_go_by_their_topics_in_the_form_of_their_route(engine):
     outbox = Outbox(engine)
     orders, rest = Destination(), Destination()

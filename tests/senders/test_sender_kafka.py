@@ -297,7 +297,10 @@ def test_a_broker_that_is_not_there_is_told_at_once_and_by_name():
         ),
         (
             "kafka://a?acks=0",
-            "kafka://a: its options are timeout, mechanism, compression, ca, transactional.id, as, each once",
+            (
+                "kafka://a: its options are timeout, mechanism, compression, ca, transactional.id, as, each once;"
+                " 'acks' is none of them"
+            ),
         ),
         (
             "kafka://a?mechanism=plain",

@@ -775,8 +775,11 @@ NAME = "as must be 1 to 255 printable characters"
         ("postgresql://ann:s3cr3t@host/shop?as=a%0Ab", f"postgresql://host/shop: {NAME}"),
         ("postgresql://ann:s3cr3t@host/shop?sslmode=on", f"postgresql://host/shop: {MODES}"),
         ("postgresql://ann:s3cr3t@host/shop?timeout=0", "postgresql://host/shop: timeout must be a number of seconds"),
-        ("postgresql://ann:s3cr3t@host/shop?password=s3cr3t", f"postgresql://host/shop: {OPTIONS}"),
-        ("postgresql://ann:s3cr3t@host/shop?as=a&as=b", f"postgresql://host/shop: {OPTIONS}"),
+        (
+            "postgresql://ann:s3cr3t@host/shop?password=s3cr3t",
+            f"postgresql://host/shop: {OPTIONS}; 'password' is none of them",
+        ),
+        ("postgresql://ann:s3cr3t@host/shop?as=a&as=b", f"postgresql://host/shop: {OPTIONS}; 'as' is given twice"),
     ],
 )
 def test_a_bad_url_is_an_error_without_its_secrets(url, reason):

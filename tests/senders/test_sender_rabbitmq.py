@@ -481,8 +481,14 @@ def test_what_is_stored_of_a_destination_holds_no_secrets():
     [
         ("amqp:///shop", "amqp:///shop: write amqp://host:port/vhost?exchange=name"),
         ("amqp://ann:s3cr3t@h/a/b", "amqp://h/a/b: the path is one virtual host; write %2F for a slash in its name"),
-        ("amqp://ann:s3cr3t@h/?queue=s3cr3t", "amqp://h/: its options are exchange, timeout, ca, as, each once"),
-        ("amqp://ann:s3cr3t@h?exchange=a&exchange=b", "amqp://h: its options are exchange, timeout, ca, as, each once"),
+        (
+            "amqp://ann:s3cr3t@h/?queue=s3cr3t",
+            "amqp://h/: its options are exchange, timeout, ca, as, each once; 'queue' is none of them",
+        ),
+        (
+            "amqp://ann:s3cr3t@h?exchange=a&exchange=b",
+            "amqp://h: its options are exchange, timeout, ca, as, each once; 'exchange' is given twice",
+        ),
         ("amqp://ann:s3cr3t@h?timeout=0", "amqp://h: timeout must be a number of seconds"),
         ("amqp://ann:s3cr3t@h?ca=/etc/ca.pem", "amqp://h: ca is an option of amqps://"),
         ("amqps://ann:s3cr3t@h?ca=/no/such/file", "amqps://h: ca: no such file or directory"),

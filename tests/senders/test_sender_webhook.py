@@ -704,7 +704,7 @@ FIXES = {
     "https://a,b/x": "write one host",
     "https:///x": "write https://host/path",
     "https://host/x?most=1&most=2": (
-        "its options are secret-file, format, source, timeout, most, ca, proxy, as, each once"
+        "its options are secret-file, format, source, timeout, most, ca, proxy, as, each once; 'most' is given twice"
     ),
 }
 

@@ -74,6 +74,13 @@ def test_the_endpoint_of_the_page_refuses_what_is_not_signed_with_its_secret(pag
     page["engine"].dispose()
 
 
+def test_the_endpoint_of_the_page_starts_again(page):
+    again = run(PAGE, "docs/webhooks.md")
+
+    for each in (page, again):
+        each["engine"].dispose()
+
+
 def test_the_secret_of_the_page_is_one(page):
     assert [len(key) for key in keys_of(page["secret"])] == [32]
     page["engine"].dispose()

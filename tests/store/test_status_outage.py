@@ -215,5 +215,5 @@ def test_a_relay_that_is_gone_is_told_with_what_to_do(engine):
     said = outbox(engine, "status", "--check")
 
     waits = "2 messages wait for it, and messages after its position are not purged"
-    run = "outbox relay --name relay --to nats://h:4222"
-    assert (said.code, said.err) == (1, f"warning: nobody runs relay, for 2 min; {waits}; start its relay: {run}\n")
+    run = "start its relay with the options that it had: outbox relay --name relay --to nats://h:4222"
+    assert (said.code, said.err) == (1, f"warning: nobody runs relay, for 2 min; {waits}; {run}\n")

@@ -212,6 +212,15 @@ def test_what_makes_no_topic_is_refused_at_once(options, error):
         RewritingSender(Destination(), **options)
 
 
+@pytest.mark.parametrize("format", ["cloudevents", "cloudevents-structured"])
+def test_an_event_is_made_once(format):
+    url = f"https://h/hook?format={format}"
+    RewritingSender(url, prefix="shop.").close()
+
+    with pytest.raises(SenderError, match="https://h/hook: the envelope cloudevents and format=cloudevents of the URL"):
+        RewritingSender(url, envelope="cloudevents")
+
+
 class Elsewhere(Shelf):
     """An async destination behind other topics."""
 

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 import sqlalchemy
-from sqlalchemy import Engine, Table, event, text
+from sqlalchemy import Engine, Table, event, make_url, text
 from sqlalchemy.orm import Session, scoped_session, sessionmaker
 
 from outbox import DatabaseError, Message, Outbox, SchemaError, create_engine, migrate
@@ -363,6 +363,25 @@ def test_the_tables_may_be_in_a_schema(pg_engine):
     assert [message.body for message in delivered(other.database)] == [b"2"]
 
 
+def test_missing_tables_name_their_database_without_its_user(postgres, tmp_path):
+    name = f"named_{tmp_path.name[-8:]}"
+    url = make_url(postgres.create_database(name)).set(password="c4nary")
+    named = f"--database postgresql://{url.host}:{url.port}/{name}$"
+    for asked, says in [
+        (url.render_as_string(hide_password=False), named),
+        (f"sqlite:///{tmp_path}/a shop.db", f"--database 'sqlite:///{tmp_path}/a shop.db'$"),
+        (
+            f"sqlite:///file:{tmp_path}/shop.db?uri=true",
+            f"not there in file:{tmp_path}/shop.db; run: outbox db upgrade$",
+        ),
+    ]:
+        engine = create_engine(asked)
+        with pytest.raises(SchemaError, match=says):
+            send_one(Outbox(engine))
+        engine.dispose()
+    postgres.drop_database(name)
+
+
 @pytest.mark.parametrize("schema", ["", "a b", 'x"; DROP TABLE outbox_message; --', "a.b", "1a", "x" * 64])
 def test_a_schema_is_an_identifier(engine, schema):
     with pytest.raises(DatabaseError, match="not a plain identifier"):
@@ -371,5 +390,8 @@ def test_a_schema_is_an_identifier(engine, schema):
 
 def test_missing_tables_are_told_with_the_command_that_makes_them(pg_engine):
     outbox = Outbox(pg_engine, schema="elsewhere")
-    with pytest.raises(SchemaError, match=r"run: outbox db upgrade --schema elsewhere$"), outbox.begin() as session:
+    with (
+        pytest.raises(SchemaError, match=r"run: outbox db upgrade --schema elsewhere --database postgresql://"),
+        outbox.begin() as session,
+    ):
         outbox.send(session, "orders", b"1")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from sqlalchemy import URL
-
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.statements import Script, Statement
 from outbox.store.half_messages.op import Op
@@ -25,10 +23,7 @@ class RecordDatabase(Database):
 
     def _command(self, verb: str) -> str:
         """Return a command that names this database, because commands take that of the outbox by default."""
-        url = self.engine.url
-        # Without user and password, which belong in the environment.
-        plain = URL.create(url.get_backend_name(), host=url.host, port=url.port, database=url.database)
-        return f"{super()._command(verb)} --database {plain.render_as_string()}"
+        return f"{super()._command(verb)}{self._named}"
 
     def identity(self, channel: Channel) -> str | None:
         """Return a text that no other database has; None: databases of this kind have no identity."""
