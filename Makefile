@@ -23,9 +23,9 @@ help:
 demo: .venv/.demo
 	$(BIN)/outbox demo $(ARGS)
 
-# Three workers on two cores, because most tests wait for something. The slow tests are in a few files next to each
+# Four workers on two cores, because most tests wait for something. The slow tests are in a few files next to each
 # other; with `worksteal` a worker that has finished its own share takes over some of them.
-PYTEST = $(BIN)/python -m pytest -n 3 --dist worksteal
+PYTEST = $(BIN)/python -m pytest -n 4 --dist worksteal
 
 test: .venv/.dev
 	$(PYTEST) $(ARGS)

@@ -57,7 +57,8 @@ def alter(
 
     Raises:
         SubscriptionError: it is a compensation, which has the selection and the destination of its subscription; or
-            it checks back on transactions, and more than its grace or its policy would change.
+            it checks back on transactions, and more than its grace or its policy would change. Or it would get topics
+            that another route of the same relay has; or its topics were altered meanwhile.
         WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was stored.
         LeaseLostError: a worker took the lease meanwhile; nothing was stored.
     """
@@ -77,7 +78,10 @@ def alter(
     with all_borrowed(channel, both, wait=wait) as leases:
         crash_point("command.before_alter")
         with Settlement(channel, leases[0], incarnation).held():
-            altered = _merged(Subscriptions(channel).get(changed.name), stored, changed)
+            now = Subscriptions(channel).get(changed.name)
+            if changed.topics not in (stored.topics, now.topics):
+                _require_own_topics(channel, now, stored, changed)
+            altered = _merged(now, stored, changed)
             Subscriptions(channel).alter(altered)
             if follower is not None:
                 follower = Subscriptions(channel).get(follower.name)
@@ -86,6 +90,14 @@ def alter(
                 Parked(channel, changed.name).unblock_dead()
         crash_point("command.after_alter")
     return altered
+
+
+def _require_own_topics(channel: Channel, now: Subscription, stored: Subscription, changed: Subscription) -> None:
+    """Refuse to take back the topics that a split has given away, from whenever `stored` was read."""
+    if now.topics != stored.topics:
+        raise SubscriptionError(f"the topics of {now.name} were altered meanwhile; try again")
+    if taken := Subscriptions(channel).taken(now, changed.topics):
+        raise SubscriptionError(f"the topics of {now.name} stay as they are: {taken}")
 
 
 def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> Subscription:

@@ -49,7 +49,8 @@ def split(
         name: the subscription that is split.
         topics: names and patterns, without exceptions.
         destination: of the new subscription, as `destination_of` returns it.
-        as_name: of the new subscription. None: the old name and the topics, such as `relay:orders.*`.
+        as_name: of the new subscription. None: that of a route with these topics, such as `relay:orders.*`, also if
+            `name` is a route itself.
         wait: for how long a worker is asked for its lease; 0: not at all.
 
     Raises:
@@ -60,33 +61,43 @@ def split(
     """
     subscriptions = Subscriptions(channel)
     stored = subscriptions.get(name)
-    made = _made(stored, topics, destination=destination, as_name=as_name)
+    made = _made(stored, topics, base=subscriptions.base_of(name), destination=destination, as_name=as_name)
     moved = Topics.of(made.topics)
     origin = replace(stored, topics=_left(stored, moved))
-    if subscriptions.find(compensation_of(name)) is not None:
-        raise SubscriptionError(
-            f"{name} has direct writers, and what they send themselves goes to {stored.destination}; stop them, let"
-            f" the relay run until it is empty, and run: outbox subscriptions drop {compensation_of(name)}"
-        )
+    # Before a worker is asked for its lease; what counts is the same question in the transaction.
+    _require_no_direct_writers(subscriptions, stored)
     incarnation = Log().now(channel).incarnation
     with borrowed(channel, stored, wait=wait) as lease:
         settled = ProgressLog(channel).newest(Partition(stored.name, stored.generation))
         progress = Progress(EARLIEST) if settled is None else settled.progress
-        if subscriptions.leaves_to_writers(name, moved, progress.base):
-            raise SubscriptionError(
-                f"writers of {name} have sent messages of these topics themselves, and {name} has not passed them yet;"
-                " let its relay run for a minute, then try again"
-            )
         with Settlement(channel, lease, incarnation).held():
             if subscriptions.get(name) != stored:
                 raise SubscriptionError(f"{name} was altered meanwhile; try again")
-            subscriptions.create_at(made, progress)
+            # First, because from here on a writer that begins waits, and then sees which topics are left.
             subscriptions.alter(origin)
+            _require_no_direct_writers(subscriptions, stored)
+            if subscriptions.leaves_to_writers(name, moved, progress.base):
+                raise SubscriptionError(
+                    f"writers of {name} have sent messages of these topics themselves, and {name} has not passed them"
+                    " yet; let its relay run for a minute, then try again"
+                )
+            subscriptions.create_at(made, progress)
             parked = Parked(channel, name).give(made.name, moved)
     return Split(origin, made, parked)
 
 
-def _made(stored: Subscription, topics: Sequence[str], *, destination: str, as_name: str | None) -> Subscription:
+def _require_no_direct_writers(subscriptions: Subscriptions, stored: Subscription) -> None:
+    compensation = compensation_of(stored.name)
+    if subscriptions.find(compensation) is not None:
+        raise SubscriptionError(
+            f"{stored.name} has direct writers, and what they send themselves goes to {stored.destination}; stop them,"
+            f" let the relay run until it is empty, and run: outbox subscriptions drop {compensation}"
+        )
+
+
+def _made(
+    stored: Subscription, topics: Sequence[str], *, base: str, destination: str, as_name: str | None
+) -> Subscription:
     """Return the new subscription."""
     if stored.kind != "relay":
         raise SubscriptionError(f"{stored.name} is no relay but of the kind {stored.kind}, which cannot be split")
@@ -100,7 +111,7 @@ def _made(stored: Subscription, topics: Sequence[str], *, destination: str, as_n
         raise SubscriptionError(f"{stored.name} has no topics that match {','.join(wanted.included)}")
     if as_name == "" or not (as_name or "-").isprintable():
         raise SubscriptionError("the new name must be one or more characters that can be printed")
-    name = as_name or route_name(stored.name, ",".join(wanted.included))
+    name = as_name or route_name(base, ",".join(wanted.included))
     require_own_name(name)
     return replace(stored, name=name, topics=moved.chosen(), destination=destination, partitions=1, generation=1)
 

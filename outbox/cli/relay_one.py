@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -88,6 +88,7 @@ class Relaying:
         deadline: timedelta | None,
         attempts: int,
         split_from: str | None = None,
+        beside: Iterable[Declaration] = (),
         rename: Mapping[str, str] | None = None,
         prefix: str | None = None,
         envelope: EnvelopeName = "raw",
@@ -97,6 +98,7 @@ class Relaying:
         self._name = name
         self._topics = chosen_topics(topics)
         self._split_from = split_from
+        self._beside = tuple(beside)
         sender = open_sender(to)
         check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=sender)
         self._start: Any = start
@@ -246,6 +248,7 @@ class Relaying:
                 topics=self._topics,
                 on_dead=on_dead,
                 split_from=self._split_from,
+                beside=self._beside,
             )
             Subscriptions(channel).check(declared)
             topics = "all topics" if self._topics is None else ", ".join(self._topics)

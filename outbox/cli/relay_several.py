@@ -18,6 +18,7 @@ from outbox.model.subscription import require_own_name
 from outbox.relay.routes import Route, route_subscriptions
 from outbox.relay.supervisor import Relays
 from outbox.runtime.signals import stopping_on_signals
+from outbox.senders.port import destination_of
 from outbox.store.label import told_apart
 
 
@@ -33,7 +34,7 @@ class RelayingSeveral:
         if len(set(targets)) < len(targets):
             twice = next(label for target, label in zip(targets, labels, strict=True) if targets.count(target) > 1)
             raise click.UsageError(f"{twice} is given twice")
-        each_to = [(to, {"name": name})] if isinstance(to, str) else _by_route(to, name)
+        each_to = [(to, {"name": name})] if isinstance(to, str) else _by_route(to, name, options)
         self._each = []
         for target, label in zip(targets, labels, strict=True):
             for url, own in each_to:
@@ -66,17 +67,23 @@ class RelayingSeveral:
         return UNFINISHED if UNFINISHED in codes else max(codes)
 
 
-def _by_route(table: Mapping[str, Route], name: str) -> list[tuple[str, dict[str, Any]]]:
+def _by_route(table: Mapping[str, Route], name: str, shared: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the destination of each route, and what it has of its own among the options of a relay."""
-    found = []
-    for route, subscription in zip(table.values(), route_subscriptions(list(table), name), strict=True):
-        place = {
-            "name": subscription.name,
-            "topics": subscription.topics,
-            "split_from": subscription.split_from,
-        }
-        found.append((str(route.to), {**route.options, **place}))
-    return found
+    pairs = list(zip(table.values(), route_subscriptions(list(table), name), strict=True))
+    beside = [each.declared(destination_of(str(route.to)), route.on_dead or shared["on_dead"]) for route, each in pairs]
+    return [
+        (
+            str(route.to),
+            {
+                **route.options,
+                "name": each.name,
+                "topics": each.topics,
+                "split_from": each.split_from,
+                "beside": beside,
+            },
+        )
+        for route, each in pairs
+    ]
 
 
 class OneOfSeveral:

@@ -80,6 +80,8 @@ def alter(
 ) -> None:
     """Give a subscription other topics, another destination or another policy.
 
+    Topics that another route of the same relay has are refused, because both would send them.
+
     Workers may run: the one at work finishes its calls and pauses for the change. A worker that declares something else
     ends then; with several databases or routes, or in an application, it tries again instead.
 
@@ -145,7 +147,12 @@ class _Altered:
 @click.argument("name")
 @option("--topics", type=NAMES, required=True, help="The topics or patterns that the new subscription is to have.")
 @to_a_destination
-@option("--as", "as_name", metavar="NEW", help="Name of the new subscription.  [default: NAME:TOPICS]")
+@option(
+    "--as",
+    "as_name",
+    metavar="NEW",
+    help="Name of the new subscription.  [default: that of a --route]",
+)
 @_wait_for_lease
 @as_json
 def split(

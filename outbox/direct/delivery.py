@@ -99,6 +99,8 @@ class DirectDelivery:
                 f" same, or run: outbox subscriptions alter {self._name}"
             )
         self.right = self._declare(subscriptions, destination, deadline_of(self._sender).total_seconds())
+        # Read again, because a split may have been before the compensation; there is none after it.
+        own = subscriptions.find(self._name)
         self._refresh_at = clock() + _REFRESH_SECONDS
         self.usable = True
         self._last_told = None

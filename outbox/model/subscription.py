@@ -78,7 +78,8 @@ class Declaration:
 
     `destination`: None where it is not known yet. `grace`: rows are read at least this long after their commit; None:
     as stored, else no grace. `split_from`: the subscription from which this one takes its topics, if that one had them
-    before; its position then has to be taken over, too.
+    before, or one of the routes that were split from it; the position then has to be taken over, too. `beside`: the
+    routes of the same process; while one of them cannot begin, none begins.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Declaration:
     on_dead: OnDead | None = None
     grace: timedelta | None = None
     split_from: str | None = None
+    beside: tuple[Declaration, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,15 @@ class Topics:
         left_out = any(covers(each, part) for each in self.exceptions)
         return left_out or not any(_overlap(each, part) for each in self.included)
 
+    def shares(self, other: Topics) -> bool:
+        """Return whether a topic can be read by both; where exceptions are hard to compare, the answer is yes."""
+        left_out = (*self.exceptions, *other.exceptions)
+        return any(
+            _overlap(one, another) and not any(covers(each, one) or covers(each, another) for each in left_out)
+            for one in self.included
+            for another in other.included
+        )
+
     def without(self, others: Sequence[str]) -> Topics:
         """Return these topics except those that match one of `others`, which are names or patterns."""
         kept = [each for each in self.included if not any(covers(other, each) for other in others)]

@@ -67,8 +67,9 @@ class Relay:
         deadline: of one call of the sender. None: the sender's own, if it has one, else 5 s.
         rename, prefix, envelope: the topics and the form in which messages are sent; see `RewritingSender`. What
             writers send directly keeps its topic and its form, unless their own sender is a `RewritingSender`.
-        split_from: the subscription that may still have these topics. While it has them, a new subscription does not
-            begin, because it would send them a second time.
+        split_from: the subscription that may still have these topics, it or one of its routes. While one has them, a
+            new subscription does not begin, because it would send them a second time.
+        beside: the declarations of all routes, as `routes` makes them. None begins while one of them cannot.
         settings: pace and limits of the worker.
 
     Raises:
@@ -91,6 +92,7 @@ class Relay:
         prefix: str | None = None,
         envelope: EnvelopeName = "raw",
         split_from: str | None = None,
+        beside: Iterable[Declaration] = (),
         settings: Settings | None = None,
     ) -> None:
         if not hasattr(outbox, "database"):
@@ -104,6 +106,7 @@ class Relay:
             topics=chosen_topics(topics),
             on_dead=on_dead,
             split_from=split_from,
+            beside=tuple(beside),
         )
         self._name = name
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")

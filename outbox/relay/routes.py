@@ -8,11 +8,12 @@ from datetime import timedelta
 from typing import Any
 
 from outbox.errors import SubscriptionError
-from outbox.model.subscription import OnDead, route_name, subscription_of
+from outbox.model.subscription import Declaration, OnDead, route_name, subscription_of
 from outbox.model.topics import ANYTHING, checked_part, chosen_topics, covers
 from outbox.relay.relay import Relay, Source
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.opening import Destination
+from outbox.senders.port import destination_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,12 @@ class RouteSubscription:
     topics: tuple[str, ...] | None
     split_from: str | None
 
+    def declared(self, destination: str, on_dead: OnDead | None) -> Declaration:
+        """Return what the relay of the route declares, so that the others can check it too."""
+        return Declaration(
+            name=self.name, destination=destination, topics=self.topics, on_dead=on_dead, split_from=self.split_from
+        )
+
 
 def routes(
     outbox: Source, table: Mapping[str, Destination | Route], *, name: str = "relay", **options: Any
@@ -73,16 +80,21 @@ def routes(
     Raises:
         SubscriptionError: the last route is not `*`, or a route would never get a message.
     """
+    every = [found if isinstance(found, Route) else Route(to=found) for found in table.values()]
+    subscriptions = route_subscriptions(list(table), name)
+    pairs = [(route, each, options | route.options) for route, each in zip(every, subscriptions, strict=True)]
+    declarations = [each.declared(destination_of(route.to), own.get("on_dead")) for route, each, own in pairs]
     return [
         Relay(
             outbox,
-            found.to if isinstance(found, Route) else found,
-            name=subscription.name,
-            topics=subscription.topics,
-            split_from=subscription.split_from,
-            **options | (found.options if isinstance(found, Route) else {}),
+            route.to,
+            name=each.name,
+            topics=each.topics,
+            split_from=each.split_from,
+            beside=declarations,
+            **own,
         )
-        for found, subscription in zip(table.values(), route_subscriptions(list(table), name), strict=True)
+        for route, each, own in pairs
     ]
 
 
@@ -99,7 +111,9 @@ def route_subscriptions(patterns: Sequence[str], name: str) -> list[RouteSubscri
             f"routes: messages of topics that no route takes would never be sent; add the route {ANYTHING!r} as the"
             " last one"
         )
-    names = [name if pattern == ANYTHING else route_name(name, pattern) for pattern in patterns]
+    # In the form that is stored, so that two ways to write a pattern have one name.
+    parts = [(chosen_topics([pattern]) or [ANYTHING])[0] for pattern in patterns]
+    names = [name if part == ANYTHING else route_name(name, part) for part in parts]
     for each, pattern in zip(names, patterns, strict=True):
         if subscription_of(each) is not None and pattern != ANYTHING:
             raise SubscriptionError(

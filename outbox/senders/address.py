@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -80,6 +81,23 @@ class Address:
         if not 0 < seconds < _LONGEST_TIMEOUT:
             self.refuse("timeout must be a number of seconds")
         return seconds
+
+    def ca(self, scheme: str) -> str | None:
+        """Return the path of the file with the certificates to trust, which only `scheme` uses; None: the system's."""
+        path = self.options.get("ca")
+        if path is None:
+            return None
+        if self.scheme != scheme:
+            self.refuse(f"ca is an option of {scheme}://")
+        if not path or "\0" in path:
+            self.refuse("ca must be the path of a file")
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
+        except ssl.SSLError:
+            self.refuse("ca: the file holds no certificates")
+        except OSError as error:
+            self.refuse(f"ca: {(error.strerror or 'it cannot be read').lower()}")
+        return path
 
     def only_host(self, port: int) -> tuple[str, int]:
         """Return the one host and its port, or else the port that the destination has by default."""

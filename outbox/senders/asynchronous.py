@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError
 from typing import Any, Protocol
 
 from outbox.model.message import Message
@@ -127,6 +128,8 @@ def _result(
         result = loop.run(caught, timeout=seconds)
     except TimeoutError:
         return [Unavailable(f"no answer within {seconds:g} s", everything=True)] * len(messages)
+    except CancelledError:  # by another thread: it has closed the sender, or its own call ran out of time
+        return [Unavailable("the sender was closed", everything=True)] * len(messages)
     if isinstance(result, Exception):
         raise result
     return result

@@ -4,8 +4,8 @@ A prefix in the path stands before each topic, with a dot. A message is `Done` w
 it. The key is Kafka's own, and finds its partition as Java's clients do. A topic that is not there is never created:
 its messages wait.
 
-A key's records are sent without waiting for each other: as long as nothing is refused, Kafka itself stores none without
-those before it. After a refusal one record of each key is sent at a time, for a while.
+Of a key's records only the first one of a call is waited for: as long as nothing is refused, Kafka itself stores none
+without those before it. After a refusal one record of each key is sent at a time, for a while.
 
 A consumer finds the id in the header `Outbox-Id`. The other fields have the names of `outbox.senders.headers`, and
 `read_message` turns a record back into a `Message`. Kafka drops a second copy only within one connection of a sender.
@@ -91,6 +91,8 @@ class KafkaSender:
         self._address = address
         self._mechanism = _chosen(address, "mechanism", _MECHANISMS, default="plain")
         self._compression = _chosen(address, "compression", _COMPRESSIONS, default="none")
+        _check_login(address)
+        address.ca("kafkas")
         self._log = ConnectionLog(logging.getLogger(__name__), "Kafka")
         self._turn = threading.Lock()
         self._connection: _Connection | None = None
@@ -138,7 +140,7 @@ class KafkaSender:
             return self._deliver(_Call(messages), until)
         call = _Call(messages, streams=True)
         verdicts = self._deliver(call, until)
-        if call.is_refused:
+        if call.is_refused and self._connection is not None:
             self._careful_until = time.monotonic() + _CAREFUL_SECONDS
             verdicts = send_again(messages, verdicts, lambda left: self._deliver(_Call(left), until))
         return verdicts
@@ -276,9 +278,17 @@ class _Connection:
                 headers: dict[str, Any] = wire_headers(message, keyed=False)
                 report = partial(self._report, call, index)
                 self._producer.produce(topic, message.body, message.key, headers=headers, on_delivery=report)
-            except (InvalidMessageError, ValueError, KafkaException) as error:
-                unfit = isinstance(error, InvalidMessageError)
-                call.refuse(index, Reject(str(error) if unfit else f"Kafka cannot carry it: {error}"))
+            except InvalidMessageError as unfit:
+                call.refuse(index, Reject(str(unfit)))
+            except ValueError as unfit:
+                call.refuse(index, Reject(f"Kafka cannot carry it: {unfit}"))
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                    call.refuse(index, Reject(f"Kafka cannot carry it: {error}"))
+                else:
+                    # The producer has ended, or its queue is full, which is not the message's fault.
+                    self._note(error.args[0])
+                    call.refuse(index, Unavailable(f"Kafka: {error.args[0].str()}{self.hint}", everything=True))
 
     def wait(self, call: _Call, seconds: float) -> None:
         """Send what was handed over, at once, and wait for its reports for at most so long."""
@@ -289,6 +299,9 @@ class _Connection:
             call.is_refused = self.streams
             if isinstance(error, KafkaException):
                 self._note(error.args[0])
+        if call.is_refused:
+            # What the broker has not seen would wait until the deadline.
+            self._producer.purge(in_queue=True, in_flight=False, blocking=False)
 
     def close(self) -> None:
         """Forget whatever was not sent, and end the producer."""
@@ -361,7 +374,9 @@ class _Call:
         self.messages = messages
         self.streams = streams
         most, most_bytes = _MOST_UNDER_WAY, _MOST_BYTES_UNDER_WAY
-        self.chains = Chains(messages, most=most, most_bytes=most_bytes, streams=streams)
+        # A broker takes any record for the first one of a producer that it does not know. So the guarantee of a stream
+        # begins in a partition with a record that is stored.
+        self.chains = Chains(messages, most=most, most_bytes=most_bytes, order="first" if streams else "each")
         self.is_answered = False
         #: True when a record of a stream was refused: the rest of the call is not sent by it.
         self.is_refused = False
@@ -404,6 +419,14 @@ class _Call:
         else:
             self.under_way -= 1
             self._suspects.append(index)
+
+
+def _check_login(address: Address) -> None:
+    """Refuse what would log in as nobody: the client would connect without a login, or not at all."""
+    if address.user is None and "mechanism" in address.options:
+        address.refuse(f"mechanism belongs to a login; write {address.scheme}://user:password@host:9092")
+    if address.user is not None and not (address.user and address.password):
+        address.refuse(f"a login has a user and a password; write {address.scheme}://user:password@host:9092")
 
 
 def _chosen(address: Address, option: str, choices: Mapping[str, str], *, default: str) -> str:

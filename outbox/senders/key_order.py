@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Unavailable, Verdict
 
+Order = Literal["each", "first", "none"]
 #: The verdict on a message that stands behind one of its key that is not `Done`.
 EARLIER = Unavailable("an earlier message of its key was not stored")
 
@@ -26,29 +28,35 @@ def send_again(
 class Chains:
     """The messages of one call by their index. Messages of one key form a chain; one without a key stands alone.
 
-    `take` offers a message once all before it in its chain are `Done`; it is then under way until `settle`. The first
-    other verdict settles the rest of its chain as `Unavailable`. At most `most` messages are under way, and none is
-    offered while `most_bytes` of bodies are under way. The class uses neither clock nor destination.
+    `take` offers a message once those that it waits for are `Done`; it is then under way until `settle`. Another
+    verdict settles what waits for it as `Unavailable`. At most `most` messages are under way, and none is offered while
+    `most_bytes` of bodies are under way. The class uses neither clock nor destination.
 
-    `streams`: for a destination that stores no later message of a topic and key without those before it. A message is
-    then offered while others of its key are under way, as long as the key keeps to one topic.
+    `order`: which messages of its key a message waits for.
+
+    - "each": for the one before it.
+    - "first": for the first one in this call. The others of its topic may be under way with it.
+    - "none": for no message of its topic.
+
+    Where a key changes its topic, each message waits for the one before it, because no destination keeps an order
+    between topics.
     """
 
     __slots__ = (
         "_bytes",
+        "_followers",
         "_messages",
         "_most",
         "_most_bytes",
         "_not_asked",
         "_ready",
-        "_successor",
         "_under_way",
         "_verdicts",
         "left",
         "overlap",
     )
 
-    def __init__(self, messages: Sequence[Message], *, most: int, most_bytes: int, streams: bool = False) -> None:
+    def __init__(self, messages: Sequence[Message], *, most: int, most_bytes: int, order: Order = "each") -> None:
         self.left = len(messages)
         #: True when messages of one key may be under way together.
         self.overlap = False
@@ -60,24 +68,29 @@ class Chains:
         self._bytes = 0
         self._ready: deque[int] = deque()
         self._not_asked: Verdict = Unavailable("not handed over")
-        self._successor: dict[int, int] = {}
+        #: The messages that wait for a message.
+        self._followers: dict[int, list[int]] = {}
+        first: dict[str, int] = {}
         newest: dict[str, int] = {}
         chained: set[str] = set()
         for index, message in enumerate(messages):
             key = message.key
-            if key is None:
+            before = None if key is None else newest.get(key)
+            if key is not None:
+                newest[key] = index
+            if key is None or before is None:
                 self._ready.append(index)
-                continue
-            before = newest.get(key)
-            newest[key] = index
-            if before is None:
-                self._ready.append(index)
-            elif streams and key not in chained and message.topic == messages[before].topic:
-                self.overlap = True
-                self._ready.append(index)
-            else:
+                if key is not None:
+                    first[key] = index
+            elif order == "each" or key in chained or message.topic != messages[before].topic:
                 chained.add(key)
-                self._successor[before] = index
+                self._followers.setdefault(before, []).append(index)
+            else:
+                self.overlap = True
+                if order == "none":
+                    self._ready.append(index)
+                else:
+                    self._followers.setdefault(first[key], []).append(index)
 
     def take(self) -> int | None:
         """Return the index of a message to send now; None when there is none, or when too much is under way."""
@@ -96,14 +109,17 @@ class Chains:
         self._bytes -= len(self._messages[index].body)
         self._verdicts[index] = verdict
         self.left -= 1
-        successor = self._successor.get(index)
-        if successor is not None and isinstance(verdict, Done):
-            self._ready.append(successor)
+        followers = self._followers.pop(index, None)
+        if followers is None:
             return
-        while successor is not None:
-            self._verdicts[successor] = EARLIER
+        if isinstance(verdict, Done):
+            self._ready.extend(followers)
+            return
+        while followers:
+            follower = followers.pop()
+            self._verdicts[follower] = EARLIER
             self.left -= 1
-            successor = self._successor.get(successor)
+            followers += self._followers.pop(follower, ())
 
     def give_up(self, error: str) -> None:
         """Settle what is under way, or was not offered yet, as `Unavailable`, because the destination is away."""

@@ -25,6 +25,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -87,7 +88,10 @@ class NatsSender:
         try:
             return self._loop.run(lambda link: link.deliver(messages, inside), timeout=self._seconds)
         except TimeoutError:
-            return [Unavailable(f"NATS: no answer within {self._seconds:g} s", everything=True)] * len(messages)
+            reason = f"no answer within {self._seconds:g} s"
+        except CancelledError:  # by another thread: it has closed the sender, or its own call ran out of time
+            reason = "the sender was closed"
+        return [Unavailable(f"NATS: {reason}", everything=True)] * len(messages)
 
     def close(self) -> None:
         """Close the connection and end its thread."""

@@ -169,15 +169,9 @@ class _Target:
         except ValueError:
             limit = "at most 127 characters; an exchange of letters, digits, blanks and -_.:@#,/+"
             address.refuse(f"the driver takes names of {limit}")
-        ca = address.options.get("ca")
-        if address.scheme != "amqps":
-            if ca is not None:
-                address.refuse("ca is an option of amqps://")
-            return cls(address, vhost, exchange, None)
-        try:
-            return cls(address, vhost, exchange, ssl.create_default_context(cafile=ca))
-        except OSError as error:
-            address.refuse(f"ca: {_text(error)}")
+        ca = address.ca("amqps")
+        tls = ssl.create_default_context(cafile=ca) if address.scheme == "amqps" else None
+        return cls(address, vhost, exchange, tls)
 
     def without_user(self, said: str) -> str:
         """Return what the server said, without the name of the user."""

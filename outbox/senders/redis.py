@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
 from datetime import timedelta
 from itertools import chain
 from typing import Any, cast
@@ -25,13 +26,14 @@ from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.senders.address import Address
 from outbox.senders.connection_log import ConnectionLog
 from outbox.senders.headers import read_headers, wire_headers
-from outbox.senders.key_order import Chains, send_again
+from outbox.senders.key_order import Chains, Order, send_again
 from outbox.senders.port import destination_of
 
 try:
     import hiredis
     from redis import Redis
     from redis.backoff import NoBackoff
+    from redis.connection import DefaultParser
     from redis.exceptions import NoPermissionError, RedisError, ResponseError
     from redis.retry import Retry
 except ImportError as error:
@@ -47,6 +49,9 @@ _MOST_UNDER_WAY = 1_000
 _MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
 #: The first version that drops a second copy.
 _IDEMPOTENT = (8, 6)
+
+#: The moment at which the call of this thread is over.
+_end: ContextVar[float] = ContextVar("outbox_redis_end", default=float("inf"))
 
 
 class RedisSender:
@@ -64,7 +69,7 @@ class RedisSender:
         self.deadline = timedelta(seconds=self._seconds)
         self._replicas = _replicas_of(address)
         database, self._prefix = _database_and_prefix_of(address)
-        tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": address.options.get("ca")}
+        tls: dict[str, Any] = {"ssl": True, "ssl_ca_certs": address.ca("rediss")}
         self._client = Redis(
             host=host,
             port=port,
@@ -79,14 +84,18 @@ class RedisSender:
             protocol=2,
             **(tls if address.scheme == "rediss" else {}),
         )
+        # The client itself has no such argument.
+        self._client.connection_pool.connection_kwargs["parser_class"] = _Parser
         self._log = ConnectionLog(logging.getLogger(__name__), "Redis")
         #: What was found out about the server; None: nothing yet, or the connection was lost since.
         self._server: _Server | None = None
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages; return one verdict per message, in their order."""
-        until = time.monotonic() + self._seconds / 2
-        chains = _chains(messages, streams=True)
+        now = time.monotonic()
+        _end.set(now + self._seconds * 0.9)
+        until = now + self._seconds / 2
+        chains = _chains(messages, order="none")
         try:
             return self._deliver(messages, chains, until)
         except _AbortedError:
@@ -115,17 +124,18 @@ class RedisSender:
         Raises:
             _AbortedError: nothing was appended, because not all of it can be, and messages of one key are among it.
         """
-        if self._server is None:
-            self._server = _Server.ask(self._client)
+        server = self._server  # another thread may forget it meanwhile
+        if server is None:
+            server = self._server = _Server.ask(self._client)
             self._log.connected(self._where)
         commands: list[bytes] = []
         appended: list[int] = []
         while (index := chains.take()) is not None:
             message = messages[index]
             try:
-                if len(message.body) > self._server.largest:
-                    raise ValueError(_too_large(message, self._server.largest))
-                commands.append(_pack(self._command(message, self._server)))
+                if len(message.body) > server.largest:
+                    raise ValueError(_too_large(message, server.largest))
+                commands.append(_pack(self._command(message, server)))
                 appended.append(index)
             except (InvalidMessageError, ValueError) as unfit:
                 if chains.overlap:
@@ -134,16 +144,30 @@ class RedisSender:
         if not appended:
             return
         answers, short = self._appended(commands, atomic=chains.overlap)
-        for index, answer in zip(appended, answers, strict=True):
-            stored = not isinstance(answer, Exception)
-            chains.settle(index, (short or DONE) if stored else self._refused(answer, messages[index]))
+        verdicts = [
+            self._refused(answer, messages[index]) if isinstance(answer, Exception) else short or DONE
+            for index, answer in zip(appended, answers, strict=True)
+        ]
+        for index, verdict in zip(appended, verdicts, strict=True):
+            chains.settle(index, verdict)
+        away = [verdict.error for verdict in verdicts if isinstance(verdict, Unavailable) and verdict.everything]
+        if away:
+            self._leave()
+        if away and chains.overlap:
+            # The next round might be taken, and with it messages of the same keys.
+            chains.give_up(away[0])
+
+    def _leave(self) -> None:
+        """Close the connections that no call uses. Behind the address there may be another server by now, a primary."""
+        self._server = None
+        self._client.connection_pool.disconnect(inuse_connections=False)
 
     def _appended(self, commands: list[bytes], *, atomic: bool) -> tuple[list[Any], Verdict | None]:
         """Return the answers to commands, and what is wrong when too few replicas have them.
 
         `atomic`: all commands are carried out, or none. Only a stream of a wrong type refuses some of them.
         """
-        wait = [_pack(("WAIT", self._replicas, int(self._seconds * 250)))] if self._replicas else []
+        wait = [wait_command(self._replicas, self._seconds)] if self._replicas else []
         answers = self._answers([_MULTI, *commands, _EXEC, *wait] if atomic else commands + wait)
         short = self._short_of_replicas(answers.pop()) if self._replicas else None
         if atomic:
@@ -211,12 +235,18 @@ def read_message(stream: bytes | str, fields: Mapping[Any, Any], *, prefix: str 
     return read_headers(topic, body, {name: _text(value) for name, value in texts.items()})
 
 
+def wait_command(replicas: int, seconds: float) -> bytes:
+    """Return the packed command that waits for replicas, in a call of so many seconds."""
+    # 0 ms would be for ever.
+    return _pack(("WAIT", replicas, max(1, int(seconds * 250))))
+
+
 class _AbortedError(Exception):
     """Raised when a transaction was not carried out."""
 
 
-def _chains(messages: Sequence[Message], *, streams: bool = False) -> Chains:
-    return Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY, streams=streams)
+def _chains(messages: Sequence[Message], *, order: Order = "each") -> Chains:
+    return Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY, order=order)
 
 
 class _Server:
@@ -242,6 +272,17 @@ class _Server:
             is_idempotent="valkey_version" not in known and version >= _IDEMPOTENT,
             largest=int(limit or 512 * 1024 * 1024),
         )
+
+
+class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # the stubs say that it is a variable
+    """Reads answers until the call is over. The client's own timeout begins anew with each piece that arrives."""
+
+    def on_connect(self, connection: Any, **options: Any) -> None:
+        super().on_connect(connection, **options)
+        self._patience: float = connection.socket_timeout
+
+    def read_from_socket(self, *_: Any, **options: Any) -> Any:
+        return super().read_from_socket(timeout=max(0.0, min(self._patience, _end.get() - time.monotonic())))
 
 
 def _answer(connection: Any) -> Any:

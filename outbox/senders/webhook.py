@@ -170,12 +170,11 @@ class _Link:
         except (InvalidMessageError, UnicodeError) as error:
             return Reject(str(error) if isinstance(error, InvalidMessageError) else f"HTTP cannot carry it: {error}")
         try:
-            answer = await self._ask(headers, content.body)
+            return self._judged(await self._ask(headers, content.body))
         except LocalProtocolError as error:
             return Reject(f"HTTP cannot carry it: {self._fit_to_show(str(error))}")
         except Exception as error:  # any program may listen at that port, and answer anything
             return self._failed(error)
-        return self._judged(answer)
 
     async def _ask(self, headers: list[tuple[bytes, bytes]], content: bytes) -> Answer:
         """Send a request; return its answer when all of it is here, or as much as is read of a long one."""

@@ -116,7 +116,7 @@ def _seconds_of(retry_after: str, now: Callable[[], datetime]) -> float:
         return float(text)
     try:
         moment = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):  # OverflowError: of a year or an hour that no integer of C can hold
         return 0.0
     aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
     return (aware - now()).total_seconds()

@@ -73,6 +73,10 @@ class TcpProxy:
         """Let requests pass, and hold back what the server answers, until `pass_through`."""
         self._do(self._hold_answers())
 
+    def redirect(self, port: int) -> None:
+        """Lead new connections to another port, as an address that moves to another server; open ones stay."""
+        self._do(self._redirect(port))
+
     def cut_after(self, n_bytes: int, direction: Direction) -> None:
         """Let `n_bytes` more pass in `direction`, then reset the connection that would send the next one.
 
@@ -86,6 +90,9 @@ class TcpProxy:
 
     def _do(self, coroutine: Coroutine[Any, Any, None]) -> None:
         asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+
+    async def _redirect(self, port: int) -> None:
+        self._target = (self._target[0], port)
 
     async def _pass_through(self) -> None:
         self._cut = None

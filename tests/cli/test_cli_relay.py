@@ -148,7 +148,9 @@ def test_an_unavailable_destination_ends_a_run_that_should_end_by_itself(engine)
     assert (status["backlog"], set(status["parked"].values())) == (3, {0})
 
 
-@pytest.mark.parametrize("how", ["--until-empty", "--once"])
+@pytest.mark.parametrize(
+    ("engine", "how"), [("postgresql", "--until-empty"), ("sqlite", "--once")], indirect=["engine"]
+)
 def test_messages_that_wait_for_a_destination_that_accepted_nothing_are_no_end(engine, how):
     """Two topics: neither can tell of the other, so both are parked after growing pauses. The text says why."""
     send(engine, "1")

@@ -46,6 +46,21 @@ def test_each_route_gets_its_topics(shop, tmp_path):
     ]  # fmt: skip
 
 
+def test_no_route_begins_while_another_one_cannot(shop, tmp_path):
+    """Nobody has the topic `mail` yet, but `orders.paid` was among what `relay` has sent."""
+    paid, mail, rest = tmp_path / "paid", tmp_path / "mail", tmp_path / "rest"
+    to = [f"--route=orders.paid=file://{paid}", f"--route=mail=file://{mail}", f"--route=*=file://{rest}"]
+    outbox(shop, "relay", "--topics", "orders.*", "--to", f"file://{rest}", "--until-empty")
+
+    ended = outbox(shop, "relay", *to, "--until-empty")
+
+    waits = (
+        "Error: relay:mail: relay:mail waits until all routes can begin: subscription 'relay:orders.paid' is not there"
+    )
+    assert (ended.code, waits in ended.err) == (2, True), ended.err
+    assert (paid.exists(), mail.exists(), topics(rest)) == (False, False, ["orders.placed", "orders.paid"])
+
+
 FILE = """
 [routes."orders.*"]
 to = "${ORDERS_URL}"

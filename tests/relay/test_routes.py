@@ -1,7 +1,10 @@
 """Routes: the first that matches takes a message, each is a relay of its own, and a sick one delays no other."""
 
+import re
+import shlex
 import threading
 from datetime import timedelta
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -12,6 +15,7 @@ from outbox.model.message import Message
 from outbox.model.topics import Topics
 from outbox.relay.routes import route_subscriptions
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination, fill
 from tests.support.waiting import eventually
 
@@ -25,6 +29,19 @@ def test_each_route_leaves_out_the_topics_of_those_before_it():
         ("shop:users", ("users",), "shop"),
         ("shop", ("!orders.*", "!users"), None),
     ]
+
+
+def test_no_route_shares_topics_with_another():
+    """Also where patterns overlap; so each of them may begin, whichever of the others have begun."""
+    found = route_subscriptions(["a.*.x", "*.eu", "orders.*", "o*u", "a.*", "*"], "relay")
+
+    topics = [Topics.of(each.topics) for each in found]
+    assert [one.shares(other) for one, other in combinations(topics, 2)] == [False] * 15
+    assert [each.shares(each) for each in topics] == [True] * 6
+
+
+def test_two_ways_to_write_a_pattern_have_one_name():
+    assert [each.name for each in route_subscriptions(["orders.**", "*"], "relay")] == ["relay:orders.*", "relay"]
 
 
 @pytest.mark.parametrize("topic", ["orders.urgent", "orders.new", "orders", "users", "mail", "orders.urgent.x"])
@@ -135,12 +152,142 @@ def test_topics_that_another_subscription_has_sent_do_not_begin_anew(engine):
     assert sorted(map(str, raised.value.exceptions)) == [
         (
             "subscription 'relay' has topics all, this worker asks for !orders.*; give them to another subscription,"
-            " from where this one stands: outbox subscriptions split relay --topics 'orders.*' --to URL; or give this"
-            " worker another --name"
+            " from where this one stands: outbox subscriptions split relay --topics 'orders.*' --to URL --as"
+            " 'relay:orders.*'; or give this worker another --name"
         ),
         (
             "subscription 'relay:orders.*' is not there yet, and 'relay' has its topics; to begin where that one"
-            " stands, run: outbox subscriptions split relay --topics 'orders.*' --to test"
+            " stands, run: outbox subscriptions split relay --topics 'orders.*' --to test --as 'relay:orders.*'"
         ),
     ]
     assert orders.messages == []
+
+
+def errors(outbox: Outbox, table: dict[str, Any]) -> list[str]:
+    """Run the routes; return why each of them that could not begin could not, in the order of the routes."""
+    relays = Relays(routes(outbox, table))
+    with pytest.raises(ExceptionGroup) as raised:
+        relays.until_empty()
+    return [str(error) for error in raised.value.exceptions]
+
+
+def test_a_route_inside_of_another_one_does_not_begin_anew(engine):
+    """The outer route has sent its messages. The command in the error makes the route, where the outer one stands."""
+    outbox, before, eu, other = Outbox(engine), Destination(), Destination(), Destination()
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders.eu.new", "1"), Message("orders.us.new", "2")])
+    Relays(routes(outbox, {"orders.*": before, "*": Destination()})).until_empty()
+    table: dict[str, Any] = {"orders.eu.*": eu, "orders.*": other, "*": Destination()}
+
+    found = errors(outbox, table)
+    command = "outbox subscriptions split 'relay:orders.*' --topics 'orders.eu.*' --to {} --as 'relay:orders.eu.*'"
+    missing = (
+        "subscription 'relay:orders.eu.*' is not there yet, and 'relay:orders.*' has its topics; to begin where that"
+        f" one stands, run: {command.format('test')}"
+    )
+    assert found == [
+        missing,
+        (
+            "subscription 'relay:orders.*' has topics orders.*, this worker asks for !orders.eu.*,orders.*; give them"
+            f" to another subscription, from where this one stands: {command.format('URL')}; or give this worker"
+            " another --name"
+        ),
+        f"relay waits until all routes can begin: {missing}",
+    ]
+    assert (before.bodies, eu.bodies, other.bodies) == ([b"1", b"2"], [], [])
+
+    made = command_line(engine, *shlex.split(command.format("nats://h:4222"))[1:])
+    eu.destination = "nats://h:4222"
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders.eu.new", "3"), Message("orders.us.new", "4")])
+    Relays(routes(outbox, table)).until_empty()
+    assert (made.code, eu.bodies, other.bodies) == (0, [b"3"], [b"4"])
+
+
+def test_a_new_route_among_several_is_split_in_any_order(engine):
+    """Both are inside of what `relay` had; the inner one is split from the outer one if that was made first."""
+    outbox, urgent, orders, rest = Outbox(engine), Destination(), Destination(), Destination()
+    Relay(outbox, Destination()).until_empty()
+    table: dict[str, Any] = {"orders.urgent": urgent, "orders.*": orders, "*": rest}
+    urgent.destination = orders.destination = "nats://h:4222"
+
+    commands = []
+    for number in (1, 0):
+        found = re.search(r"run: outbox (.*)", errors(outbox, table)[number])
+        assert found is not None
+        commands.append(shlex.split(found[1]))
+        assert command_line(engine, *commands[-1]).code == 0
+    Relays(routes(outbox, table)).until_empty()
+
+    assert [each[2:] for each in commands] == [
+        ["relay", "--topics", "orders.*", "--to", "nats://h:4222", "--as", "relay:orders.*"],
+        ["relay:orders.*", "--topics", "orders.urgent", "--to", "nats://h:4222", "--as", "relay:orders.urgent"],
+    ]
+
+
+def test_a_route_that_no_split_can_make_is_refused_in_words(sqlite_engine):
+    outbox = Outbox(sqlite_engine)
+    Relays(routes(outbox, {"orders.*": Destination(), "*": Destination()})).until_empty()
+
+    across = errors(outbox, {"*.eu": Destination(), "orders.*": Destination(), "*": Destination()})
+    wider = errors(outbox, {"orders*": Destination(), "*": Destination()})
+
+    why = "has its topics; a new route takes topics of one subscription, which keeps others. Put what has them before"
+    both = f"is not there yet, and 'relay' and 'relay:orders.*' {why.replace('has', 'have', 1)} it among the routes"
+    assert (f"'relay:*.eu' {both}" in across[0], f"'relay:orders*' {both}" in wider[0]) == (True, True)
+
+
+def test_no_route_begins_while_another_one_cannot(engine):
+    """Nobody has the topic `mail`, but the process as a whole is not yet what is stored."""
+    outbox, mail = Outbox(engine), Destination()
+    Relay(outbox, Destination(), topics=["users.*"]).until_empty()
+    with outbox.begin() as session:
+        outbox.send(session, "mail", b"1")
+
+    found = errors(outbox, {"users.new": Destination(), "mail": mail, "*": Destination()})
+
+    assert found[1].startswith("relay:mail waits until all routes can begin: subscription 'relay:users.new' is not")
+    assert mail.bodies == []
+
+
+def test_a_relay_that_misses_the_routes_is_sent_to_them(engine):
+    """To alter the subscription would have both destinations get each message."""
+    outbox = Outbox(engine)
+    table: dict[str, Any] = {"orders.eu.*": Destination(), "orders.*": Destination(), "*": Destination()}
+    Relays(routes(outbox, table)).until_empty()
+
+    with pytest.raises(SubscriptionError) as old:
+        Relay(outbox, Destination()).until_empty()
+    del table["orders.eu.*"]
+    fewer = errors(outbox, table)
+
+    assert str(old.value) == (
+        "subscription 'relay' has topics !orders.*, this worker asks for all; 'relay:orders.*' and 'relay:orders.eu.*'"
+        " would send some of these topics too; run outbox relay with routes: --route 'orders.eu.*=URL' --route"
+        " 'orders.*=URL' --route '*=URL'; or give this worker another --name"
+    )
+    assert fewer[0] == (
+        "subscription 'relay:orders.*' has topics !orders.eu.*,orders.*, this worker asks for orders.*;"
+        " 'relay:orders.eu.*' would send some of these topics too; run outbox relay with routes: --route"
+        " 'orders.eu.*=URL' --route 'orders.*=URL'; or give this worker another --name"
+    )
+
+
+def test_topics_that_a_route_has_are_not_given_to_another_one_too(engine):
+    outbox = Outbox(engine)
+    Relays(routes(outbox, {"orders.*": Destination(), "*": Destination()})).until_empty()
+
+    back = command_line(engine, "subscriptions", "alter", "relay", "--all-topics")
+    more = command_line(engine, "subscriptions", "alter", "relay:orders.*", "--topics", "orders.*,users")
+    fewer = command_line(engine, "subscriptions", "alter", "relay", "--topics", "!orders.*,!users")
+    then_more = command_line(engine, "subscriptions", "alter", "relay:orders.*", "--topics", "orders.*,users")
+
+    assert (back.code, back.err.strip()) == (
+        2,
+        (
+            "Error: the topics of relay stay as they are: 'relay:orders.*' would send some of these topics too; run"
+            " outbox relay with routes: --route 'orders.*=URL' --route '*=URL'"
+        ),
+    )
+    assert (more.code, "the topics of relay:orders.* stay as they are: 'relay' would send" in more.err) == (2, True)
+    assert (fewer.code, then_more.code) == (0, 0)

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -9,13 +10,17 @@ from sqlalchemy import text
 from tenacity import wait_fixed
 
 from outbox import LeaseLostError, Outbox, Reject, Relays, Retry, SubscriptionError, Unavailable, Verdict, routes
+from outbox.admin.commands import alter
 from outbox.admin.split import split
+from outbox.direct.delivery import DirectDelivery
 from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination, failing, fill, relay_to
+from tests.support.direct import declare_compensation
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
@@ -214,6 +219,98 @@ def test_messages_that_writers_have_sent_themselves_have_to_be_passed_first(engi
     channel = outbox.database.open()
     assert split(channel, "relay", ["orders"], destination="test").made.topics == ("orders",)
     channel.close()
+
+
+def begins(outbox: Outbox) -> None:
+    declare_compensation(outbox.database.engine)
+
+
+def commits(outbox: Outbox) -> None:
+    with outbox.begin() as session:
+        outbox.send(session, "orders", b"1")
+        session.execute(text("UPDATE outbox_message SET direct = 'relay'"))
+
+
+@pytest.mark.parametrize(("happens", "why"), [(begins, "has direct writers"), (commits, "has not passed them yet")])
+def test_a_writer_that_begins_while_a_split_waits_for_a_worker_is_noticed(engine, happens, why):
+    outbox, said = Outbox(engine), list[str]()
+    relay_to(Destination(), outbox).once()
+    channel = outbox.database.open()
+    leases, partition = Leases(channel), Partition("relay")
+    lease = leases.acquire(partition, "w0rker", timedelta(minutes=5))
+    assert lease is not None
+    before = Subscriptions(channel).find("relay")
+
+    def wait_and_split() -> None:
+        own = outbox.database.open()
+        with pytest.raises(SubscriptionError) as raised:
+            split(own, "relay", ["orders"], destination="test", wait=timedelta(seconds=30))
+        said.append(str(raised.value))
+        own.close()
+
+    waiting = threading.Thread(target=wait_and_split)
+    waiting.start()
+    assert eventually(lambda: (holder := leases.look(partition)) is not None and holder.wanted)
+    happens(outbox)
+    leases.release(lease)
+    waiting.join(30)
+
+    assert [why in each for each in said] == [True]
+    assert (Subscriptions(channel).find("relay"), Subscriptions(channel).find("relay:orders")) == (before, None)
+    channel.close()
+
+
+def test_a_writer_that_begins_in_the_midst_of_a_split_sees_which_topics_are_left(engine, monkeypatch):
+    """It waits for the end of the split; otherwise it would send topics that the new subscription sends, too."""
+    outbox = Outbox(engine)
+    relay_to(Destination(), outbox).once()
+    delivery, found, waited = DirectDelivery(outbox.database, Destination(), "relay"), [], []
+    writer = threading.Thread(target=lambda: found.append(delivery.refresh()))
+    give = Parked.give
+
+    def while_the_writer_begins(self, *arguments):
+        writer.start()
+        writer.join(1)
+        waited.append(writer.is_alive())
+        return give(self, *arguments)
+
+    monkeypatch.setattr(Parked, "give", while_the_writer_begins)
+    channel = outbox.database.open()
+    split(channel, "relay", ["orders"], destination="test")
+    channel.close()
+    writer.join(30)
+    delivery.close()
+
+    assert (waited, [each and each.topics.chosen() for each in found]) == ([True], [("!orders",)])
+
+
+def test_what_was_read_before_a_split_does_not_undo_it(engine):
+    outbox = Outbox(engine)
+    relay_to(Destination(), outbox, topics=["orders", "mail"]).once()
+    channel = outbox.database.open()
+    read = Subscriptions(channel).get("relay")
+    split(channel, "relay", ["orders"], destination="test")
+
+    with pytest.raises(SubscriptionError, match="the topics of relay were altered meanwhile; try again"):
+        alter(channel, replace(read, topics=("mail", "orders", "users")), before=read)
+    alter(channel, replace(read, on_dead="continue"), before=read)
+
+    now = Subscriptions(channel).get("relay")
+    channel.close()
+    assert (now.topics, now.on_dead) == (("mail",), "continue")
+
+
+def test_a_route_of_a_route_is_a_route(engine):
+    """Also if it was made without `--as`: it has the name that a relay with routes looks for."""
+    outbox = Outbox(engine)
+    Relays(routes(outbox, {"orders.*": Destination(), "*": Destination()})).until_empty()
+    channel = outbox.database.open()
+
+    made = split(channel, "relay:orders.*", ["orders.eu.*"], destination="test").made
+    channel.close()
+
+    assert made.name == "relay:orders.eu.*"
+    Relays(routes(outbox, {"orders.eu.*": Destination(), "orders.*": Destination(), "*": Destination()})).until_empty()
 
 
 def test_a_worker_at_work_is_not_robbed(engine):

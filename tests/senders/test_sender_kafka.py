@@ -302,6 +302,14 @@ def test_a_broker_that_is_not_there_is_told_at_once_and_by_name():
                 " 'acks' is none of them"
             ),
         ),
+        (
+            "kafka://a?mechanism=plain",
+            "kafka://a: mechanism belongs to a login; write kafka://user:password@host:9092",
+        ),
+        ("kafka://:p@a", "kafka://a: a login has a user and a password; write kafka://user:password@host:9092"),
+        ("kafkas://u@a", "kafkas://a: a login has a user and a password; write kafkas://user:password@host:9092"),
+        ("kafka://a?ca=/etc/ca.pem", "kafka://a: ca is an option of kafkas://"),
+        ("kafkas://a?ca=/no/such/file", "kafkas://a: ca: no such file or directory"),
         ("kafka://a?compression=x", "kafka://a: compression must be one of none, gzip, lz4, snappy, zstd"),
     ],
 )

@@ -46,45 +46,39 @@ def mortal() -> Iterator[FarKafka]:
         yield kafka
 
 
-def test_the_messages_of_a_key_do_not_wait_for_each_other(kafka, topics, sender):
-    """What arrives while no answer does. The topic has one partition, so that nothing else holds a message back."""
-    topics.make("single", partitions=1)
-    check_all_done(sender.send(first := [a_message("single", "first")]), first)
-    sent = [a_message("single", n, key=key) for n, key in enumerate(["a", "b", None, "a", None, "a", "b", None])]
-
-    kafka.proxy.hold_answers()
-    assert outcome_of(sender, sent) == [Unavailable] * 8
-    topics.recover()
-
-    assert [record.value() for record in topics.records()] == [b"first", *(message.body for message in sent)]
-
-
-def test_a_key_of_several_topics_waits_where_its_topic_changes(kafka, topics, sender):
-    """Kafka keeps no order between topics."""
-    for topic in ("single", "other"):
-        topics.make(topic, partitions=1)
-        check_all_done(sender.send(first := [a_message(topic, "first")]), first)
-    sent = [a_message(topic, n, key="a") for n, topic in enumerate(["single", "single", "other", "other", "single"])]
-
-    kafka.proxy.hold_answers()
-    assert outcome_of(sender, sent) == [Unavailable] * 5
-    topics.recover()
-
-    assert sorted(record.value() for record in topics.records()) == [b"0", b"1", b"first", b"first"]
-
-
 def test_what_follows_a_refused_message_of_its_key_is_not_stored_before_it(topics, sender):
     """The broker refuses one message of many that are under way; those behind it must not pass it."""
     topics.limit("alpha", 5_000)
-    sent = [a_message("alpha", str(n).ljust(6_000 if n == 100 else 300), key=f"k{n % 7}") for n in range(200)]
+    sent = [a_message("alpha", str(n).ljust(6_000 if n == 30 else 300), key=f"k{n % 7}") for n in range(60)]
 
     verdicts = sender.send(sent)
 
-    behind = [n for n in range(101, 200) if n % 7 == 100 % 7]
-    assert [n for n, verdict in enumerate(verdicts) if verdict != DONE] == [100, *behind]
-    assert isinstance(verdicts[100], Reject)
+    behind = [n for n in range(31, 60) if n % 7 == 30 % 7]
+    assert [n for n, verdict in enumerate(verdicts) if verdict != DONE] == [30, *behind]
+    assert isinstance(verdicts[30], Reject)
     stored = [record.value() for record in topics.records()]
     assert sorted(stored) == sorted(sent[n].body for n, verdict in enumerate(verdicts) if verdict == DONE)
+
+
+def test_the_first_message_that_a_partition_gets_may_be_refused(topics, sender):
+    """A broker takes any record as the first one of a producer that it does not know, also one behind a gap."""
+    sizes = [1_100_000, 400_000, 400_000, 400_000, 400_000]
+    sent = [a_message("alpha", b"x" * size, key="a") for size in sizes]
+
+    verdicts = sender.send(sent)
+
+    assert [type(verdict) for verdict in verdicts] == [Reject] + [Unavailable] * 4
+    assert topics.records() == []
+
+
+def test_messages_that_are_too_large_only_together_keep_their_order(topics, sender):
+    """The client puts three into one request, which the broker refuses."""
+    topics.limit("alpha", 700_000)
+    sent = [a_message("alpha", bytes([n]) * 300_000, key="a") for n in range(5)]
+
+    check_all_done(sender.send(sent), sent)
+
+    assert [record.value()[0] for record in topics.records()] == [0, 1, 2, 3, 4]
 
 
 def test_after_a_refusal_at_most_one_message_of_a_key_is_unacknowledged(kafka, topics, sender):

@@ -2,6 +2,7 @@
 
 import logging
 import random
+import socket
 import subprocess
 import sys
 import threading
@@ -167,6 +168,17 @@ def test_closing_ends_a_call_that_waits(stream):
         sender.close()
         assert [type(verdict) for verdict in waiting.result(5)] == [Unavailable]
     assert time.monotonic() - began < 2
+
+
+def test_closing_ends_a_call_that_is_about_to_connect():
+    with socket.create_server(("127.0.0.1", 0)) as silent, ThreadPoolExecutor(1) as pool:
+        sender = NatsSender(f"nats://127.0.0.1:{silent.getsockname()[1]}", timeout=timedelta(seconds=30))
+        waiting = pool.submit(sender.send, [a_message("orders", 1)])
+        accepted, _ = silent.accept()
+        sender.close()
+        accepted.close()
+
+        assert waiting.result(5) == [Unavailable("NATS: the sender was closed", everything=True)]
 
 
 def test_closing_leaves_no_thread_behind(stream):

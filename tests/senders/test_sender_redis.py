@@ -9,12 +9,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from outbox.errors import SenderError
 from outbox.model.message import Message, stored_message, uuid7
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.opening import open_sender
-from outbox.senders.redis import RedisSender, read_message
+from outbox.senders.redis import RedisSender, read_message, wait_command
 from outbox.testing.process import free_port
 from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done
@@ -269,6 +270,18 @@ def test_a_message_waits_for_its_replicas(redis):
     sender.close()
 
 
+def test_nothing_of_a_key_is_appended_behind_what_too_few_replicas_have(redis):
+    """These messages are more than one round of commands, so that the replica might be there for the next round."""
+    sender = RedisSender(f"{redis.url}/0/behind?wait=1&timeout=2")
+
+    verdicts = sender.send([a_message("waits", n, key="a") for n in range(1_500)])
+
+    assert verdicts == [Unavailable("Redis: 0 of 1 replicas have it", everything=True)] * 1_500
+    with Redis(port=redis.port) as client:
+        assert client.xlen("behind:waits") == 1_000
+    sender.close()
+
+
 def test_a_replica_that_has_it_makes_it_done(redis):
     with RedisServer(settings={"replicaof": f"127.0.0.1 {redis.port}", "repl-diskless-sync-delay": "0"}):
         sender = RedisSender(f"{redis.url}?wait=1&timeout=4")
@@ -289,6 +302,12 @@ def test_a_server_that_can_drop_second_copies_is_asked_to():
 
     assert server.commands[-1][:5] == [b"XADD", b"orders", b"IDMP", b"outbox", str(sent.message_id).encode()]
     assert server.commands[-1][5] == b"*"
+
+
+def test_a_short_wait_for_replicas_is_not_one_for_ever():
+    """WAIT with a time of 0 is."""
+    assert wait_command(2, 0.003) == b"*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$1\r\n1\r\n"
+    assert wait_command(2, 4) == b"*3\r\n$4\r\nWAIT\r\n$1\r\n2\r\n$4\r\n1000\r\n"
 
 
 @pytest.mark.parametrize(
@@ -327,6 +346,10 @@ def test_a_row_that_another_hand_wrote_is_rejected_alone(sender, fields, reason)
             "redis://a?timeout=1&timeout=2",
             "redis://a: its options are timeout, wait, ca, as, each once; 'timeout' is given twice",
         ),
+        ("redis://a?ca=/etc/ca.pem", "redis://a: ca is an option of rediss://"),
+        ("rediss://a?ca=/no/such/file", "rediss://a: ca: no such file or directory"),
+        ("rediss://a?ca=/dev/null", "rediss://a: ca: the file holds no certificates"),
+        ("rediss://a?ca=", "rediss://a: ca must be the path of a file"),
         ("redis://a?timeout=-1", "redis://a: timeout must be a number of seconds"),
     ],
 )

@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from redis import Redis
 
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.redis import RedisSender
@@ -26,7 +27,7 @@ from outbox.testing.sender_contract import (
 )
 from outbox.testing.servers import RedisServer
 from tests.support.pausing import paused
-from tests.support.redis_streams import Streams
+from tests.support.redis_streams import SlowRedis, Streams
 from tests.support.weather import rage, send_through
 
 
@@ -183,6 +184,37 @@ def test_a_paused_server_is_unavailable_in_time_and_found_again():
         check_stored(streams, sent)
         sender.close()
         streams.close()
+
+
+@pytest.mark.parametrize("n_messages", [1, 3])
+def test_a_primary_that_has_become_a_replica_is_left(n_messages):
+    """Its address leads to another server by then, while the old connection is as good as before."""
+    with RedisServer() as old, RedisServer() as new, TcpProxy("127.0.0.1", old.port) as proxy:
+        sender = RedisSender(f"redis://127.0.0.1:{proxy.port}", timeout=timedelta(seconds=2))
+        sent = [a_message("orders", n, key="a") for n in range(n_messages)]
+        check_all_done(sender.send(sent), sent)
+        proxy.redirect(new.port)
+        with Redis(port=old.port) as client:
+            client.replicaof("127.0.0.1", new.port)
+
+        [refused, *_] = sender.send(sent)
+        assert isinstance(refused, Unavailable)
+        assert "read only replica" in refused.error
+
+        check_all_done(sender.send(sent), sent)
+        sender.close()
+
+
+@pytest.mark.parametrize("slow_from", [b"CLIENT", b"INFO", b"XADD"])
+def test_answers_that_come_byte_by_byte_make_no_call_longer(slow_from):
+    with SlowRedis(slow_from) as server:
+        sender = RedisSender(server.url, timeout=timedelta(seconds=1))
+        began = time.monotonic()
+
+        assert outcome_of(sender, [a_message("orders", n) for n in range(10)]) == [Unavailable] * 10
+
+        assert time.monotonic() - began < 1.5
+        sender.close()
 
 
 @pytest.mark.parametrize("direction", ["to_server", "to_client"])

@@ -542,6 +542,22 @@ def test_what_is_under_way_when_the_endpoint_asks_for_a_pause_may_still_be_done(
     assert len(endpoint.asked) == 2
 
 
+def test_an_answer_that_cannot_be_judged_concerns_its_message_alone(endpoint, to, monkeypatch):
+    """Whatever an endpoint writes, the others of the call have been taken."""
+
+    def judge(answer: Answered) -> Verdict:
+        if answer.status == 503:
+            raise OverflowError("too large")
+        return DONE
+
+    endpoint.judge = lambda received: Answer(503 if received.body == b"2" else 200)
+    monkeypatch.setattr(Answered, "verdict", judge)
+
+    verdicts = to(f"{endpoint.url}?most=2").send([a_message("orders", n) for n in range(5)])
+
+    assert verdicts == [DONE, DONE, Unavailable(told(endpoint.url, "too large")), DONE, DONE]
+
+
 NOW = datetime(2026, 11, 1, 12, 0, 0, tzinfo=UTC)
 
 
@@ -560,6 +576,11 @@ NOW = datetime(2026, 11, 1, 12, 0, 0, tzinfo=UTC)
         ("-5", 0),
         ("1.5", 0),
         ("soon", 0),
+        ("nan", 0),
+        ("\u0663", 0),
+        ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", 0),
+        ("Mon, 01 Jan 2026 00:00:00 +99999999999999999999", 0),
+        (f"Mon, 01 Jan {'9' * 5000} 00:00:00 GMT", 0),
         ("", 0),
     ],
 )

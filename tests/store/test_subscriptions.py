@@ -47,7 +47,10 @@ def test_the_first_worker_fixes_what_the_migration_left_open(outbox, channel):
         ({"topics": ("orders",)}, "has topics all, this worker asks for orders; .* alter relay --topics orders"),
         (
             {"topics": ("!orders",)},
-            "has topics all, this worker asks for !orders; .* split relay --topics orders --to URL; or give .* --name",
+            (
+                "has topics all, this worker asks for !orders; .* split relay --topics orders --to URL --as"
+                " relay:orders; or give .* --name"
+            ),
         ),
         (
             {"destination": "nats://elsewhere"},

@@ -3,6 +3,7 @@
 import re
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -145,14 +146,30 @@ class NewerRedis:
                 client, _ = self._socket.accept()
             except OSError:
                 return
-            with client, client.makefile("rwb") as lines:
+            with client, suppress(OSError), client.makefile("rb") as lines:
                 while header := lines.readline():
                     command = [lines.read(int(lines.readline()[1:]) + 2)[:-2] for _ in range(int(header[1:]))]
                     self.commands.append(command)
-                    lines.write(self._answer(command))
-                    lines.flush()
+                    self._say(client, command)
+
+    def _say(self, client: socket.socket, command: list[bytes]) -> None:
+        client.sendall(self._answer(command))
 
     def _answer(self, command: list[bytes]) -> bytes:
         if command[0] == b"INFO":
             return b"$26\r\nredis_version:8.6.0\r\nx:y\r\n\r\n"
         return b"*0\r\n" if command[0] == b"CONFIG" else b"+OK\r\n"
+
+
+class SlowRedis(NewerRedis):
+    """Answers one command, and those after it, a byte at a time."""
+
+    def __init__(self, slow_from: bytes) -> None:
+        super().__init__()
+        self._slow_from = slow_from
+
+    def _say(self, client: socket.socket, command: list[bytes]) -> None:
+        seconds = 0.2 if any(each[0] == self._slow_from for each in self.commands) else 0
+        for byte in self._answer(command):
+            time.sleep(seconds)
+            client.sendall(bytes([byte]))

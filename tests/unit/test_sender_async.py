@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -229,6 +230,22 @@ def test_a_call_past_its_deadline_is_cancelled_and_the_next_one_works():
     hangs = False
     assert sender.send([a_message("t", 1)]) == [DONE]
     sender.close()
+
+
+def test_closing_ends_a_call_of_another_thread():
+    begun = threading.Event()
+
+    async def hang(_message: Message) -> None:
+        begun.set()
+        await asyncio.sleep(3600)
+
+    sender = AsyncFunctionSender(hang)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(sender.send, [a_message("t", 1), a_message("t", 2)])
+        begun.wait()
+        sender.close()
+
+        assert waiting.result(5) == [Unavailable("the sender was closed", everything=True)] * 2
 
 
 def test_an_object_is_closed_in_its_loop_with_the_sender():

@@ -12,7 +12,7 @@ from outbox.errors import SubscriptionError
 from outbox.model.destination import same_destination
 from outbox.model.position import EARLIEST, Position, Progress
 from outbox.model.subscription import Declaration, Start, Subscription, compensation_of, route_name, subscription_of
-from outbox.model.topics import Topics
+from outbox.model.topics import ANYTHING, Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.log.log import Log
@@ -39,6 +39,8 @@ _ALTER = """
 _STORE_HOSTS = """
     UPDATE {subscription} SET destination = :destination WHERE name IN (:name, :follower) AND destination = :stored
 """
+#: Makes a split of this subscription wait for a transaction that creates its compensation, and the other way round.
+_KEEP = "SELECT 1 FROM {subscription} WHERE name = :name {share_lock}"
 _LEASE = """
     INSERT INTO {lease} (subscription, generation, partition, epoch, renewals)
     VALUES (:name, 1, 0, 0, 0) ON CONFLICT (subscription, generation, partition) DO NOTHING
@@ -107,6 +109,15 @@ class Subscriptions:
 
     def check(self, declared: Declaration) -> Subscription | None:
         """Refuse what `declare` would refuse, and write nothing; return the subscription as it is stored, or None."""
+        stored = self._check(declared)
+        for each in declared.beside:
+            try:
+                self._check(each)
+            except SubscriptionError as error:
+                raise SubscriptionError(f"{declared.name} waits until all routes can begin: {error}") from None
+        return stored
+
+    def _check(self, declared: Declaration) -> Subscription | None:
         stored = self.find(declared.name)
         if stored is not None and (stored.destination is not None or declared.destination is None):
             self._require_same(stored, declared)
@@ -116,6 +127,32 @@ class Subscriptions:
         if follower is not None:
             self._require_same_destination(follower, declared)
         return stored
+
+    def base_of(self, name: str) -> str:
+        """Return the subscription that `name` is a route of, such as `relay` for `relay:orders.*`; else `name`."""
+        relays = {each.name for each in self.all() if each.kind == "relay"}
+        shorter = (name[:at] for at, letter in enumerate(name) if letter == ":")
+        return next((each for each in shorter if each in relays), name)
+
+    def taken(self, stored: Subscription, topics: Sequence[str] | None) -> str | None:
+        """Return in words which routes have topics of these that `stored` lacks, and how to get on; None: none has."""
+        base = self.base_of(stored.name)
+        now, wanted = Topics.of(stored.topics), Topics.of(topics)
+        owners = [
+            each
+            for each in self._routes(base)
+            if each.name != stored.name
+            and wanted.shares(Topics.of(each.topics))
+            and not now.shares(Topics.of(each.topics))
+        ]
+        if not owners:
+            return None
+        patterns = [each.name[len(base) + 1 :] or ANYTHING for each in (*owners, stored)]
+        # The first that matches takes a message, so the wider ones come last.
+        patterns.sort(key=lambda each: (-len(each.replace(ANYTHING, "")), each.count(ANYTHING)))
+        run = " ".join(_option("route", f"{each}=URL") for each in patterns)
+        named = " and ".join(repr(each.name) for each in owners)
+        return f"{named} would send some of these topics too; run outbox relay with routes: {run}"
 
     def store_hosts(self, stored: Subscription, declared: Declaration) -> Subscription:
         """Store how this worker writes the destination, if another worker has written it with other hosts.
@@ -178,6 +215,8 @@ class Subscriptions:
             raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
         place = _place(self._first_progress(start))
         with self._channel.transaction():
+            if declared.kind == "compensation":
+                self._channel.rows(_KEEP, name=subscription_of(declared.name))
             grace = _milliseconds(declared.grace or timedelta(0))
             row = {
                 **self._values(declared),
@@ -231,10 +270,13 @@ class Subscriptions:
                 else "another --name"
             )
             differs = f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}"
+            if stored.kind == "relay" and (taken := self.taken(stored, topics)):
+                raise SubscriptionError(f"{differs}; {taken}; or give this worker {instead}")
             if moved := _moved(stored.topics, topics):
                 # Altered topics would be sent again from the beginning by a new subscription, so this comes first.
                 # One at a time, because each route has a subscription of its own.
-                options = f"{_topics_option(moved[:1])} --to URL"
+                route = route_name(declared.split_from or declared.name, moved[0])
+                options = f"{_topics_option(moved[:1])} --to URL {_option('as', route)}"
                 raise SubscriptionError(
                     f"{differs}; give them to another subscription, from where this one stands: outbox subscriptions"
                     f" split {shlex.quote(stored.name)} {options}; or give this worker {instead}"
@@ -244,20 +286,35 @@ class Subscriptions:
                 f" {shlex.quote(altered)} {' '.join(option for _, option in differing)}"
             )
 
-    def _require_split(self, declared: Declaration, origin: str) -> None:
+    def _require_split(self, declared: Declaration, base: str) -> None:
         """Refuse to begin with topics that another subscription has, and has perhaps sent."""
-        stored = self.find(origin)
-        if stored is None or stored.destination is None:
-            return
         wanted = Topics.of(declared.topics)
-        if shared := [part for part in wanted.included if not Topics.of(stored.topics).lacks(part)]:
-            usual = [declared.name] == [route_name(origin, part) for part in shared]
-            name = "" if usual else f" {_option('as', declared.name)}"
+        owners = [each for each in self._routes(base) if wanted.shares(Topics.of(each.topics))]
+        if not owners:
+            return
+        named = " and ".join(repr(each.name) for each in owners)
+        missing = f"subscription {declared.name!r} is not there yet, and {named} {'have' if owners[1:] else 'has'}"
+        parts = _given(owners[0], wanted)
+        if owners[1:] or not parts:
             raise SubscriptionError(
-                f"subscription {declared.name!r} is not there yet, and {origin!r} has its topics; to begin where that"
-                f" one stands, run: outbox subscriptions split {shlex.quote(origin)} {_topics_option(shared)}"
-                f" {_option('to', declared.destination)}{name}"
+                f"{missing} its topics; a new route takes topics of one subscription, which keeps others. Put what has"
+                " them before it among the routes, or leave it out"
             )
+        raise SubscriptionError(
+            f"{missing} its topics; to begin where that one stands, run: outbox subscriptions split"
+            f" {shlex.quote(owners[0].name)} {_topics_option(parts)} {_option('to', declared.destination)}"
+            f" {_option('as', declared.name)}"
+        )
+
+    def _routes(self, base: str) -> list[Subscription]:
+        """Return the relay `base`, and those that have its routes, as far as they have begun."""
+        return [
+            each
+            for each in self.all()
+            if each.kind == "relay"
+            and each.destination is not None
+            and (each.name == base or each.name.startswith(route_name(base, "")))
+        ]
 
     def _require_same_destination(self, follower: Subscription, declared: Declaration) -> None:
         there, here = follower.destination, declared.destination
@@ -317,6 +374,17 @@ def _moved(there: Sequence[str] | None, here: Sequence[str] | None) -> tuple[str
     except SubscriptionError:
         return ()
     return moved if left.chosen() == declared.chosen() else ()
+
+
+def _given(owner: Subscription, wanted: Topics) -> list[str]:
+    """Return those of the wanted topics that a split of `owner` would give away; empty if it cannot be split so."""
+    stored = Topics.of(owner.topics)
+    parts = [each for each in wanted.included if not stored.lacks(each)]
+    try:
+        given = stored.within(parts)
+        return parts if given is not None and stored.without(given.included) else []
+    except SubscriptionError:
+        return []
 
 
 def _option(name: str, value: str | None) -> str:

@@ -30,6 +30,10 @@ SLOW = 0.002
 
 #: All messages fit into one read of the log, or they are a window that is read page by page.
 batch_sizes = pytest.mark.parametrize("rows", [1000, 200], ids=["whole", "paged"])
+#: For tests that wait ten seconds for calls that hang.
+slow_batch_sizes = pytest.mark.parametrize(
+    "rows", [pytest.param(1000, marks=pytest.mark.full), 200], ids=["whole", "paged"]
+)
 
 
 def key_of(n: int) -> str | None:
@@ -182,7 +186,7 @@ def test_a_stop_after_a_call_that_raised_loses_and_repeats_nothing(outbox, rows)
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["arrived", "lost"])
-@batch_sizes
+@slow_batch_sizes
 def test_a_stop_beside_a_call_that_hangs_repeats_that_call_only(outbox, rows, arrives):
     """Later messages are done already, so what the call holds is parked before the progress moves past it."""
     first = Unanswering({5}, arrives=arrives)
@@ -199,7 +203,7 @@ def test_a_stop_beside_a_call_that_hangs_repeats_that_call_only(outbox, rows, ar
 
 
 @pytest.mark.parametrize("arrives", [True, False], ids=["arrived", "lost"])
-@batch_sizes
+@slow_batch_sizes
 def test_a_relay_that_gives_up_repeats_the_calls_that_hang_only(outbox, rows, arrives):
     first = Unanswering(set(range(5, COUNT, 20)), arrives=arrives)
     with pytest.raises(HungHandlerError):

@@ -37,6 +37,10 @@ def billing_engine(postgres: PostgresServer, pg_template: str) -> Iterator[Engin
         yield engine
 
 
+#: Their servers take long to come back.
+_SLOW = ("kafka", "rabbitmq")
+
+
 @pytest.fixture
 def perform(pg_engine: Engine, billing_engine: Engine, tmp_path: Path):
     """Performs a run; its seed and its figures are shown when something is wrong."""
@@ -51,7 +55,9 @@ def perform(pg_engine: Engine, billing_engine: Engine, tmp_path: Path):
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.full if kind in _SLOW else ()) for kind in KINDS]
+)
 def test_each_message_arrives_in_order_while_everything_is_killed(perform, full: bool, kind: str) -> None:
     """Its effects happen once. A copy comes only after a failure, and of each failure at most a batch."""
     report = perform(kind, FULL if full else SMALL)
