@@ -52,9 +52,9 @@ def test_the_command_line_takes_a_command(line, tmp_path, monkeypatch):
     monkeypatch.setenv("OUTBOX_DATABASE", "sqlite:///shop.db")
     migrate.upgrade(engine := create_engine("sqlite:///shop.db"))
     TransactionMQProducer("orders", Outbox(engine)).begin_transaction().send("orders", b"1")
-    if "subscriptions split" in line:
-        Relay(Outbox(engine), "stdout:").once()  # only what a relay has declared is split
     arguments = shlex.split(line)[1:]
+    if arguments[:2] == ["subscriptions", "split"]:
+        Relay(Outbox(engine), "stdout:", name=arguments[2]).once()  # only what a relay has declared is split
 
     assert parsed(main, list(arguments)).args == []
     if line.endswith("--watch") or (arguments[0] == "relay" and not {"--once", "--until-empty"} & {*arguments}):
