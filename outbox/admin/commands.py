@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from outbox.admin.borrowing import LENGTH, WAIT, WorkerAliveError, all_borrowed, borrowed
+from outbox.admin.borrowing import LENGTH, WAIT, all_borrowed, borrowed
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.subscription import Subscription, compensation_of
 from outbox.runtime.failpoints import crash_point
@@ -17,8 +17,6 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.parked import carry_out_requests
 from outbox.worker.settle import Settlement
-
-__all__ = ["WAIT", "WorkerAliveError", "alter", "borrowed", "carry_out_without_worker", "drop"]
 
 
 def carry_out_without_worker(channel: Channel, subscription: Subscription) -> int:
@@ -102,16 +100,8 @@ def _require_own_topics(channel: Channel, now: Subscription, stored: Subscriptio
 
 def _merged(now: Subscription, stored: Subscription, changed: Subscription) -> Subscription:
     """Return `now` with what differs between `stored` and `changed`."""
-    altered = now
-    if changed.topics != stored.topics:
-        altered = replace(altered, topics=changed.topics)
-    if changed.destination != stored.destination:
-        altered = replace(altered, destination=changed.destination)
-    if changed.on_dead != stored.on_dead:
-        altered = replace(altered, on_dead=changed.on_dead)
-    if changed.grace != stored.grace:
-        altered = replace(altered, grace=changed.grace)
-    return altered
+    wanted = {name: getattr(changed, name) for name in ("topics", "destination", "on_dead", "grace")}
+    return replace(now, **{name: value for name, value in wanted.items() if value != getattr(stored, name)})
 
 
 def drop(channel: Channel, subscription: Subscription) -> None:

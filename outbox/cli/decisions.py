@@ -30,7 +30,8 @@ def tell(result: Result, *, json: bool) -> None:
 
 def carry_out(channel: Channel, subscription: str) -> str | None:
     """Carry out the requests about a subscription, or return the owner of the live worker that will do it."""
-    from outbox.admin.commands import WorkerAliveError, carry_out_without_worker
+    from outbox.admin.borrowing import WorkerAliveError
+    from outbox.admin.commands import carry_out_without_worker
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     try:

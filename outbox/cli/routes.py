@@ -75,9 +75,9 @@ class _Table:
                 self._refuse(name, f"is unknown; there are {', '.join(_FIELDS)}{quote}")
         rename = self._rename()
         prefix = self._text("prefix")
-        envelope: EnvelopeName = self._one_of("envelope", tuple(ENVELOPES)) or "raw"
+        envelope: EnvelopeName | None = self._one_of("envelope", tuple(ENVELOPES))
         try:
-            check_rewriting(rename=rename, prefix=prefix, envelope=envelope)
+            check_rewriting(rename=rename, prefix=prefix, envelope=envelope or "raw")
         except SenderError as error:
             raise click.UsageError(f"{self._about} {error}") from None
         return Route(

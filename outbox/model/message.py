@@ -245,23 +245,10 @@ class Message:
 
         Nothing is checked again.
         """
-        message = Message.__new__(Message)
-        message.id = self.id
-        message._message_id = self._message_id
-        message.topic = topic
-        message.key = self.key
-        message.tags = self.tags
-        message._headers = headers_json
-        message.body = body
-        message.content_type = content_type
-        message._created_at = self._created_at
-        message.deliver_at = self.deliver_at
-        message.expires_at = self.expires_at
-        message.delay = self.delay
-        message.dedup_key = self.dedup_key
-        message.direct = self.direct
-        message.attempt = self.attempt
-        return message
+        return stored_message(
+            self.id, self._message_id, topic, self.key, self.tags, headers_json, body, content_type, self._created_at,
+            self.deliver_at, self.expires_at, self.direct, self.attempt,
+        )  # fmt: skip
 
     def text(self) -> str:
         """Return the body as text, by the charset of its content type, else by UTF-8.
@@ -300,7 +287,7 @@ def traced(headers: Mapping[str, str], trace: Mapping[str, str]) -> dict[str, st
 
 
 def stored_message(
-    id: int,
+    id: int | None,
     message_id: uuid.UUID | bytes | str,
     topic: str,
     key: str | None,
@@ -308,7 +295,7 @@ def stored_message(
     headers: str | None,
     body: bytes,
     content_type: str | None,
-    created_at: datetime | int,
+    created_at: datetime | int | None,
     deliver_at: datetime | None,
     expires_at: datetime | None,
     direct: str | None = None,

@@ -27,7 +27,7 @@ class Route:
     to: Destination
     rename: Mapping[str, str] | None = None
     prefix: str | None = None
-    envelope: EnvelopeName = "raw"
+    envelope: EnvelopeName | None = None
     on_dead: OnDead | None = None
     deadline: timedelta | None = None
 

@@ -12,6 +12,7 @@ from tenacity import wait_fixed
 
 from outbox import Outbox, Relay, Relays, Route, SubscriptionError, Unavailable, routes
 from outbox.model.message import Message
+from outbox.model.subscription import Subscription
 from outbox.model.topics import Topics
 from outbox.relay.routes import route_subscriptions
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -90,6 +91,21 @@ def test_messages_go_by_their_topics_in_the_form_of_their_route(engine):
     stored = [(each.name, each.topics, each.on_dead) for each in Subscriptions(channel).all()]
     channel.close()
     assert stored == [("relay", ("!orders.*",), "continue"), ("relay:orders.*", ("orders.*",), "block")]
+
+
+def test_an_option_that_routes_share_counts_for_each_that_has_none_of_its_own(engine):
+    outbox = Outbox(engine)
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message(topic, topic) for topic in ("orders.new", "mail")])
+    own, shared = Destination(), Destination()
+
+    table: dict[str, Any] = {"orders.*": Route(to=own, envelope="debezium", prefix="own."), "*": shared}
+    Relays(routes(outbox, table, envelope="cloudevents", prefix="shared.")).until_empty()
+
+    assert [(each.topic, each.content_type) for each in own.messages] == [("own.orders.new", "text/plain")]
+    assert [(each.topic, each.content_type) for each in shared.messages] == [
+        ("shared.mail", "application/cloudevents+json")
+    ]
 
 
 def test_a_destination_that_is_down_delays_no_other(engine):
@@ -202,6 +218,26 @@ def test_a_route_inside_of_another_one_does_not_begin_anew(engine):
         outbox.send_all(session, [Message("orders.eu.new", "3"), Message("orders.us.new", "4")])
     Relays(routes(outbox, table)).until_empty()
     assert (made.code, eu.bodies, other.bodies) == (0, [b"3"], [b"4"])
+
+
+def test_a_route_that_begins_while_another_one_looks_for_it_is_no_obstacle(engine, monkeypatch):
+    """The relays of a process begin at the same moment."""
+    outbox = Outbox(engine)
+    orders, rest = routes(outbox, {"orders.*": Destination(), "*": Destination()})
+    find = Subscriptions.find
+    looked_for: list[str] = []
+
+    def find_too_early(self: Subscriptions, name: str) -> Subscription | None:
+        found = find(self, name)
+        if name == orders.name and not looked_for:
+            looked_for.append(name)
+            orders.until_empty()
+        return found
+
+    monkeypatch.setattr(Subscriptions, "find", find_too_early)
+    rest.until_empty()
+
+    assert looked_for == [orders.name]
 
 
 def test_a_new_route_among_several_is_split_in_any_order(engine):

@@ -18,7 +18,7 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, Relay, SubscriptionError, Unavailable
-from outbox.admin import commands
+from outbox.admin import borrowing, commands
 from outbox.model.lease import Partition
 from outbox.model.subscription import Declaration, Subscription
 from outbox.store.subscriptions import leases
@@ -51,7 +51,7 @@ def running(relay: Relay) -> Iterator[None]:
         relay.join(20)
 
 
-def alter(outbox: Outbox, *, wait: timedelta = commands.WAIT, **changes: Any) -> Subscription:
+def alter(outbox: Outbox, *, wait: timedelta = borrowing.WAIT, **changes: Any) -> Subscription:
     """As `outbox subscriptions alter relay`."""
     with closing(outbox.database.open()) as channel:
         stored = Subscriptions(channel).get("relay")
@@ -115,7 +115,7 @@ def test_while_a_call_hangs_the_lease_is_kept_and_the_command_says_so(outbox):
     fill(outbox, 100)
     with running(relay_to(destination, outbox, deadline=SECOND)):
         assert eventually(lambda: destination.calls)
-        with pytest.raises(commands.WorkerAliveError) as refused:
+        with pytest.raises(borrowing.WorkerAliveError) as refused:
             alter(outbox, destination="elsewhere", wait=5 * SECOND)
         held.set()
         assert eventually(lambda: len(destination.messages) >= 100)
@@ -133,7 +133,7 @@ def test_a_worker_that_knows_of_no_bids_is_waited_for_and_left_alone(outbox, cha
     lease = Leases(channel).acquire(PARTITION, "w0rker", timedelta(minutes=5))
     assert lease is not None
 
-    with pytest.raises(commands.WorkerAliveError, match=r"worker w0rker holds .* not given it back within 1 s"):
+    with pytest.raises(borrowing.WorkerAliveError, match=r"worker w0rker holds .* not given it back within 1 s"):
         alter(outbox, on_dead="continue", wait=SECOND)
 
     assert Leases(channel).renew(lease, SECOND)
@@ -146,7 +146,7 @@ def test_without_a_wait_nobody_is_asked(outbox, channel):
     relay_to(Destination(), outbox).until_empty()
     assert Leases(channel).acquire(PARTITION, "w0rker", timedelta(minutes=5))
 
-    with pytest.raises(commands.WorkerAliveError, match=r"holds the lease of relay until [0-9:]+ UTC; stop it first$"):
+    with pytest.raises(borrowing.WorkerAliveError, match=r"holds the lease of relay until [0-9:]+ UTC; stop it first$"):
         alter(outbox, on_dead="continue", wait=timedelta(0))
 
 

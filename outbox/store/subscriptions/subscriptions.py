@@ -289,7 +289,9 @@ class Subscriptions:
     def _require_split(self, declared: Declaration, base: str) -> None:
         """Refuse to begin with topics that another subscription has, and has perhaps sent."""
         wanted = Topics.of(declared.topics)
-        owners = [each for each in self._routes(base) if wanted.shares(Topics.of(each.topics))]
+        # Another process may have created it since it was looked for.
+        others = (each for each in self._routes(base) if each.name != declared.name)
+        owners = [each for each in others if wanted.shares(Topics.of(each.topics))]
         if not owners:
             return
         named = " and ".join(repr(each.name) for each in owners)
