@@ -10,6 +10,7 @@ from typing import Any, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
+    AclBindingFilter,
     AclOperation,
     AclPermissionType,
     AdminClient,
@@ -92,6 +93,9 @@ class Topics(Destination):
         wanted = [AclBinding(ResourceType.TOPIC, name, *anywhere, each, AclPermissionType.ALLOW) for each in rights]
         for future in self._admin.create_acls(wanted).values():
             future.result(10)
+        # The broker learns of them a moment after they are stored.
+        stored = AclBindingFilter(ResourceType.TOPIC, name, *anywhere, AclOperation.ANY, AclPermissionType.ALLOW)
+        assert eventually(lambda: len(self._admin.describe_acls(stored).result(10)) == len(wanted), 10)
 
     def records(self) -> list[Message]:
         """Every record that is there, in the order of arrival as far as the broker tells it."""
