@@ -14,6 +14,7 @@ from outbox.store.database import Channel
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.refusals import taken_topics
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.parked import carry_out_requests
 from outbox.worker.settle import Settlement
@@ -94,7 +95,7 @@ def _require_own_topics(channel: Channel, now: Subscription, stored: Subscriptio
     """Refuse to take back the topics that a split has given away, from whenever `stored` was read."""
     if now.topics != stored.topics:
         raise SubscriptionError(f"the topics of {now.name} were altered meanwhile; try again")
-    if taken := Subscriptions(channel).taken(now, changed.topics):
+    if taken := taken_topics(now, changed.topics, Subscriptions(channel).all()):
         raise SubscriptionError(f"the topics of {now.name} stay as they are: {taken}")
 
 

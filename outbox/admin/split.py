@@ -10,7 +10,7 @@ from outbox.admin.borrowing import WAIT, borrowed
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
 from outbox.model.position import EARLIEST, Progress
-from outbox.model.subscription import Subscription, compensation_of, require_own_name, route_name
+from outbox.model.subscription import Subscription, base_of, compensation_of, require_own_name, route_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
@@ -61,7 +61,7 @@ def split(
     """
     subscriptions = Subscriptions(channel)
     stored = subscriptions.get(name)
-    made = _made(stored, topics, base=subscriptions.base_of(name), destination=destination, as_name=as_name)
+    made = _made(stored, topics, base=base_of(name, subscriptions.all()), destination=destination, as_name=as_name)
     moved = Topics.of(made.topics)
     origin = replace(stored, topics=_left(stored, moved))
     # Before a worker is asked for its lease; what counts is the same question in the transaction.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal
@@ -35,6 +36,11 @@ def subscription_of(compensation: str) -> str | None:
 def route_name(name: str, pattern: str) -> str:
     """Return the name of the subscription for topics that were taken out of subscription `name`."""
     return f"{name}:{pattern}"
+
+
+def grace_milliseconds(grace: timedelta) -> int:
+    """Return a grace as it is stored, which is never shorter."""
+    return -(-grace // timedelta(milliseconds=1))
 
 
 def require_own_name(name: str) -> None:
@@ -127,3 +133,21 @@ class Subscription:
         if self.direct is not None:
             return Selection(topics=self.topics, only=self.direct)
         return Selection(topics=self.topics, tags=self.tags, skips=self.name)
+
+
+def base_of(name: str, known: Iterable[Subscription]) -> str:
+    """Return the subscription that `name` is a route of, such as `relay` for `relay:orders.*`; else `name`."""
+    relays = {each.name for each in known if each.kind == "relay"}
+    shorter = (name[:at] for at, letter in enumerate(name) if letter == ":")
+    return next((each for each in shorter if each in relays), name)
+
+
+def routes_of(base: str, known: Iterable[Subscription]) -> list[Subscription]:
+    """Return the relay `base`, and those that have its routes, as far as they have begun."""
+    return [
+        each
+        for each in known
+        if each.kind == "relay"
+        and each.destination is not None
+        and (each.name == base or each.name.startswith(route_name(base, "")))
+    ]

@@ -1,0 +1,180 @@
+"""What a worker may not declare beside the subscriptions that are there; each error says how to get on."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from datetime import timedelta
+
+from outbox.errors import SubscriptionError
+from outbox.model.destination import same_destination
+from outbox.model.subscription import (
+    Declaration,
+    Subscription,
+    base_of,
+    compensation_of,
+    grace_milliseconds,
+    route_name,
+    routes_of,
+)
+from outbox.model.topics import ANYTHING, Topics
+
+
+def require_fitting(declared: Declaration, known: Sequence[Subscription]) -> Subscription | None:
+    """Refuse a declaration that does not fit the known subscriptions; return its own, or None if it is not there.
+
+    Raises:
+        SubscriptionError: it is stored with other properties; its direct writers send to another destination; or it
+            would begin with topics that another route has.
+    """
+    stored = _named(declared.name, known)
+    if stored is not None and (stored.destination is not None or declared.destination is None):
+        require_same(stored, declared, known)
+    if stored is None and declared.split_from is not None:
+        _require_split(declared, declared.split_from, known)
+    follower = _named(compensation_of(declared.name), known)
+    if follower is not None:
+        _require_same_destination(follower, declared)
+    return stored
+
+
+def require_same(stored: Subscription, declared: Declaration, known: Sequence[Subscription]) -> None:
+    """Refuse a declaration with another kind, selection, destination or policy than is stored."""
+    if stored.kind != declared.kind:
+        raise SubscriptionError(
+            f"{stored.name!r} is the name of a subscription of another kind: {stored.kind}, not {declared.kind};"
+            " use another name"
+        )
+    topics = None if declared.topics is None else tuple(sorted(set(declared.topics)))
+    destination = declared.destination or stored.destination
+    if destination and stored.destination and same_destination(stored.destination, destination):
+        destination = stored.destination
+    on_dead = declared.on_dead or stored.on_dead
+    # A stored grace that is longer does no harm, because this worker needs only that rows wait long enough.
+    grace = max(declared.grace or stored.grace, stored.grace)
+    differing = [
+        (f"has {what} {_shown(there)}, this worker asks for {_shown(here)}", option)
+        for what, there, here, option in (
+            ("topics", stored.topics, topics, _topics_option(topics)),
+            ("destination", stored.destination, destination, _option("to", destination)),
+            ("on-dead", stored.on_dead, on_dead, _option("on-dead", on_dead)),
+            ("grace", stored.grace, grace, _option("grace", f"{grace_milliseconds(grace)}ms")),
+        )
+        if there != here
+    ]
+    if differing:
+        # A compensation has a grace of its own; everything else is that of its subscription.
+        altered = stored.name if stored.grace != grace else stored.direct or stored.name
+        instead = (
+            f"--transaction-timeout {grace_milliseconds(stored.grace)}ms"
+            if stored.kind == "check" and stored.grace != grace
+            else "another --name"
+        )
+        differs = f"subscription {stored.name!r} {'; it '.join(text for text, _ in differing)}"
+        if stored.kind == "relay" and (taken := taken_topics(stored, topics, known)):
+            raise SubscriptionError(f"{differs}; {taken}; or give this worker {instead}")
+        if moved := _moved(stored.topics, topics):
+            # Altered topics would be sent again from the beginning by a new subscription, so this comes first.
+            # One at a time, because each route has a subscription of its own.
+            route = route_name(declared.split_from or declared.name, moved[0])
+            options = f"{_topics_option(moved[:1])} --to URL {_option('as', route)}"
+            raise SubscriptionError(
+                f"{differs}; give them to another subscription, from where this one stands: outbox subscriptions"
+                f" split {shlex.quote(stored.name)} {options}; or give this worker {instead}"
+            )
+        alter = f"outbox subscriptions alter {shlex.quote(altered)} {' '.join(option for _, option in differing)}"
+        # First of all what is right after a move: a worker that moves it back is seldom meant.
+        old = "" if stored.kind == "check" else "stop this worker if it is the old one, or "
+        raise SubscriptionError(f"{differs}; {old}give this worker {instead}, or run: {alter}")
+
+
+def taken_topics(stored: Subscription, topics: Sequence[str] | None, known: Sequence[Subscription]) -> str | None:
+    """Return in words which routes have topics of these that `stored` lacks, and how to get on; None: none has."""
+    base = base_of(stored.name, known)
+    now, wanted = Topics.of(stored.topics), Topics.of(topics)
+    owners = [
+        each
+        for each in routes_of(base, known)
+        if each.name != stored.name and wanted.shares(Topics.of(each.topics)) and not now.shares(Topics.of(each.topics))
+    ]
+    if not owners:
+        return None
+    patterns = [each.name[len(base) + 1 :] or ANYTHING for each in (*owners, stored)]
+    # The first that matches takes a message, so the wider ones come last.
+    patterns.sort(key=lambda each: (-len(each.replace(ANYTHING, "")), each.count(ANYTHING)))
+    run = " ".join(_option("route", f"{each}=URL") for each in patterns)
+    named = " and ".join(repr(each.name) for each in owners)
+    return f"{named} would send some of these topics too; run outbox relay with routes: {run}"
+
+
+def _require_split(declared: Declaration, base: str, known: Sequence[Subscription]) -> None:
+    """Refuse to begin with topics that another subscription has, and has perhaps sent."""
+    wanted = Topics.of(declared.topics)
+    owners = [each for each in routes_of(base, known) if wanted.shares(Topics.of(each.topics))]
+    if not owners:
+        return
+    named = " and ".join(repr(each.name) for each in owners)
+    missing = f"subscription {declared.name!r} is not there yet, and {named} {'have' if owners[1:] else 'has'}"
+    parts = _given(owners[0], wanted)
+    if owners[1:] or not parts:
+        raise SubscriptionError(
+            f"{missing} its topics; a new route takes topics of one subscription, which keeps others. Put what has"
+            " them before it among the routes, or leave it out"
+        )
+    raise SubscriptionError(
+        f"{missing} its topics; to begin where that one stands, run: outbox subscriptions split"
+        f" {shlex.quote(owners[0].name)} {_topics_option(parts)} {_option('to', declared.destination)}"
+        f" {_option('as', declared.name)}"
+    )
+
+
+def _require_same_destination(follower: Subscription, declared: Declaration) -> None:
+    there, here = follower.destination, declared.destination
+    if there is not None and here is not None and not same_destination(there, here):
+        raise SubscriptionError(
+            f"the direct writers of {declared.name!r} send to {there}, this worker to {here}; give it and them the"
+            " same destination. If this worker is right, stop the writers and run: outbox subscriptions alter"
+            f" {declared.name} {_option('to', here)}"
+        )
+
+
+def _named(name: str, known: Sequence[Subscription]) -> Subscription | None:
+    return next((each for each in known if each.name == name), None)
+
+
+def _moved(there: Sequence[str] | None, here: Sequence[str] | None) -> tuple[str, ...]:
+    """Return the topics that a worker leaves out and its stored subscription does not; empty if they differ more."""
+    stored, declared = Topics.of(there), Topics.of(here)
+    moved = tuple(each for each in declared.exceptions if each not in stored.exceptions)
+    try:
+        left = stored.without(moved)
+    except SubscriptionError:
+        return ()
+    return moved if left.chosen() == declared.chosen() else ()
+
+
+def _given(owner: Subscription, wanted: Topics) -> list[str]:
+    """Return those of the wanted topics that a split of `owner` would give away; empty if it cannot be split so."""
+    stored = Topics.of(owner.topics)
+    parts = [each for each in wanted.included if not stored.lacks(each)]
+    try:
+        given = stored.within(parts)
+        return parts if given is not None and stored.without(given.included) else []
+    except SubscriptionError:
+        return []
+
+
+def _topics_option(topics: Sequence[str] | None) -> str:
+    return "--all-topics" if topics is None else _option("topics", ",".join(topics))
+
+
+def _option(name: str, value: str | None) -> str:
+    return f"--{name} {shlex.quote(value or '')}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, timedelta):
+        return f"{value.total_seconds():g} s"
+    if isinstance(value, tuple):
+        return ",".join(value)
+    return "all" if value is None else str(value)
