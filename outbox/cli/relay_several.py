@@ -43,7 +43,7 @@ class RelayingSeveral:
                 relaying = Relaying(target, url, label=None if alone else label, lease=lease, **options | own)
                 where = [] if alone else [label]
                 named = " ".join([*where, own["name"]]) if len(each_to) > 1 or alone else label
-                self._each.append(OneOfSeveral(relaying, named))
+                self._each.append(OneOfSeveral(relaying, own["name"], named))
         # The time that a healthy relay may need: for the call under way, and for a renewal of its lease.
         self._relays = Relays(self._each, drain=max(each.relaying.deadline for each in self._each) + lease)
 
@@ -89,8 +89,9 @@ def _by_route(table: Mapping[str, Route], name: str, shared: Mapping[str, Any]) 
 class OneOfSeveral:
     """A relay beside others, which opens its database by itself, as often as needed."""
 
-    def __init__(self, relaying: Relaying, label: str) -> None:
+    def __init__(self, relaying: Relaying, name: str, label: str) -> None:
         self.relaying = relaying
+        self.name = name
         self.label = label
         #: For how long the destination may be silent before a relay that ends by itself gives up.
         self.patience = timedelta.max

@@ -75,6 +75,7 @@ class Relay:
     Raises:
         SubscriptionError: the name is that of a compensation, or no message can have one of the topics.
         SenderError: the URL is malformed; or messages cannot be sent under such topics, or in such an envelope.
+        TypeError: the deadline, or that of the sender, is no timedelta above 0.
     """
 
     def __init__(
@@ -110,7 +111,8 @@ class Relay:
         )
         self._name = name
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
-        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline or deadline_of(self._sender))
+        deadline = deadline_of(self._sender) if deadline is None else deadline
+        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline)
         # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
         turns = self._sender if isinstance(self._sender, SerializedSender) else FairLock()
         self._handler = self._sender.alone if isinstance(self._sender, SerializedSender) else self._sender

@@ -18,11 +18,7 @@ from outbox.senders.port import destination_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where messages of a route go, and how; the fields are those of `Relay`, with `to` for its sender.
-
-    Raises:
-        TypeError: the deadline is no timedelta.
-    """
+    """Where messages of a route go, and how; the fields are those of `Relay`, with `to` for its sender."""
 
     to: Destination
     rename: Mapping[str, str] | None = None
@@ -30,10 +26,6 @@ class Route:
     envelope: EnvelopeName | None = None
     on_dead: OnDead | None = None
     deadline: timedelta | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.deadline, timedelta | None):
-            raise TypeError(f"deadline: must be a timedelta, not {self.deadline!r:.60}; write timedelta(seconds=10)")
 
     @property
     def options(self) -> dict[str, Any]:

@@ -35,6 +35,10 @@ class OneRelay(Protocol):
     """A relay that runs beside others: a `Relay`, or an object that has to open its database first."""
 
     @property
+    def name(self) -> str:
+        """The name of its subscription."""
+
+    @property
     def label(self) -> str:
         """The database that it works for, without secrets."""
 
@@ -221,8 +225,7 @@ class _Beside:
 def _labels(relays: Sequence[OneRelay]) -> list[str]:
     """Return the databases, each with the name of its relay where several work for one database."""
     count = Counter(relay.label for relay in relays)
-    names = [getattr(relay, "name", "") if count[relay.label] > 1 else "" for relay in relays]
-    return told_apart([" ".join(filter(None, (relay.label, name))) for relay, name in zip(relays, names, strict=True)])
+    return told_apart([each.label if count[each.label] == 1 else f"{each.label} {each.name}" for each in relays])
 
 
 def _say_where(record: logging.LogRecord) -> bool:

@@ -23,6 +23,9 @@ class HandlerPolicy:
     `deadline`: of one call. `max_hung`: so many calls may hang before the worker gives up, unless it never does.
     `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
     seconds.
+
+    Raises:
+        TypeError: the deadline is no timedelta above 0.
     """
 
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -31,6 +34,12 @@ class HandlerPolicy:
     max_hung: int = 4
     max_waiting: int = 10_000
     pause: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=0.05, min=0.05, max=5))
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.deadline, timedelta) or self.deadline <= timedelta(0):
+            raise TypeError(
+                f"deadline must be a timedelta greater than 0, not {self.deadline!r:.60}; write timedelta(seconds=10)"
+            )
 
     def dead(self, message: Message, error: str) -> Parking:
         """Return the parking of a dead letter; with `block_on_dead` the rest of its key waits for a person."""

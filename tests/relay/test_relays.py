@@ -299,7 +299,7 @@ def test_an_error_that_nobody_foresaw_is_logged_in_full_and_the_relay_tries_agai
     class Odd:
         """A relay that works at the third time."""
 
-        label, stopping, tries = "odd", False, 0
+        name, label, stopping, tries = "relay", "odd", False, 0
 
         def serve(self) -> None:
             self.tries += 1
@@ -326,7 +326,7 @@ def test_a_relay_that_was_left_behind_is_not_served_again():
     class Late:
         """A relay whose work goes on after it is told to stop, and fails."""
 
-        label, stopping, served, closed = "late", False, 0, False
+        name, label, stopping, served, closed = "relay", "late", False, 0, False
 
         def serve(self) -> None:
             self.served += 1

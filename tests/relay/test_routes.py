@@ -69,10 +69,11 @@ def test_routes_that_lose_messages_are_refused(patterns, error):
         route_subscriptions(patterns, "relay")
 
 
-@pytest.mark.parametrize("deadline", ["10s", 10])
-def test_a_deadline_of_another_type_is_refused_at_once(deadline):
-    with pytest.raises(TypeError, match=f"deadline: must be a timedelta, not {deadline!r}; write timedelta"):
-        Route(to="stdout:", deadline=deadline)
+@pytest.mark.parametrize("deadline", ["10s", 10, timedelta(0)])
+def test_a_deadline_that_is_no_length_of_time_is_refused(sqlite_engine, deadline):
+    problem = f"deadline must be a timedelta greater than 0, not {deadline!r}; write timedelta(seconds=10)"
+    with pytest.raises(TypeError, match=re.escape(problem)):
+        routes(Outbox(sqlite_engine), {"*": Route(to="stdout:", deadline=deadline)})
 
 
 def test_messages_go_by_their_topics_in_the_form_of_their_route(engine):
@@ -224,20 +225,21 @@ def test_a_route_that_begins_while_another_one_looks_for_it_is_no_obstacle(engin
     """The relays of a process begin at the same moment."""
     outbox = Outbox(engine)
     orders, rest = routes(outbox, {"orders.*": Destination(), "*": Destination()})
-    find = Subscriptions.find
-    looked_for: list[str] = []
+    look = Subscriptions.all
+    seen: list[list[str]] = []
 
-    def find_too_early(self: Subscriptions, name: str) -> Subscription | None:
-        found = find(self, name)
-        if name == orders.name and not looked_for:
-            looked_for.append(name)
+    def look_too_early(self: Subscriptions) -> list[Subscription]:
+        found = look(self)
+        seen.append([each.name for each in found])
+        if len(seen) == 1:
             orders.until_empty()
         return found
 
-    monkeypatch.setattr(Subscriptions, "find", find_too_early)
+    monkeypatch.setattr(Subscriptions, "all", look_too_early)
     rest.until_empty()
 
-    assert looked_for == [orders.name]
+    assert seen[0] == [rest.name]
+    assert seen[-1] == [rest.name, orders.name]
 
 
 def test_a_new_route_among_several_is_split_in_any_order(engine):
