@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import multiprocessing
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -133,6 +135,7 @@ def _driver(folder: Path) -> Path:
     kept = Path(tempfile.gettempdir()) / f"outbox-bench-{os.getpid()}"
     found = list(kept.glob("*.jar"))
     if not found:
+        atexit.register(shutil.rmtree, kept, ignore_errors=True)
         command = ["mvn", "-q", "-B", "dependency:copy", f"-Dartifact={_DRIVER}", f"-DoutputDirectory={kept}"]
         subprocess.run(command, check=True, cwd=folder)
         found = list(kept.glob("*.jar"))

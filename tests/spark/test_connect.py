@@ -11,7 +11,7 @@ from outbox import Outbox
 from tests.scenarios.exactness.runs import ROOT
 
 
-def test_batches_streams_and_archives_over_connect(spark_home, pg_engine, tmp_path):
+def test_batches_streams_and_archives_over_connect(spark_home, pg_engine, tmp_path, full):
     """In a process of its own: a client and an ordinary session do not share one."""
     if "CI" not in os.environ:
         pytest.importorskip("grpc", reason="Spark Connect needs pyspark[connect]")
@@ -22,9 +22,11 @@ def test_batches_streams_and_archives_over_connect(spark_home, pg_engine, tmp_pa
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "SPARK_HOME": str(spark_home), "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": paths}
 
+    # At full scale it runs beside what takes all processors.
+    seconds = 1500 if full else 280
     done = subprocess.run(
         [sys.executable, "-m", "tests.spark.connect_program", url, str(tmp_path)],
-        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280, check=False,
+        cwd=ROOT, env=environment, capture_output=True, text=True, timeout=seconds, check=False,
     )  # fmt: skip
 
     assert done.returncode == 0, done.stderr[-3000:]

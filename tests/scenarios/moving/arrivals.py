@@ -28,6 +28,11 @@ def arrivals(path: Path) -> list[Arrival]:
     return [Arrival(int(at), key, int(number)) for at, key, number in map(str.split, lines)]
 
 
+def arrived(path: Path) -> int:
+    """How many have arrived."""
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
 def faults(written: Iterable[tuple[str, int]], old: Sequence[Arrival], new: Sequence[Arrival]) -> dict[str, int]:
     """What is wrong with a move, by name and number; nothing, if it left no gap."""
     came = Counter((each.key, each.number) for each in (*old, *new))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import Engine, text
 
-from tests.scenarios.moving.arrivals import Arrival, arrivals, faults
+from tests.scenarios.moving.arrivals import Arrival, arrivals, arrived, faults
 from tests.scenarios.moving.processes import Writers, supervised
 from tests.support.command_line import outbox
 from tests.support.waiting import eventually
@@ -39,38 +39,30 @@ class Move:
     engine: Engine
     folder: Path
     least: int
-
-    @property
-    def old(self) -> list[Arrival]:
-        """What the old destination has."""
-        return arrivals(self.folder / "old")
-
-    @property
-    def new(self) -> list[Arrival]:
-        """What the new destination has."""
-        return arrivals(self.folder / "new")
+    seconds: float
 
     def perform(self, change: Callable[[Engine], None], *, before: int) -> dict[str, int]:
         """Return what was wrong. `before`: how many relays to the new destination are there before the change."""
+        old, new = self.folder / "old", self.folder / "new"
         url = self.engine.url.render_as_string(hide_password=False)
         program = ["-m", "tests.scenarios.moving.relaying", url]
-        olds, news = [*program, str(self.folder / "old"), OLD], [*program, str(self.folder / "new"), NEW]
+        olds, news = [*program, str(old), OLD], [*program, str(new), NEW]
         sqlite = self.engine.dialect.name == "sqlite"
         with ExitStack() as running:
             writers = running.enter_context(
                 Writers(self.engine, 2 if sqlite else 4, keys=5, pause=0.02 if sqlite else 0.01)
             )
             running.enter_context(supervised([olds, olds], self.folder / "olds"))
-            assert eventually(lambda: self.old)
+            assert eventually(lambda: arrived(old))
             early = running.enter_context(supervised([news] * before, self.folder / "news"))
             assert eventually(lambda: all(REFUSED in each.said for each in early))
-            assert eventually(lambda: len(self.old) > self.least)
+            assert eventually(lambda: arrived(old) > self.least, self.seconds)
             change(self.engine)
             running.enter_context(supervised([news] * (2 - before), self.folder / "later"))
-            assert eventually(lambda: len(self.new) > self.least)
+            assert eventually(lambda: arrived(new) > self.least, self.seconds)
             written = writers.stop()
-            eventually(lambda: len(self.old) + len(self.new) >= len(written))
-        return faults(written, self.old, self.new)
+            eventually(lambda: arrived(old) + arrived(new) >= len(written), self.seconds)
+        return faults(written, arrivals(old), arrivals(new))
 
 
 @pytest.fixture
@@ -78,7 +70,7 @@ def move(engine: Engine, tmp_path: Path, full: bool) -> Move:
     """One on a database of its own."""
     for folder in ("olds", "news", "later"):
         (tmp_path / folder).mkdir()
-    return Move(engine, tmp_path, 20_000 if full else 300)
+    return Move(engine, tmp_path, least=20_000 if full else 300, seconds=600 if full else 60)
 
 
 def test_the_new_relays_are_there_before_the_move(move):
