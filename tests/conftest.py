@@ -57,9 +57,9 @@ def full(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[PostgresServer]:
-    """A PostgreSQL server of this run; its crashes are not to be tested, others use it."""
-    with started(PostgresServer) as server:
+def postgres(full: bool) -> Iterator[PostgresServer]:
+    """A PostgreSQL server of this run; its crashes are not to be tested, others use it. At full scale it gets large."""
+    with started(lambda: PostgresServer(in_memory=not full)) as server:
         yield server
 
 

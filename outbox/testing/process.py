@@ -21,6 +21,10 @@ from pathlib import Path
 
 from outbox.errors import OutboxError
 
+#: Where Linux keeps files in memory; small in a container, half of the memory elsewhere.
+_MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder in it is private
+_ROOMY = 4 * 1024**3
+
 
 class ServerFailedError(OutboxError):
     """A server program did not do what it was started for; the text ends with its output."""
@@ -52,9 +56,14 @@ def reachable(path: Path, account: Account | None) -> bool:
     return all(state.st_mode & stat.S_IXOTH or state.st_uid == account.uid for state in states)
 
 
-def scratch_folder(name: str, account: Account | None) -> Path:
-    """Make a temporary folder that belongs to `account`, in a place that it can reach."""
-    places = (tempfile.gettempdir(), "/tmp", "/var/tmp")  # noqa: S108 - the new folder in it is private
+def scratch_folder(name: str, account: Account | None, *, in_memory: bool = False) -> Path:
+    """Make a temporary folder that belongs to `account`, in a place that it can reach.
+
+    `in_memory`: not on a disk, where the machine has gigabytes of memory to spare for files.
+    """
+    places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]  # noqa: S108 - the new folder in it is private
+    if in_memory and _MEMORY.is_mount() and shutil.disk_usage(_MEMORY).free > _ROOMY:
+        places.insert(0, str(_MEMORY))
     place = next((place for place in places if reachable(Path(place, name), account)), None)
     folder = Path(tempfile.mkdtemp(prefix=f"outbox-{name}-", dir=place))
     hand_over(folder, account)

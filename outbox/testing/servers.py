@@ -60,8 +60,8 @@ class LocalServer:
 
     _stop_signals: ClassVar[Sequence[signal.Signals]] = (signal.SIGINT,)
 
-    def __init__(self, name: str, directory: Path | None, account: Account | None) -> None:
-        self.folder = (directory or scratch_folder(name, account)).absolute()
+    def __init__(self, name: str, directory: Path | None, account: Account | None, *, in_memory: bool = False) -> None:
+        self.folder = (directory or scratch_folder(name, account, in_memory=in_memory)).absolute()
         self.port = free_port()
         self._account = account
         self._owner = os.getpid()
@@ -156,22 +156,30 @@ class PostgresServer(LocalServer):
     """A PostgreSQL of this process alone, open to the superuser `postgres` on the loopback interface.
 
     `durable=False` is fast and survives the crash of a process, not that of the machine; `durable=True` keeps
-    PostgreSQL's own defaults. `settings` are server settings by name.
+    PostgreSQL's own defaults. `in_memory`: with small databases, because they take memory in place of disk, where there
+    is enough of it; to make and drop one then costs a tenth. `settings` are server settings by name.
     """
 
     _stop_signals = (signal.SIGINT, signal.SIGQUIT)
 
     def __init__(
-        self, *, durable: bool = False, settings: Mapping[str, str] = _NO_SETTINGS, directory: Path | None = None
+        self,
+        *,
+        durable: bool = False,
+        in_memory: bool = False,
+        settings: Mapping[str, str] = _NO_SETTINGS,
+        directory: Path | None = None,
     ) -> None:
         account = unprivileged()
         self._programs = postgres_programs(account)
-        super().__init__("postgres", directory, account)
+        super().__init__("postgres", directory, account, in_memory=in_memory)
         self.data = self.folder / "data"
         self._durable = durable
         self._settings = {"max_connections": "200", "max_prepared_transactions": "10", **settings}
         if not durable:
             self._settings = dict.fromkeys(("fsync", "synchronous_commit", "full_page_writes"), "off") | self._settings
+        if in_memory:
+            self._settings = {"max_wal_size": "128MB"} | self._settings
 
     def start(self) -> Self:
         """Start, making the cluster first if there is none; returns when it accepts connections."""

@@ -6,8 +6,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -91,6 +93,17 @@ def folder() -> Iterator[Path]:
     home = scratch_folder("test", unprivileged())
     yield home / "server"
     shutil.rmtree(home)
+
+
+@pytest.mark.skipif(not Path("/dev/shm").is_mount(), reason="this system keeps no files in memory")
+@pytest.mark.parametrize(("free", "place"), [(8 * 1024**3, "/dev/shm"), (64 * 1024**2, tempfile.gettempdir())])
+def test_files_are_in_memory_where_there_is_room(monkeypatch, free, place):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
+
+    folder = scratch_folder("test", None, in_memory=True)
+
+    folder.rmdir()
+    assert folder.parent == Path(place)
 
 
 def test_a_folder_of_the_callers_stays_and_its_data_is_used_again(folder):
