@@ -1,11 +1,13 @@
-"""The reasons for which RabbitMQ closes a channel: which messages are at fault, and what becomes of them.
-
-Nothing here uses a driver.
-"""
+"""What RabbitMQ refuses: the messages at fault when it closes a channel, and what errors of the driver say."""
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import ssl
+
+from aiormq import AMQPError
 
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Unavailable, Verdict
@@ -27,6 +29,24 @@ def verdict_of_fault(reason: str, message: Message) -> Verdict | None:
     if _forbids(reason, message.topic):
         return Unavailable(f"RabbitMQ: {reason}")
     return None
+
+
+def words_of(error: BaseException | None) -> str:
+    """Return what an error of the driver, or of the network, says to a person."""
+    # What the socket said is plainer than what the driver makes of it.
+    cause = error.__cause__ if isinstance(error, AMQPError) else error
+    if isinstance(cause, TimeoutError):
+        return "no answer"
+    if isinstance(cause, EOFError):
+        return "the server closed the connection"
+    if isinstance(cause, OSError) and cause.errno in errno.errorcode and not isinstance(cause, ssl.SSLError):
+        # The event loop's own text names the address again, and the number of the error.
+        return os.strerror(cause.errno or 0).lower()
+    if isinstance(cause, OSError):
+        return cause.strerror or str(cause)
+    if isinstance(error, AMQPError) and error.args:
+        return str(error.args[-1])
+    return str(error or "") or type(error).__name__
 
 
 def _forbids(reason: str, topic: str) -> bool:

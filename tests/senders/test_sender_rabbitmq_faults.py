@@ -73,11 +73,12 @@ def test_what_is_refused_by_one_frame_is_not_done():
 
 
 def test_not_everything_is_under_way_at_once():
-    with Witness() as witness, closing(RabbitSender(witness.url, timeout=timedelta(seconds=1))) as sender:
+    with Witness() as witness, closing(RabbitSender(witness.url, timeout=timedelta(seconds=3))) as sender:
         verdicts = sender.send([a_message("orders", n) for n in range(2_000)])
 
         address = witness.url.partition("/?")[0]
-        assert verdicts == [Unavailable(f"RabbitMQ: {address}: no answer within 0.9 s")] * 2_000
+        assert len(verdicts) == 2_000
+        assert set(verdicts) == {Unavailable(f"RabbitMQ: {address}: no answer within 2.7 s")}
         assert len(witness.arrivals(1)) == 512
 
 
