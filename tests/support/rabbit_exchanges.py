@@ -146,7 +146,7 @@ class Exchange(Destination):
             queue = await channel.get_queue(self.name, ensure=False)
             consumer = await queue.consume(keep, no_ack=True)
             await channel.default_exchange.publish(aio_pika.Message(b"", app_id=mark), self.name)
-            await asyncio.wait_for(is_over.wait(), 20)
+            await asyncio.wait_for(is_over.wait(), 120)
             await queue.cancel(consumer)
 
     @asynccontextmanager
