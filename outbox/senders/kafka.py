@@ -286,9 +286,9 @@ class _Connection:
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                     call.refuse(index, Reject(f"Kafka cannot carry it: {error}"))
                 else:
-                    # The producer has ended, or its queue is full, which is not the message's fault.
+                    # The producer has ended, or it has found the topic missing meanwhile.
+                    self._refuse(call, index, error.args[0])
                     self._note(error.args[0])
-                    call.refuse(index, Unavailable(f"Kafka: {error.args[0].str()}{self.hint}", everything=True))
 
     def wait(self, call: _Call, seconds: float) -> None:
         """Send what was handed over, at once, and wait for its reports for at most so long."""
@@ -314,12 +314,17 @@ class _Connection:
         if error is None:
             call.settle(index, DONE)
             return
-        topic = self._prefix + call.messages[index].topic
         if error.fatal():
             self._note(error)
         if error.code() in ONE_OF_A_BATCH:
+            topic = self._prefix + call.messages[index].topic
             call.blame(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
             return
+        self._refuse(call, index, error)
+
+    def _refuse(self, call: _Call, index: int, error: KafkaError) -> None:
+        """Store that a message was not taken. Its topic is looked up before it is used again."""
+        topic = self._prefix + call.messages[index].topic
         self._topics.discard(topic)
         text = f"Kafka on topic {topic!r}: {error.str()}{self.hint}"
         call.refuse(index, verdict_of_record(topic, error) or Unavailable(text, everything=True))

@@ -132,8 +132,11 @@ class Transactions:
             if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
                 batch.left_out[index] = Reject(f"Kafka cannot carry it: {error}")
                 return
-            # The client takes nothing more after a record was refused, which the reports tell.
+            # The client takes nothing more after a record was refused, which the reports tell. Of a topic that it has
+            # found missing meanwhile, there is no report.
             producer.poll(0)
+            if error.args[0].code() in NO_SUCH_TOPIC:
+                batch.errors[index] = error.args[0]
             if not batch.errors:
                 raise
             raise _RefusedError from error

@@ -8,7 +8,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from outbox.errors import SenderError
 from outbox.model.message import Message, stored_message, uuid7
@@ -126,6 +126,22 @@ def test_a_topic_that_is_made_later_is_found(topics, sender):
     check_eventually_done(sender, sent, seconds=5)
 
 
+def test_a_topic_that_the_client_has_found_missing_waits_alone(topics, sender, monkeypatch):
+    """The client then takes no record of it, and so reports none."""
+
+    class Knowing(Producer):
+        def produce(self, topic, *arguments, **more):
+            if topic.endswith(".beta"):
+                raise KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC))
+            super().produce(topic, *arguments, **more)
+
+    monkeypatch.setattr("outbox.senders.kafka.Producer", Knowing)
+
+    verdicts = sender.send([a_message("alpha", 1), a_message("beta", 2), a_message("alpha", 3)])
+
+    assert verdicts == [DONE, Unavailable(f"Kafka has no topic '{topics.prefix}.beta'; create it"), DONE]
+
+
 def test_a_topic_that_kafka_cannot_have_is_rejected_by_name(sender, topics):
     [refused, long] = sender.send([a_message("a|b", 1), a_message("x" * 249, 2)])
 
@@ -136,12 +152,12 @@ def test_a_topic_that_kafka_cannot_have_is_rejected_by_name(sender, topics):
 
 def test_a_message_above_its_topics_limit_is_rejected_and_those_beside_it_are_not(topics, sender):
     """The client puts messages together, and the broker refuses them together."""
-    topics.limit("alpha", 5_000)
-    sent = [a_message("alpha", b"x" * (6_000 if n in (3, 40) else 300), key=f"k{n}") for n in range(60)]
+    topics.make("narrow", max_message_bytes="5000")
+    sent = [a_message("narrow", b"x" * (6_000 if n in (3, 40) else 300), key=f"k{n}") for n in range(60)]
 
     verdicts = sender.send(sent)
 
-    too_large = Reject(f"Kafka on topic '{topics.prefix}.alpha': Broker: Message size too large")
+    too_large = Reject(f"Kafka on topic '{topics.prefix}.narrow': Broker: Message size too large")
     assert [n for n, verdict in enumerate(verdicts) if verdict != DONE] == [3, 40]
     assert (verdicts[3], verdicts[40]) == (too_large, too_large)
     assert len(topics.records()) == 58

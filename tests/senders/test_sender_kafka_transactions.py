@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
+from confluent_kafka import KafkaError, KafkaException, Producer
 
 from outbox.errors import SenderError
 from outbox.model.verdict import DONE, Reject, Unavailable
@@ -101,20 +102,44 @@ def test_a_sender_that_was_replaced_and_closed_begins_anew(topics, to, name):
 
 
 def test_what_is_refused_is_left_out_and_the_rest_is_stored_once(topics, to, name):
-    topics.limit("alpha", 5_000)
-    sent = [a_message("alpha", f"{n} ".encode().ljust(6_000 if n in (3, 40) else 300), key=f"k{n}") for n in range(60)]
-    sent += [a_message("odrers", 1, key="k7"), a_message("alpha", "later", key="k7"), a_message("a|b", 2)]
+    topics.make("narrow", max_message_bytes="5000")
+    sent = [a_message("narrow", f"{n} ".encode().ljust(6_000 if n in (3, 40) else 300), key=f"k{n}") for n in range(60)]
+    sent += [a_message("odrers", 1, key="k7"), a_message("narrow", "later", key="k7"), a_message("a|b", 2)]
 
     verdicts = to(name).send(sent)
 
-    too_large = Reject(f"Kafka on topic '{topics.prefix}.alpha': Broker: Message size too large")
+    too_large = Reject(f"Kafka on topic '{topics.prefix}.narrow': Broker: Message size too large")
     missing = Unavailable(f"Kafka has no topic '{topics.prefix}.odrers'; create it")
     assert {n: verdict for n, verdict in enumerate(verdicts[:-1]) if verdict != DONE} == {
         3: too_large, 40: too_large, 60: missing, 61: EARLIER,
     }  # fmt: skip
     assert isinstance(verdicts[-1], Reject)
-    stored = sorted(int(each.value().split()[0]) for each in topics.committed("alpha"))
+    stored = sorted(int(each.value().split()[0]) for each in topics.committed("narrow"))
     assert stored == [n for n in range(60) if n not in (3, 40)]
+
+
+def test_the_client_may_know_by_itself_that_a_topic_is_missing(topics, to, name, monkeypatch):
+    """It then takes no record, and so reports none."""
+
+    class Knowing(Producer):
+        def produce(self, topic, *arguments, **more):
+            if topic.endswith(".missing"):
+                raise KafkaException(KafkaError(KafkaError._UNKNOWN_TOPIC))
+            super().produce(topic, *arguments, **more)
+
+    monkeypatch.setattr(kafka_transactions, "Producer", Knowing)
+    sent = [
+        a_message("alpha", 1),
+        a_message("missing", 2, key="k"),
+        a_message("alpha", 3),
+        a_message("alpha", 4, key="k"),
+    ]
+
+    verdicts = to(name).send(sent)
+
+    missing = Unavailable(f"Kafka has no topic '{topics.prefix}.missing'; create it")
+    assert verdicts == [DONE, missing, DONE, EARLIER]
+    assert sorted(each.value() for each in topics.committed("alpha")) == [b"1", b"3"]
 
 
 def test_a_topic_that_is_made_later_is_found(topics, to, name):
