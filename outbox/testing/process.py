@@ -21,8 +21,9 @@ from pathlib import Path
 
 from outbox.errors import OutboxError
 
-#: Where Linux keeps files in memory; small in a container, half of the memory elsewhere.
+#: Where Linux keeps files in memory. It is often small in a container.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder in it is private
+#: So many bytes must be free in it.
 _ROOMY = 4 * 1024**3
 
 
@@ -59,7 +60,7 @@ def reachable(path: Path, account: Account | None) -> bool:
 def scratch_folder(name: str, account: Account | None, *, in_memory: bool = False) -> Path:
     """Make a temporary folder that belongs to `account`, in a place that it can reach.
 
-    `in_memory`: not on a disk, where the machine has gigabytes of memory to spare for files.
+    `in_memory`: keep its files in memory, where 4 GB of it are free.
     """
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]  # noqa: S108 - the new folder in it is private
     if in_memory and _MEMORY.is_mount() and shutil.disk_usage(_MEMORY).free > _ROOMY:

@@ -30,12 +30,13 @@ class TcpProxy:
     """Passes everything through to the target until told otherwise; each mode applies to open connections, too.
 
     It runs in a thread of its own, so that code that blocks can be tested: `with TcpProxy("127.0.0.1", 5432) as proxy`.
-    Every method returns when its mode is in force.
+    Every method returns when its mode is in force. What the server says arrives `latency` seconds later.
     """
 
-    def __init__(self, target_host: str, target_port: int) -> None:
+    def __init__(self, target_host: str, target_port: int, *, latency: float = 0.0) -> None:
         self.port = free_port()
         self._target = (target_host, target_port)
+        self._latency = latency
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="outbox-proxy", daemon=True)
         self._listener: socket.socket | None = None
@@ -152,6 +153,7 @@ class TcpProxy:
         while data := await self._loop.sock_recv(source, 65_536):
             await self._flowing.wait()
             if direction == "to_client":
+                await asyncio.sleep(self._latency)
                 await self._answering.wait()
             allowed = self._allowance(direction, len(data))
             await self._loop.sock_sendall(sink, data[:allowed])

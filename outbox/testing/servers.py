@@ -156,8 +156,8 @@ class PostgresServer(LocalServer):
     """A PostgreSQL of this process alone, open to the superuser `postgres` on the loopback interface.
 
     `durable=False` is fast and survives the crash of a process, not that of the machine; `durable=True` keeps
-    PostgreSQL's own defaults. `in_memory`: with small databases, because they take memory in place of disk, where there
-    is enough of it; to make and drop one then costs a tenth. `settings` are server settings by name.
+    PostgreSQL's own defaults. `in_memory` keeps the data in memory, where 4 GB of it are free: for small databases, of
+    which one is then made and dropped in a tenth of the time. `settings` are server settings by name.
     """
 
     _stop_signals = (signal.SIGINT, signal.SIGQUIT)

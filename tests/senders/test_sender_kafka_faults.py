@@ -48,8 +48,8 @@ def mortal() -> Iterator[FarKafka]:
 
 def test_what_follows_a_refused_message_of_its_key_is_not_stored_before_it(topics, sender):
     """The broker refuses one message of many that are under way; those behind it must not pass it."""
-    topics.limit("alpha", 5_000)
-    sent = [a_message("alpha", str(n).ljust(6_000 if n == 30 else 300), key=f"k{n % 7}") for n in range(60)]
+    topics.make("narrow", max_message_bytes="5000")
+    sent = [a_message("narrow", str(n).ljust(6_000 if n == 30 else 300), key=f"k{n % 7}") for n in range(60)]
 
     verdicts = sender.send(sent)
 
@@ -73,8 +73,8 @@ def test_the_first_message_that_a_partition_gets_may_be_refused(topics, sender):
 
 def test_messages_that_are_too_large_only_together_keep_their_order(topics, sender):
     """The client puts three into one request, which the broker refuses."""
-    topics.limit("alpha", 700_000)
-    sent = [a_message("alpha", bytes([n]) * 300_000, key="a") for n in range(5)]
+    topics.make("narrow", max_message_bytes="700000")
+    sent = [a_message("narrow", bytes([n]) * 300_000, key="a") for n in range(5)]
 
     check_all_done(sender.send(sent), sent)
 
@@ -83,8 +83,7 @@ def test_messages_that_are_too_large_only_together_keep_their_order(topics, send
 
 def test_after_a_refusal_at_most_one_message_of_a_key_is_unacknowledged(kafka, topics, sender):
     """Without the guarantee of a stream, each message of a key waits until the one before it is stored."""
-    topics.make("single", partitions=1)
-    topics.limit("single", 5_000)
+    topics.make("single", partitions=1, max_message_bytes="5000")
     refused, first = sender.send([a_message("single", b"x" * 6_000), a_message("single", "first")])
     assert (type(refused), first) == (Reject, DONE)
     sent = [a_message("single", n, key=key) for n, key in enumerate(["a", "b", None, "a", None, "a", "b", None])]

@@ -239,7 +239,7 @@ def test_a_connection_may_be_cut_at_any_byte(exchange, direction: Direction, ful
 
     sender.close()
     check_stored(exchange, sent)
-    assert failed > len(cuts) / 8  # an answer is short, so that many a cut is behind it
+    assert failed > len(cuts) / 8  # many cuts lie behind the end of a short answer
 
 
 def test_a_repetition_has_the_same_id_and_the_same_bytes(exchange, publisher):

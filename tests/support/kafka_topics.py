@@ -14,9 +14,6 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
-    AlterConfigOpType,
-    ConfigEntry,
-    ConfigResource,
     NewTopic,
     ResourcePatternType,
     ResourceType,
@@ -36,7 +33,8 @@ class FarKafka:
     def __init__(self, settings: Mapping[str, str] | None = None, **more: Any) -> None:
         """Take a broker's settings, and what else `KafkaServer` takes."""
         port = free_port()
-        self.proxy = TcpProxy("127.0.0.1", port)
+        # The broker tells the time in milliseconds, and `Topics.records` tells by it which record came first.
+        self.proxy = TcpProxy("127.0.0.1", port, latency=0.002)
         self.server = KafkaServer(settings=settings or {}, far=(port, self.proxy.port), **more)
 
     def __enter__(self) -> Self:
@@ -52,7 +50,6 @@ class FarKafka:
 class Topics(Destination):
     """The topics behind a prefix of their own, reached through a proxy."""
 
-    deadline = 2.5  # its senders promise 2 s, to a machine that may be busy
     takes_any_topic = False
 
     def __init__(self, kafka: FarKafka) -> None:
@@ -67,7 +64,7 @@ class Topics(Destination):
 
     def open(self) -> KafkaSender:
         """A sender through the proxy; patient enough for a machine that is busy with other tests."""
-        return KafkaSender(self.url, timeout=timedelta(seconds=2))
+        return KafkaSender(self.url, timeout=timedelta(seconds=4))
 
     def make(self, *topics: str, partitions: int = 3, **settings: str) -> None:
         """Create topics; `settings` are theirs, with _ in place of dots."""
@@ -78,13 +75,6 @@ class Topics(Destination):
             future.result(10)
         for each in wanted:
             assert eventually(functools.partial(self._is_there, each.topic), 10)
-
-    def limit(self, topic: str, size: int) -> None:
-        """From now on the topic takes no larger batches."""
-        entry = ConfigEntry("max.message.bytes", str(size), incremental_operation=AlterConfigOpType.SET)
-        resource = ConfigResource(ResourceType.TOPIC, f"{self.prefix}.{topic}", incremental_configs=[entry])
-        for future in self._admin.incremental_alter_configs([resource]).values():
-            future.result(10)
 
     def allow(self, topic: str, user: str) -> None:
         """Let a user write to a topic, where the broker asks."""

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -357,6 +358,15 @@ def test_bytes_pass_and_so_does_the_end(proxy):
         received = b"".join(iter(lambda: client.recv(65_536), b""))
 
     assert len(received) == 1_000_000
+
+
+def test_a_distant_server_answers_later(echo):
+    with TcpProxy("127.0.0.1", echo, latency=0.2) as proxy, connected(proxy) as client:
+        began = time.monotonic()
+        client.sendall(b"x")
+
+        assert client.recv(1) == b"x"
+        assert time.monotonic() - began >= 0.2
 
 
 def test_refusing_resets_what_is_open_until_it_passes_again(proxy):

@@ -15,6 +15,7 @@ from tests.support.waiting import eventually
 def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
     outbox, destination = Outbox(engine), Destination()
     relay = relay_to(destination, outbox)
+    sent_at = time.monotonic()
     with outbox.begin() as session:
         outbox.send_all(
             session,
@@ -25,7 +26,6 @@ def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
                 Message("orders", b"at once", deliver_at=datetime.now(UTC) - timedelta(hours=1)),
             ],
         )
-    sent_at = time.monotonic()
 
     relay.start()
     eventually(lambda: len(destination.messages) == 2, 1.5)
