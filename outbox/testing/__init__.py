@@ -14,9 +14,8 @@ A sender or a dialect is good when it passes its suite:
 For tests of what happens in a failure, with real processes:
 
 - `faults.arm_kill`, `faults.arm_stop`: this process dies, or stops, at a named point of writer or relay.
-- `proxy.TcpProxy`: a network that refuses, drops, cuts or swallows, on demand.
-- `servers.PostgresServer`, `servers.NatsServer`: private servers that never outlive the tests; they can crash.
-- `process.Program`, `process.Guard`: what those are made of, for other server programs.
+- `servers`: private PostgreSQL, NATS, Kafka, RabbitMQ and Redis. They never outlive the tests, and can crash.
+- `servers.proxy.TcpProxy`: a network that refuses, drops, cuts or swallows, on demand.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox
 from outbox.direct import delivery
-from outbox.testing.proxy import TcpProxy
+from outbox.testing.servers.proxy import TcpProxy
 from tests.support.destination import Destination, relay_to
 from tests.support.directly import marked, relayed, writing_directly
 from tests.support.nats_streams import Stream

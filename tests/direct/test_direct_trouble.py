@@ -20,7 +20,7 @@ from outbox.direct.sends import DirectSends
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.acks import Acks
-from outbox.testing.proxy import TcpProxy
+from outbox.testing.servers.proxy import TcpProxy
 from outbox.writing.notifier import Notifier
 from tests.support.destination import relay_to
 from tests.support.direct import stored_acks

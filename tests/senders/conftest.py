@@ -6,8 +6,8 @@ import pytest
 
 from outbox.senders.nats import NatsSender
 from outbox.senders.rabbitmq import RabbitSender
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import NatsServer, RabbitServer, RedisServer
+from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import started
 from tests.support.kafka_topics import FarKafka
 from tests.support.nats_streams import Stream

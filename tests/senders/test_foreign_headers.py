@@ -17,8 +17,8 @@ from outbox.senders.function import FunctionSender
 from outbox.senders.headers import Reserved, wire_headers
 from outbox.senders.opening import open_sender
 from outbox.senders.port import Sender
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import NatsServer
+from outbox.testing.servers.proxy import TcpProxy
 from tests.support.command_line import outbox as command
 from tests.support.destination import relay_to
 from tests.support.nats_streams import Stream

@@ -11,9 +11,9 @@ import pytest
 from outbox import Outbox
 from outbox.model.verdict import DONE, Unavailable
 from outbox.senders.nats import NatsSender
-from outbox.testing.process import free_port
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import NatsServer
+from outbox.testing.servers.process import free_port
 from tests.support.destination import fill
 from tests.support.nats_streams import Stream, Witness, make_stream
 from tests.support.waiting import eventually

@@ -21,9 +21,9 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox, Relay, create_engine, migrate
 from outbox.model.verdict import DONE, Unavailable
 from outbox.senders.opening import open_sender
-from outbox.testing.process import free_port
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import RabbitServer, RedisServer
+from outbox.testing.servers.process import free_port
+from outbox.testing.servers.proxy import TcpProxy
 from tests.support.pages import TOP, blocks
 from tests.support.waiting import eventually
 

@@ -17,9 +17,9 @@ import pytest
 from outbox.model.message import Message
 from outbox.model.verdict import Done, Unavailable
 from outbox.senders.nats import NatsSender
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import NatsServer
+from outbox.testing.servers.proxy import TcpProxy
 from tests.support.nats_streams import Stream, Witness, make_stream
 from tests.support.pausing import paused
 

@@ -22,9 +22,9 @@ import sqlalchemy
 from outbox import Message, create_engine, migrate
 from outbox.model.verdict import DONE, Done, Unavailable, Verdict
 from outbox.senders.postgresql import PostgresSender
-from outbox.testing.proxy import Direction, TcpProxy
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import PostgresServer
+from outbox.testing.servers.proxy import Direction, TcpProxy
 from tests.support.handles import conninfo_of
 from tests.support.other_outbox import OtherOutbox, paused
 from tests.support.waiting import eventually

@@ -17,7 +17,6 @@ from redis import Redis
 
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.redis import RedisSender
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import (
     a_message,
     check_all_done,
@@ -26,6 +25,7 @@ from outbox.testing.sender_contract import (
     outcome_of,
 )
 from outbox.testing.servers import RedisServer
+from outbox.testing.servers.proxy import TcpProxy
 from tests.support.pausing import paused
 from tests.support.redis_streams import SlowRedis, Streams
 from tests.support.weather import rage, send_through

@@ -12,8 +12,8 @@ import psycopg
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox import create_engine, migrate
-from outbox.testing.process import free_port
 from outbox.testing.servers import KafkaServer, NatsServer, PostgresServer, RabbitServer, RedisServer
+from outbox.testing.servers.process import free_port
 from tests.support.nats_streams import make_stream
 from tests.support.other_outbox import with_passwords
 from tests.support.rabbit_exchanges import user

@@ -20,10 +20,10 @@ from confluent_kafka.admin import (
 )
 
 from outbox.senders.kafka import KafkaSender, read_message
-from outbox.testing.process import free_port
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import TOPICS, Destination, Stored
 from outbox.testing.servers import KafkaServer
+from outbox.testing.servers.process import free_port
+from outbox.testing.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
 

@@ -14,9 +14,9 @@ from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import NotFoundError
 
 from outbox.senders.nats import NatsSender, read_message
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import TOPICS, Destination, Stored
 from outbox.testing.servers import NatsServer
+from outbox.testing.servers.proxy import TcpProxy
 
 
 class Stream(Destination):

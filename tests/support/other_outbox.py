@@ -13,9 +13,9 @@ from psycopg.rows import dict_row
 from sqlalchemy import Engine
 
 from outbox.senders.postgresql import PostgresSender
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.sender_contract import Destination, Stored
 from outbox.testing.servers import PostgresServer
+from outbox.testing.servers.proxy import TcpProxy
 from tests.support.handles import conninfo_of
 
 _FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")

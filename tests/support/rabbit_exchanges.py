@@ -26,9 +26,9 @@ from pamqp.common import FieldTable
 from pamqp.exceptions import UnmarshalingException
 
 from outbox.senders.rabbitmq import RabbitSender, read_message
-from outbox.testing.proxy import Direction, TcpProxy
 from outbox.testing.sender_contract import TOPICS, Destination, Stored
 from outbox.testing.servers import RabbitServer
+from outbox.testing.servers.proxy import Direction, TcpProxy
 
 
 class Exchange(Destination):

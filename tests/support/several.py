@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from sqlalchemy import Engine
 
 from outbox import Outbox, create_engine
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import PostgresServer
+from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import adopt
 
 

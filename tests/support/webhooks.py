@@ -17,9 +17,9 @@ from typing import Self
 
 from outbox.senders.webhook import WebhookSender
 from outbox.senders.webhook_reading import read_message
-from outbox.testing.proxy import Direction, TcpProxy
 from outbox.testing.sender_contract import Destination, Stored
 from outbox.testing.servers import LocalServer
+from outbox.testing.servers.proxy import Direction, TcpProxy
 from tests.support import webhook_endpoint
 from tests.support.webhook_endpoint import Answer, Endpoint, Received, read_file
 

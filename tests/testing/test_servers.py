@@ -19,9 +19,6 @@ import sqlalchemy
 from confluent_kafka import Consumer, Producer, TopicPartition
 from sqlalchemy import text
 
-from outbox.testing import binaries
-from outbox.testing.process import ServerFailedError, scratch_folder, unprivileged
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import (
     KafkaServer,
     NatsServer,
@@ -29,7 +26,10 @@ from outbox.testing.servers import (
     RabbitServer,
     RedisServer,
     ServerMissing,
+    postgresql,
 )
+from outbox.testing.servers.process import ServerFailedError, scratch_folder, unprivileged
+from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import started
 from tests.support.waiting import eventually
 
@@ -306,12 +306,12 @@ def test_missing_programs_are_named(monkeypatch, tmp_path):
 
 def test_programs_in_a_closed_home_are_copied_out_of_it(monkeypatch):
     """The environment of a root user often lies where the account that runs PostgreSQL cannot look."""
-    monkeypatch.setattr(binaries, "reachable", lambda path, account: False)
+    monkeypatch.setattr(postgresql, "reachable", lambda path, account: False)
 
     with PostgresServer() as server:
         assert ask(server, "SELECT 1") == 1
-        assert str(server._programs) != str(next(binaries._postgres_places(None)))
-        assert binaries.postgres_programs(unprivileged()) == server._programs
+        assert str(server._programs) != str(next(postgresql._postgres_places(None)))
+        assert postgresql.postgres_programs(unprivileged()) == server._programs
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox, create_engine, migrate
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Hint
-from outbox.testing.proxy import TcpProxy
+from outbox.testing.servers.proxy import TcpProxy
 from outbox.worker.settings import Settings
 from outbox.writing.notifier import Notifier
 from tests.support.destination import Destination

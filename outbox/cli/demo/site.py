@@ -16,8 +16,8 @@ from outbox import migrate
 from outbox.cli.demo.destination import Destination, LinesFile, Stream
 from outbox.cli.demo.service import order_service
 from outbox.errors import MissingExtraError
-from outbox.testing.process import Guard, scratch_folder
 from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing
+from outbox.testing.servers.process import Guard, scratch_folder
 from outbox.writing.engines import create_engine
 
 Tell = Callable[[str], None]

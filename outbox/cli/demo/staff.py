@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from outbox.errors import OutboxError
-from outbox.testing.process import Guard
+from outbox.testing.servers.process import Guard
 
 
 class ProcessFailedError(OutboxError):

@@ -9,7 +9,7 @@ import pytest
 
 from outbox import Message, Outbox, Relay, Unavailable, Verdict
 from outbox.model.verdict import DONE
-from outbox.testing.proxy import TcpProxy
+from outbox.testing.servers.proxy import TcpProxy
 from outbox.worker.policy import HandlerPolicy
 from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.nats_streams import Stream

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox.senders.redis import read_message
-from outbox.testing.proxy import TcpProxy
 from outbox.testing.servers import NatsServer, RedisServer
+from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import started
 from tests.scenarios.moving.arrivals import Arrival, faults
 from tests.scenarios.moving.processes import Writers, supervised

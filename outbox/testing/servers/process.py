@@ -1,7 +1,7 @@
 """A server program run beside this process, which never outlives it.
 
 `Program` starts and ends it, `Guard` ends it when this process is killed. The functions for accounts, folders and ports
-are for servers that have demands on them. `servers` has classes for PostgreSQL, NATS and RabbitMQ.
+are for servers that have demands on them.
 """
 
 from __future__ import annotations

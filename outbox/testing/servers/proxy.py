@@ -19,7 +19,7 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, Literal, Self
 
-from outbox.testing.process import free_port
+from outbox.testing.servers.process import free_port
 
 Direction = Literal["to_server", "to_client"]
 

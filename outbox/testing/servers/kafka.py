@@ -1,0 +1,190 @@
+"""A private Kafka broker, and how Maven fetches it."""
+
+from __future__ import annotations
+
+import base64
+import os
+import shutil
+import signal
+import socket
+import struct
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+from outbox.testing.servers.local import NO_SETTINGS, LocalServer, ServerMissing
+from outbox.testing.servers.process import free_port, run_to_end
+
+_KAFKA = "4.3.1"
+_LOG4J = "2.25.4"
+_KAFKA_POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion><groupId>outbox</groupId><artifactId>kafka</artifactId><version>1</version>
+  <dependencies>
+    <dependency><groupId>org.apache.kafka</groupId><artifactId>kafka_2.13</artifactId><version>{_KAFKA}</version></dependency>
+    <dependency><groupId>org.apache.logging.log4j</groupId><artifactId>log4j-core</artifactId><version>{_LOG4J}</version></dependency>
+    <dependency>
+      <groupId>org.apache.logging.log4j</groupId><artifactId>log4j-slf4j-impl</artifactId><version>{_LOG4J}</version>
+    </dependency>
+  </dependencies>
+</project>
+"""
+
+
+class KafkaServer(LocalServer):
+    """A Kafka broker of this process alone, its own controller. `settings` are its own, by name.
+
+    A topic that is not there is created at its first use, as Kafka does unless it is told otherwise. A client goes on
+    to the address that a broker tells it. `far` makes a way through a proxy: one more port that the broker listens on,
+    and the port that it tells those who come there.
+
+    `tls`, the files of a certificate and of its key, makes one more port, `safe_port`, with TLS and passwords. `users`
+    are the passwords of those who may come there by SCRAM-SHA-512, by name.
+    """
+
+    _stop_signals = (signal.SIGTERM,)
+
+    def __init__(
+        self,
+        *,
+        settings: Mapping[str, str] = NO_SETTINGS,
+        directory: Path | None = None,
+        far: tuple[int, int] | None = None,
+        tls: tuple[Path, Path] | None = None,
+        users: Mapping[str, str] = NO_SETTINGS,
+    ) -> None:
+        self._class_path = _kafka_class_path()
+        super().__init__("kafka", directory, None)
+        self._controller = free_port()
+        # A random id could begin with a dash, which the command that formats the storage would take for an option.
+        self._cluster = base64.urlsafe_b64encode(b"outbox" + os.urandom(10)).decode().rstrip("=")
+        self._settings = settings
+        self._far = far
+        self._tls = tls
+        self._users = users
+        self.safe_port = free_port()
+
+    @property
+    def url(self) -> str:
+        """The URL of a destination."""
+        return f"kafka://127.0.0.1:{self.port}"
+
+    @property
+    def servers(self) -> str:
+        """The bootstrap servers of a client."""
+        return f"127.0.0.1:{self.port}"
+
+    def start(self) -> Self:
+        """Start, formatting the storage first if there is none; returns when the broker answers."""
+        if not (self.folder / "data" / "meta.properties").exists():
+            command = [*self._java("kafka.tools.StorageTool"), "format", "-t", self._cluster, "-c", self._properties()]
+            for name, password in self._users.items():
+                command += ["--add-scram", f'SCRAM-SHA-512=[name="{name}",password="{password}"]']
+            run_to_end(command, account=None, cwd=self.folder)
+        return super().start()
+
+    def _command(self) -> Sequence[str | Path]:
+        return [*self._java("kafka.Kafka"), self._properties()]
+
+    def _java(self, main: str) -> list[str | Path]:
+        heap = ["-Xms128m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        return ["java", *heap, "-cp", self._class_path, main]
+
+    def _properties(self) -> Path:
+        """Write the broker's settings. Our own let a killed broker come back in seconds."""
+        near, controller = f"PLAINTEXT://127.0.0.1:{self.port}", f"CONTROLLER://127.0.0.1:{self._controller}"
+        port, told = self._far or (0, 0)
+        far = f",FAR://127.0.0.1:{port}" if self._far else ""
+        safe = f",SAFE://127.0.0.1:{self.safe_port}" if self._tls else ""
+        settings = {
+            "process.roles": "broker,controller",
+            "node.id": "1",
+            "controller.quorum.voters": f"1@127.0.0.1:{self._controller}",
+            "listeners": f"{near},{controller}{far}{safe}",
+            "advertised.listeners": f"{near}{far.replace(str(port), str(told))}{safe}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,FAR:PLAINTEXT,SAFE:SASL_SSL",
+            "log.dirs": str(self.folder / "data"),
+            "num.partitions": "3",
+            "offsets.topic.num.partitions": "1",
+            "offsets.topic.replication.factor": "1",
+            "transaction.state.log.num.partitions": "1",
+            "transaction.state.log.replication.factor": "1",
+            "transaction.state.log.min.isr": "1",
+            "share.coordinator.state.topic.replication.factor": "1",
+            "share.coordinator.state.topic.min.isr": "1",
+            "group.initial.rebalance.delay.ms": "0",
+            "broker.session.timeout.ms": "2000",
+            "broker.heartbeat.interval.ms": "300",
+            **(self._safety() if self._tls else {}),
+            **self._settings,
+        }
+        path = self.folder / "server.properties"
+        path.write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
+        return path
+
+    def _safety(self) -> Mapping[str, str]:
+        """Return the settings of the port with TLS, whose key and certificate have to be in one file."""
+        assert self._tls is not None
+        keys = self.folder / "keys.pem"
+        keys.write_text("".join(path.read_text() for path in self._tls))
+        return {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.location": str(keys),
+            "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "listener.name.safe.sasl.enabled.mechanisms": "SCRAM-SHA-512",
+            "listener.name.safe.scram-sha-512.sasl.jaas.config": (
+                "org.apache.kafka.common.security.scram.ScramLoginModule required;"
+            ),
+        }
+
+    def _answers(self) -> bool:
+        """Return whether the broker names itself: an open port is too early."""
+        # Metadata, version 0: api key, version, correlation id, no client id, no topics asked for but all.
+        request = struct.pack(">hhihi", 3, 0, 1, -1, 0)
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
+                client.sendall(struct.pack(">i", len(request)) + request)
+                answer = client.recv(65_536)
+        except OSError:
+            return False
+        return struct.pack(">i", self.port) in answer
+
+
+def _kafka_class_path() -> str:
+    """Return the class path of a Kafka broker. Maven fetches it at the first call; a file remembers where it is.
+
+    Raises:
+        ServerMissing: there is neither Java nor Maven, or Maven cannot fetch it.
+    """
+    remembered = _cache_folder() / f"kafka-{_KAFKA}.classpath"
+    found = remembered.read_text() if remembered.exists() else ""
+    if found and all(Path(jar).exists() for jar in found.split(os.pathsep)):
+        return found
+    if not (shutil.which("java") and shutil.which("mvn")):
+        raise ServerMissing("no Kafka broker: install Java 17 and Maven, which fetches it from Maven Central")
+    found = _fetched_by_maven(_KAFKA_POM)
+    # Several processes may come here at once: each replaces the file as a whole.
+    mine = remembered.with_suffix(f".{os.getpid()}")
+    mine.write_text(found)
+    mine.replace(remembered)
+    return found
+
+
+def _fetched_by_maven(pom: str) -> str:
+    """Return the class path of what a pom.xml asks for."""
+    with tempfile.TemporaryDirectory(prefix="outbox-maven-") as folder:
+        Path(folder, "pom.xml").write_text(pom)
+        command = ["mvn", "-q", "-B", "dependency:build-classpath", "-Dmdep.outputFile=found"]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise ServerMissing(f"Maven cannot fetch it: {(done.stdout + done.stderr)[-1000:]}")
+        return Path(folder, "found").read_text().strip()
+
+
+def _cache_folder() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outbox"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

