@@ -252,7 +252,7 @@ def test_a_paused_server_is_unavailable_in_time_and_found_again(fragile, server,
             for _ in range(3):
                 began = time.monotonic()
                 verdicts = sender.send(sent)
-                assert time.monotonic() - began < 1.5
+                assert time.monotonic() - began < 2.5
                 assert {type(verdict) for verdict in verdicts} == {Unavailable}
                 assert "no answer within 0.9 s" in repr(verdicts[0])
 

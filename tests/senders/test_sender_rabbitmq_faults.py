@@ -156,7 +156,7 @@ def test_a_paused_server_is_unavailable_in_time_and_found_again(fragile, quorum)
             for _ in range(3):
                 began = time.monotonic()
                 assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
-                assert time.monotonic() - began < 2
+                assert time.monotonic() - began < 2.5
 
         check_eventually_done(sender, sent)
     check_stored(quorum, sent)
@@ -191,7 +191,7 @@ def test_a_server_whose_memory_is_full_is_unavailable_in_time_and_gets_few_copie
             for _ in range(10):
                 began = time.monotonic()
                 verdicts = sender.send(sent)
-                assert time.monotonic() - began < 1
+                assert time.monotonic() - began < 2
                 address = quorum.url.partition("/?")[0]
                 blocked = f"RabbitMQ: {address} blocks publishers, because its memory or disk is full"
                 assert verdicts[:10] == [Unavailable(blocked)] * 10

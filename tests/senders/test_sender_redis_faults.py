@@ -178,7 +178,7 @@ def test_a_paused_server_is_unavailable_in_time_and_found_again():
             for _ in range(3):
                 began = time.monotonic()
                 assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
-                assert time.monotonic() - began < 1.5
+                assert time.monotonic() - began < 2.5
 
         check_eventually_done(sender, sent)
         check_stored(streams, sent)
@@ -213,7 +213,7 @@ def test_answers_that_come_byte_by_byte_make_no_call_longer(slow_from):
 
         assert outcome_of(sender, [a_message("orders", n) for n in range(10)]) == [Unavailable] * 10
 
-        assert time.monotonic() - began < 1.5
+        assert time.monotonic() - began < 2.5
         sender.close()
 
 

@@ -406,7 +406,7 @@ def test_an_answer_that_comes_too_slowly_is_unavailable(to):
         [verdict] = to(parrot.url, seconds=1).send([a_message("orders", 1)])
 
     assert verdict == Unavailable(told(parrot.url, "no answer within 0.9 s"))
-    assert time.monotonic() - began < 1.2
+    assert time.monotonic() - began < 2.5
 
 
 def test_a_refused_connection_is_told(to):

@@ -225,7 +225,7 @@ def test_a_call_past_its_deadline_is_cancelled_and_the_next_one_works():
     two = sender.send([a_message("t", n) for n in range(3)])
 
     assert {type(verdict) for verdict in (one, *two)} == {Unavailable}
-    assert time.monotonic() - began < 1.5
+    assert time.monotonic() - began < 5
     assert cancelled.wait(5)
     hangs = False
     assert sender.send([a_message("t", 1)]) == [DONE]

@@ -20,7 +20,7 @@ def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
         outbox.send_all(
             session,
             [
-                Message("orders", b"reminder", key="order-1", delay=timedelta(seconds=2)),
+                Message("orders", b"reminder", key="order-1", delay=timedelta(seconds=4)),
                 Message("orders", b"placed", key="order-1"),
                 Message("orders", b"in an hour", key="order-1", deliver_at=datetime.now(UTC) + timedelta(hours=1)),
                 Message("orders", b"at once", deliver_at=datetime.now(UTC) - timedelta(hours=1)),
@@ -28,7 +28,7 @@ def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
         )
 
     relay.start()
-    eventually(lambda: len(destination.messages) == 2, 1.5)
+    eventually(lambda: len(destination.messages) == 2)
     early = destination.bodies
     eventually(lambda: len(destination.messages) == 3)
     took = time.monotonic() - sent_at
@@ -37,7 +37,7 @@ def test_a_delayed_message_comes_when_it_is_due_and_blocks_nothing(engine):
 
     assert early == [b"placed", b"at once"]
     assert destination.bodies == [b"placed", b"at once", b"reminder"]
-    assert took >= 1.9
+    assert took >= 3.9
     assert states(engine) == {"delayed": 1}
 
 
