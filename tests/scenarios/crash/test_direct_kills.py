@@ -115,6 +115,8 @@ class Battle:
         }
 
 
+# A relay that gets no processor for as long as its lease repeats a batch, although nobody has killed it.
+@pytest.mark.alone
 @pytest.mark.timeout(1800)
 def test_writers_and_relays_are_killed_at_any_moment(pg_engine: Engine, tmp_path: Path, full: bool) -> None:
     """Orders of three messages each: 4 writers that send by themselves, 3 relays."""
@@ -147,7 +149,7 @@ def test_writers_and_relays_are_killed_at_any_moment(pg_engine: Engine, tmp_path
     print(f"most repeated by one kill: {max(repeated.values(), default=0)}, {time.monotonic() - began:.0f} s")
     assert complete
     assert findings.wrong == {}
-    assert {pid: number for pid, number in repeated.items() if number > excuses.get(pid, 0)} == {}
+    assert {pid: number for pid, number in repeated.items() if number > excuses.get(pid, 0)} == {}, excuses
     assert by_killed == findings.duplicates
 
 
