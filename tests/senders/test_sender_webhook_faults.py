@@ -128,7 +128,7 @@ def test_a_server_that_comes_back_is_found_again_with_few_words(caplog):
     caplog.set_level(logging.INFO, logger="outbox")
     with EndpointProgram() as server:
         sent = numbered(50)
-        sender = WebhookSender(server.url, timeout=timedelta(seconds=1))
+        sender = WebhookSender(server.url, timeout=timedelta(seconds=4))
         check_all_done(sender.send(sent[:1]), sent[:1])
 
         server.kill()
