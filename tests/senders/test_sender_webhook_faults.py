@@ -9,7 +9,6 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -126,6 +125,7 @@ def kill_and_start(server: EndpointProgram, *, times: int) -> None:
 
 def test_a_server_that_comes_back_is_found_again_with_few_words(caplog):
     caplog.set_level(logging.INFO, logger="outbox")
+    began = time.monotonic()  # which nobody sets back, unlike the time of a record
     with EndpointProgram() as server:
         sent = numbered(50)
         sender = WebhookSender(server.url, timeout=timedelta(seconds=4))
@@ -141,7 +141,7 @@ def test_a_server_that_comes_back_is_found_again_with_few_words(caplog):
     first, *outage, last = caplog.records
     assert first.getMessage() == last.getMessage() == f"Webhook: connected to {server.url}"
     assert {record.levelname for record in outage} == {"WARNING"}
-    assert all(later.created - earlier.created > 59 for earlier, later in pairwise(outage))
+    assert len(outage) <= 1 + (time.monotonic() - began) / 60
 
 
 def test_a_paused_server_is_unavailable_in_time_and_found_again():
