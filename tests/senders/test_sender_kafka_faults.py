@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -97,6 +96,7 @@ def test_after_a_refusal_at_most_one_message_of_a_key_is_unacknowledged(kafka, t
 
 
 def test_a_broker_that_comes_back_is_found_again_with_few_words(mortal, caplog):
+    began = time.monotonic()  # which nobody sets back, unlike the time of a record
     caplog.set_level(logging.INFO, logger="outbox")
     topics = Topics(mortal)
     sent = [a_message("alpha", n) for n in range(50)]
@@ -115,7 +115,7 @@ def test_a_broker_that_comes_back_is_found_again_with_few_words(mortal, caplog):
     where = f"kafka://{mortal.server.servers}"
     assert first.getMessage() == last.getMessage() == f"Kafka: connected to {where}"
     assert {record.levelname for record in outage} == {"WARNING"}
-    assert all(later.created - earlier.created > 4.9 for earlier, later in pairwise(outage))
+    assert len(outage) <= 1 + (time.monotonic() - began) / 60
 
 
 def test_a_broker_that_is_killed_in_mid_stream_loses_and_reorders_nothing(mortal):

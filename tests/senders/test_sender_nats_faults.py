@@ -9,7 +9,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -54,6 +53,7 @@ def test_not_everything_is_under_way_at_once(nats):
 
 
 def test_a_server_that_comes_back_is_found_again_with_few_words(caplog):
+    began = time.monotonic()  # which nobody sets back, unlike the time of a record
     caplog.set_level(logging.INFO, logger="outbox")
     with NatsServer() as server:
         sent = [a_message("orders", n) for n in range(50)]
@@ -71,7 +71,7 @@ def test_a_server_that_comes_back_is_found_again_with_few_words(caplog):
     first, *outage, last = caplog.records
     assert first.getMessage() == last.getMessage() == f"NATS: connected to nats://127.0.0.1:{server.port}"
     assert {record.levelname for record in outage} == {"WARNING"}
-    assert all(later.created - earlier.created > 4.9 for earlier, later in pairwise(outage))
+    assert len(outage) <= 1 + (time.monotonic() - began) / 60
 
 
 def test_a_paused_server_is_unavailable_in_time_and_found_again():

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -94,6 +93,7 @@ def test_a_connection_that_the_server_closes_is_lost_with_the_servers_words():
 
 
 def test_a_server_that_is_killed_in_mid_stream_has_everything_that_is_done(fragile, quorum, caplog):
+    began = time.monotonic()  # which nobody sets back, unlike the time of a record
     caplog.set_level(logging.INFO, logger="outbox")
     sent = [a_message("orders", n, key=f"k{n % 20}" if n % 4 else None) for n in range(5_000)]
     failures: list[Unavailable] = []
@@ -113,7 +113,7 @@ def test_a_server_that_is_killed_in_mid_stream_has_everything_that_is_done(fragi
     first, *outage, last = caplog.records
     assert {first.getMessage(), last.getMessage()} == {f"RabbitMQ: connected to {quorum.url.partition('/?')[0]}"}
     assert {record.levelname for record in outage} == {"WARNING"}
-    assert all(later.created - earlier.created > 4.9 for earlier, later in pairwise(outage))
+    assert len(outage) <= 1 + (time.monotonic() - began) / 60
 
 
 def send_all(sender: RabbitSender, sent: list[Message], failures: list[Unavailable]) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -124,6 +123,7 @@ def test_memory_that_comes_back_in_mid_call_lets_no_message_of_a_key_pass(stream
 
 
 def test_a_server_that_comes_back_is_found_again_with_few_words(caplog):
+    began = time.monotonic()  # which nobody sets back, unlike the time of a record
     caplog.set_level(logging.INFO, logger="outbox")
     with RedisServer(settings={"appendfsync": "always"}) as server:
         sent = [a_message("orders", n) for n in range(50)]
@@ -140,7 +140,7 @@ def test_a_server_that_comes_back_is_found_again_with_few_words(caplog):
     first, *outage, last = (record for record in caplog.records if record.name == "outbox.senders.redis")
     assert first.getMessage() == last.getMessage() == f"Redis: connected to redis://127.0.0.1:{server.port}"
     assert {record.levelname for record in outage} == {"WARNING"}
-    assert all(later.created - earlier.created > 4.9 for earlier, later in pairwise(outage))
+    assert len(outage) <= 1 + (time.monotonic() - began) / 60
 
 
 @pytest.mark.parametrize("kills", [3])
