@@ -91,6 +91,7 @@ class BatchHandler:
         self._careful_until = most
         self._size = 1
         self._accepts = 0
+        #: By log id, the number of accepted messages at the first failure; in the order of the last failures.
         self._failed_alone: dict[int | None, int] = {}
         self._hung = HungCalls() if hung is None else hung
         self._gives_up = gives_up
@@ -160,8 +161,8 @@ class BatchHandler:
                 self._let_expire(batch, now)
                 if not chunk and not self._hung and more_available():
                     self._let_pass(batch)
-            elif batch.away is not None:
-                # The destination accepts nothing at all: to try another message would show nothing new.
+            elif batch.away is not None and len(chunk) == 1:
+                # The destination accepts nothing at all: to try another message now would show nothing new.
                 batch.leave_topics(list(batch.pending))
                 break
             elif not chunk:
@@ -229,24 +230,31 @@ class BatchHandler:
             call.wait(seconds - soon)
 
     def _choose(self, batch: _Batch) -> list[Message]:
-        """Return the messages of the next call: none that hangs or was tried already, nor a later one of its key."""
+        """Return the messages of the next call: none that hangs or was tried already, nor a later one of its key.
+
+        A message that has failed alone is called alone again, because a failure can be blamed on it only then. Others
+        go before it; of several such messages the one goes first that was tried longest ago. So none of them keeps
+        what stands behind it from being tried, whatever the destination answers to it.
+        """
         if not (batch.tried or self._hung or self._failed_alone):
             return batch.pending[: self._size]
         if not self._gives_up and len(self._hung.unfinished) >= _MOST_HUNG:
             return []
         chunk: list[Message] = []
+        suspects: dict[int | None, Message] = {}
         held, hanging = self._hung.keys, self._hung.ids
         for message in batch.pending:
             if message.id in hanging or message.id in batch.tried or message.key in held:
                 held |= {message.key} if message.key else set()
                 continue
             if message.id in self._failed_alone:
-                # A failure can be blamed on a message only when the message is alone in its call.
-                return chunk or [message]
+                suspects[message.id] = message
+                held |= {message.key} if message.key else set()
+                continue
             chunk.append(message)
             if len(chunk) == self._size:
                 break
-        return chunk
+        return chunk or [suspects[id] for id in self._failed_alone if id in suspects][:1]
 
     def _judge(self, batch: _Batch, call: Call) -> bool:
         """Decide about the messages of a call; return False when none of them got an outcome."""
@@ -276,9 +284,9 @@ class BatchHandler:
         message = messages[0]
         if self._accepted_since_failure(message):
             batch.resolve([], [(message, self._policy.failed(message, error))])
-            self._failed_alone[message.id] = self._accepts
+            self._note_failed_alone(message, self._accepts)
             return True
-        self._failed_alone[message.id] = self._accepts
+        self._note_failed_alone(message, self._accepts)
         batch.tried.add(message.id)
         batch.answers[message.id] = error
         return False
@@ -325,7 +333,7 @@ class BatchHandler:
                 self._size = 1
                 batch.answers[message.id] = error
                 if alone:
-                    self._failed_alone.setdefault(message.id, self._accepts)
+                    self._note_failed_alone(message, self._failed_alone.get(message.id, self._accepts))
                     batch.tried.add(message.id)
                     batch.refused |= {message.topic} if batch.outcome.done else set()
         return None
@@ -396,6 +404,11 @@ class BatchHandler:
             for message, parking in outcome.parked:
                 if parking.state != "retry":
                     self._failed_alone.pop(message.id, None)
+
+    def _note_failed_alone(self, message: Message, accepts: int) -> None:
+        """Put the message behind all others that have failed alone."""
+        self._failed_alone.pop(message.id, None)
+        self._failed_alone[message.id] = accepts
 
     def _accepted_since_failure(self, message: Message) -> bool:
         return self._accepts > self._failed_alone.get(message.id, self._accepts)

@@ -290,6 +290,28 @@ def test_a_probe_of_a_server_that_is_away_costs_one_call_of_one_message():
     assert (len(handler.calls) - before, len(handler.calls[-1]), len(outcome.open)) == (1, 1, 20)
 
 
+def test_messages_that_are_refused_as_if_the_server_were_away_keep_nothing_behind_them_waiting():
+    """A firewall before an endpoint may say 403 to some messages for ever, and those stand first."""
+    handler = Handler(only(1, 2, verdict=Unavailable("403", everything=True)))
+    stage, left = Stage(handler), messages("a", "b", "c", "a", None, "d")
+
+    for _ in range(3):
+        outcome = stage.run(left, wait_for_destination=False, quota=0)
+        left = [message for message in left if message not in outcome.done]
+
+    assert ids(left) == [1, 2, 4]
+
+
+def test_each_probe_of_a_server_that_is_away_is_another_message():
+    handler = Handler(lambda _: Unavailable("gone", everything=True))
+    stage, all = Stage(handler), messages("a", "b", "a", None)
+
+    for _ in range(5):
+        stage.run(all, wait_for_destination=False, quota=0)
+
+    assert handler.calls == [[1], [2], [4], [1], [2]]
+
+
 def test_a_paused_worker_notes_it_once_after_a_second(clock):
     notes = []
     failure_log = FailureLog(

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from sqlalchemy import Engine, text, update
 
-from outbox import HungHandlerError, Message, Outbox, Reject, Relay, Retry, Unavailable
+from outbox import HungHandlerError, Message, Outbox, Reject, Relay, Retry, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.parked import Parked
@@ -81,6 +81,37 @@ def test_the_room_for_waiting_messages_is_shared_by_all_batches(engine, little_r
     assert during == {"waiting": 20}
     assert drained
     assert states(engine) == {}
+
+
+def test_a_message_that_is_never_accepted_does_not_hold_up_what_is_parked_behind_it(engine):
+    """Its destination says that it takes nothing at all, whenever it gets this message."""
+    failed: set[bytes] = set()
+
+    def answer(message: Message) -> Verdict:
+        if message.body == b"blocked by a firewall":
+            return Unavailable("403", everything=True)
+        if message.body == b"fails once" and message.body not in failed:
+            failed.add(message.body)
+            return Retry("not yet")
+        return DONE
+
+    outbox, destination = Outbox(engine), Destination(answer)
+    fill(outbox, 5)
+    relay = relay_to(destination, outbox)
+    relay.start()
+    assert eventually(lambda: len(destination.messages) == 5)
+    with outbox.begin() as session:
+        outbox.send(session, "t", b"blocked by a firewall", key="p")
+        outbox.send(session, "t", b"others")
+    assert eventually(lambda: states(engine) == {"waiting": 1})
+
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("t", body, key="k") for body in (b"fails once", b"stands behind it")])
+    arrived = eventually(lambda: destination.of_key("k") == [b"fails once", b"stands behind it"], 15)
+    stop(relay)
+
+    assert arrived
+    assert states(engine) == {"waiting": 1}
 
 
 def test_delayed_messages_that_fall_due_one_after_the_other_stand_before_what_comes_later(engine):
