@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, Generic, NamedTuple, TypeVar
 from weakref import finalize
 
@@ -15,6 +16,7 @@ R = TypeVar("R")
 
 #: Seconds that the farewell of a resident may take, before its loop is stopped all the same.
 _PATIENCE = 1.0
+_SHARE_OF_FIRST_WAIT = 0.9
 
 
 class BackgroundLoop(Generic[T]):
@@ -33,6 +35,11 @@ class BackgroundLoop(Generic[T]):
         self._running: _Running | None = None
         in_child(self._after_fork)
 
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a resident, in its loop."""
+        return self._running is not None
+
     def run(self, action: Callable[[T], Coroutine[Any, Any, R]], *, timeout: float) -> R:
         """Run `action(resident)` in its loop, and return what that returns.
 
@@ -45,7 +52,11 @@ class BackgroundLoop(Generic[T]):
             running = self._running
         future = asyncio.run_coroutine_threadsafe(action(running.resident), running.loop)
         try:
-            return future.result(timeout)
+            # In two parts: after a pause of the whole process the first is over at once, and the loop still needs a
+            # moment, in which it notices that an action's own deadline has passed.
+            with suppress(TimeoutError):
+                return future.result(_SHARE_OF_FIRST_WAIT * timeout)
+            return future.result((1 - _SHARE_OF_FIRST_WAIT) * timeout)
         except TimeoutError:
             future.cancel()
             with self._lock:

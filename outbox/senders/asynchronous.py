@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from typing import Any, Protocol
 
 from outbox.model.message import Message
@@ -17,9 +18,14 @@ from outbox.senders.function import checked_verdict, unfit_headers
 from outbox.senders.key_order import Chains
 from outbox.senders.port import deadline_of, destination_of
 
+#: So much of its deadline a call may take until it is cancelled. The rest is for the loop to notice it. A loop that
+#: does not is given up, and with it every connection that the destination has made in it.
+_SHARE = 0.9
 #: The most calls of a function that are under way at once.
 _MOST_UNDER_WAY = 100
 _MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
+#: Seconds that closing an object may take.
+_PATIENCE = 1.0
 
 
 class AsyncSender(Protocol):
@@ -39,15 +45,19 @@ class AsyncObjectSender:
         self.destination = destination_of(sender)
         self.deadline = deadline_of(sender)
         self._sender = sender
-        self._loop = BackgroundLoop("outbox-async", make=lambda: sender, farewell=_close)
+        self._loop = BackgroundLoop("outbox-async", make=lambda: sender, farewell=_nothing)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages by the other sender; an exception of it is passed on."""
         seconds = self.deadline.total_seconds()
-        return _result(self._loop, lambda sender: sender.send(messages), messages, seconds)
+        return _result(self._loop, lambda sender: _in_time(sender.send(messages), messages, seconds), messages, seconds)
 
     def close(self) -> None:
         """Close the other sender, if it was ever used, and end the loop."""
+        # Only here: the loop may also end because it is stuck, and then another one goes on with the same object.
+        if self._loop.is_running:
+            with suppress(Exception):
+                self._loop.run(lambda sender: sender.close(), timeout=_PATIENCE)
         self._loop.stop()
 
 
@@ -67,8 +77,10 @@ class AsyncFunctionSender:
         """Call the function for each message; return one verdict per message, in their order."""
         seconds = self.deadline.total_seconds()
         if len(messages) == 1:
-            return _result(self._loop, lambda _: self._alone(messages[0]), messages, seconds)
-        return _result(self._loop, lambda _: self._deliver(messages, seconds * 0.9), messages, seconds)
+            return _result(
+                self._loop, lambda _: _in_time(self._alone(messages[0]), messages, seconds), messages, seconds
+            )
+        return _result(self._loop, lambda _: self._deliver(messages, seconds * _SHARE), messages, seconds)
 
     def close(self) -> None:
         """End the loop."""
@@ -127,7 +139,7 @@ def _result(
     try:
         result = loop.run(caught, timeout=seconds)
     except TimeoutError:
-        return [Unavailable(f"no answer within {seconds:g} s", everything=True)] * len(messages)
+        return _no_answer(messages, seconds)
     except CancelledError:  # by another thread: it has closed the sender, or its own call ran out of time
         return [Unavailable("the sender was closed", everything=True)] * len(messages)
     if isinstance(result, Exception):
@@ -135,9 +147,23 @@ def _result(
     return result
 
 
-async def _close(sender: AsyncSender) -> None:
-    await sender.close()
+async def _in_time(
+    call: Coroutine[Any, Any, Sequence[Verdict]], messages: Sequence[Message], seconds: float
+) -> Sequence[Verdict]:
+    """Return what a call returns, or `Unavailable` after it was cancelled because it took too long."""
+    limit = asyncio.timeout(seconds * _SHARE)
+    try:
+        async with limit:
+            return await call
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        return _no_answer(messages, seconds)
 
 
-async def _nothing(_resident: None) -> None:
+def _no_answer(messages: Sequence[Message], seconds: float) -> list[Verdict]:
+    return [Unavailable(f"no answer within {seconds:g} s", everything=True)] * len(messages)
+
+
+async def _nothing(_resident: object) -> None:
     return

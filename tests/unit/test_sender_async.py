@@ -1,6 +1,9 @@
 """Destinations with `async def`: the contract that they pass, and what is theirs alone."""
 
 import asyncio
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -230,6 +233,84 @@ def test_a_call_past_its_deadline_is_cancelled_and_the_next_one_works():
     hangs = False
     assert sender.send([a_message("t", 1)]) == [DONE]
     sender.close()
+
+
+@pytest.mark.parametrize("kind", ["function", "object"])
+def test_after_a_hang_the_next_call_is_made_in_the_same_loop(kind):
+    """A connection that the destination keeps belongs to it."""
+    destination = Cautious()
+    sender = open_sender(destination if kind == "object" else destination.put)
+    one, several = [a_message("t", 1)], [a_message("t", n) for n in range(3)]
+    assert sender.send(one) == [DONE]
+
+    destination.hangs = True
+    for sent in (one, several, one):
+        assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
+    destination.hangs = False
+
+    assert sender.send(one) == [DONE]
+    assert destination.closed == 0
+    sender.close()
+    assert destination.closed == (kind == "object")
+
+
+class Cautious:
+    """It refuses to work in two loops."""
+
+    deadline = timedelta(seconds=0.5)
+
+    def __init__(self) -> None:
+        self.hangs = False
+        self.closed = 0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+        async def put(_message: Message) -> None:
+            await self.send([])
+
+        put.deadline = self.deadline  # type: ignore[attr-defined]
+        self.put = put
+
+    async def send(self, messages: Sequence[Message]) -> list[Verdict]:
+        """Hang, if it should."""
+        self._loop = self._loop or asyncio.get_running_loop()
+        assert asyncio.get_running_loop() is self._loop
+        if self.hangs:
+            await asyncio.sleep(3600)
+        return [DONE] * len(messages)
+
+    async def close(self) -> None:
+        """Note it."""
+        self.closed += 1
+
+
+def test_a_pause_of_the_whole_process_in_a_call_costs_no_loop():
+    """When it wakes up, the call is past its deadline by every clock; its loop is not stuck."""
+    code = """
+import asyncio
+from datetime import timedelta
+from outbox import Message
+from outbox.senders.opening import open_sender
+
+loops = set()
+
+async def put(message):
+    loops.add(asyncio.get_running_loop())
+    if message.body == b"hangs":
+        print("begun", flush=True)
+        await asyncio.sleep(3600)
+
+put.deadline = timedelta(seconds=3)
+sender = open_sender(put)
+print([type(sender.send([Message("t", body)])[0]).__name__ for body in ("well", "hangs", "well")], len(loops))
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(4)
+        process.send_signal(signal.SIGCONT)
+
+        assert process.stdout.readline() == "['Done', 'Unavailable', 'Done'] 1\n"
 
 
 def test_closing_ends_a_call_of_another_thread():
