@@ -26,6 +26,7 @@ from urllib.parse import quote, unquote
 from uuid import UUID
 
 from outbox.errors import InvalidMessageError
+from outbox.model.limits import checked_headers, stored_headers
 from outbox.model.message import Message
 
 ID = "Outbox-Id"
@@ -119,6 +120,8 @@ def own_headers(message: Message) -> dict[str, str]:
 def read_headers(topic: str, body: bytes, headers: Mapping[str, str], *, id_name: str = ID) -> Message:
     """Return the message that a consumer received; the opposite of `wire_headers`.
 
+    Headers that no outbox writes are left out: brokers and bridges add some on the way.
+
     Raises:
         KeyError: there is no `id_name`, so it was not written by an outbox.
         InvalidMessageError: a field breaks a limit, so it was not written by an outbox.
@@ -129,12 +132,23 @@ def read_headers(topic: str, body: bytes, headers: Mapping[str, str], *, id_name
         body,
         key=None if key is None else unquote(key, errors="strict"),
         tags=None if tags is None else unquote(tags, errors="strict"),
-        headers={name: value for name, value in headers.items() if name not in _FIELDS and name != id_name},
         content_type=headers.get(CONTENT_TYPE),
     )
     message.message_id = UUID(headers[id_name])
     message.created_at = None if created_at is None else datetime.fromisoformat(created_at)
-    return message
+    own = {name: value for name, value in headers.items() if name not in _FIELDS and name != id_name}
+    own = {name: value for name, value in own.items() if _may_be_ours(name, value)}
+    # Their number is not checked, because some of them may be of others.
+    stored = stored_headers(own) if own else None
+    return message.sent_as(topic, headers_json=stored, body=body, content_type=message.content_type)
+
+
+def _may_be_ours(name: str, value: str) -> bool:
+    try:
+        checked_headers({name: value})
+    except InvalidMessageError:
+        return False
+    return True
 
 
 def _checked_headers(message: Message, stored: str, reserved: Reserved) -> dict[str, str]:

@@ -140,8 +140,9 @@ class KafkaSender:
             return self._deliver(_Call(messages), until)
         call = _Call(messages, streams=True)
         verdicts = self._deliver(call, until)
-        if call.is_refused and self._connection is not None:
+        if call.is_refused:
             self._careful_until = time.monotonic() + _CAREFUL_SECONDS
+        if call.is_refused and self._connection is not None:
             verdicts = send_again(messages, verdicts, lambda left: self._deliver(_Call(left), until))
         return verdicts
 
@@ -233,12 +234,20 @@ def read_message(record: Record, *, prefix: str = "") -> Message:
         KeyError: it has no header `Outbox-Id`, so it was not written by an outbox.
     """
     wire: Any = record.headers() or []
-    headers = {name: value.decode() for name, value in wire if value is not None}
+    headers = {name: text for name, value in wire if (text := _text(value)) is not None}
     topic = (record.topic() or "").removeprefix(f"{prefix}." if prefix else "")
     message = read_headers(topic, record.value() or b"", headers)
     key = record.key()
     message.key = key.decode() if isinstance(key, bytes) else key
     return message
+
+
+def _text(value: bytes | None) -> str | None:
+    """Return the text of a header; None if it is none, and so not of an outbox."""
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return None
 
 
 class _Connection:
@@ -318,7 +327,7 @@ class _Connection:
             self._note(error)
         if error.code() in ONE_OF_A_BATCH:
             topic = self._prefix + call.messages[index].topic
-            call.blame(index, Reject(f"Kafka on topic {topic!r}: {error.str()}"))
+            call.blame(index, f"Kafka on topic {topic!r}: {error.str()}")
             return
         self._refuse(call, index, error)
 
@@ -417,10 +426,12 @@ class _Call:
         self.is_refused = self.streams
         self.settle(index, verdict)
 
-    def blame(self, index: int, verdict: Verdict) -> None:
-        """Store a verdict that is certain if the message was sent alone; else send it alone."""
-        if self._alone or self.streams:
-            self.refuse(index, verdict)
+    def blame(self, index: int, error: str) -> None:
+        """Reject a message that was sent alone. One that was in a batch may not be the cause, and is sent alone."""
+        if self._alone:
+            self.refuse(index, Reject(error))
+        elif self.streams:
+            self.refuse(index, Unavailable(error))
         else:
             self.under_way -= 1
             self._suspects.append(index)

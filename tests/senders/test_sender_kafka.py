@@ -87,6 +87,21 @@ def test_a_consumer_reads_the_message_back(topics, sender):
     assert (message.created_at, message.id) == (sent.created_at, None)
 
 
+def test_binary_headers_of_others_are_left_out(kafka, topics, sender):
+    """As those of a framework that puts a record into a dead-letter topic."""
+    sent = a_message("alpha", 1, headers={"n": "v"})
+    sender.send([sent])
+    [first] = topics.records()
+    foreign = [("kafka_dlt-original-partition", b"\x00\x00\x00\x07"), ("digest", b"\xff\xfe"), ("nothing", None)]
+    producer = Producer({"bootstrap.servers": kafka.server.servers})
+    producer.produce(f"{topics.prefix}.beta", first.value(), headers=[*first.headers(), *foreign])
+    assert producer.flush(10) == 0
+
+    copy = next(record for record in topics.records() if record.topic() == f"{topics.prefix}.beta")
+
+    assert (read_message(copy).message_id, read_message(copy).headers) == (sent.message_id, {"n": "v"})
+
+
 def test_what_no_outbox_wrote_is_not_read_as_a_message(kafka, topics):
     producer = Producer({"bootstrap.servers": kafka.server.servers})
     producer.produce(f"{topics.prefix}.alpha", b"hello")

@@ -12,8 +12,10 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError
 
 from outbox.model.verdict import DONE, Reject, Unavailable
+from outbox.senders import kafka as kafka_sender
 from outbox.senders.kafka import KafkaSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored, outcome_of
 from tests.support.kafka_topics import FarKafka, Topics
@@ -57,6 +59,34 @@ def test_what_follows_a_refused_message_of_its_key_is_not_stored_before_it(topic
     assert isinstance(verdicts[30], Reject)
     stored = [record.value() for record in topics.records()]
     assert sorted(stored) == sorted(sent[n].body for n, verdict in enumerate(verdicts) if verdict == DONE)
+
+
+def test_a_refused_batch_beside_a_silent_partition_makes_no_dead_letters(monkeypatch):
+    """One of a batch is too large, which one is not known yet, and then time runs out for another partition."""
+
+    class HalfSilent(kafka_sender._Connection):
+        def __init__(self, settings: object, prefix: str, *, streams: bool) -> None:
+            super().__init__({}, prefix, streams=streams)
+            self._topics = {"orders"}
+            self._handed_over: list[int] = []
+
+        def hand_over(self, call, until):
+            while not call.is_refused and (index := call.take()) is not None:
+                self._handed_over.append(index)
+
+        def wait(self, call, seconds):
+            for index in [index for index in self._handed_over if index < 3]:
+                self._handed_over.remove(index)
+                self._report(call, index, KafkaError(KafkaError.MSG_SIZE_TOO_LARGE), None)  # type: ignore[arg-type]
+            time.sleep(min(seconds, 0.02))
+
+    monkeypatch.setattr(kafka_sender, "_Connection", HalfSilent)
+    sender = KafkaSender("kafka://localhost:9092?timeout=1")
+
+    for _ in range(2):  # the second call is a careful one
+        verdicts = sender.send([a_message("orders", n, key=f"k{n}") for n in range(4)])
+        assert {type(verdict) for verdict in verdicts} == {Unavailable}
+    sender.close()
 
 
 def test_the_first_message_that_a_partition_gets_may_be_refused(topics, sender):

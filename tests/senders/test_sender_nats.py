@@ -93,6 +93,18 @@ def test_a_consumer_reads_the_message_back(stream, sender):
     assert (message.created_at, message.id) == (sent.created_at, None)
 
 
+def test_headers_that_servers_add_on_the_way_are_left_out(stream, sender):
+    """As those of a stream that has another one as its source, or that republishes."""
+    sender.send([a_message("orders", 1, headers={"n": "v"})])
+    [received] = stream.received()
+    received.headers |= {"Nats-Stream-Source": "SHOP 7 > >", "Nats-Sequence": "7", "no token": "x", "big": "x" * 20_000}
+    received.headers |= {f"X-{n}": "x" for n in range(100)}
+
+    headers = read_message(received, prefix=stream.prefix).headers
+
+    assert headers == {"n": "v"} | {f"X-{n}": "x" for n in range(100)}
+
+
 def test_what_no_outbox_wrote_is_not_read_as_a_message(stream):
     stream.publish("orders", b"hello")
 
