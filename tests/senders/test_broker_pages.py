@@ -1,7 +1,8 @@
-"""What the pages about Redis and Kafka say is so; their names and links are tested with those of the README."""
+"""What the pages about NATS, Redis and Kafka say is so; their names and links are tested with those of the README."""
 
+import asyncio
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 import redis as driver
@@ -12,8 +13,11 @@ from sqlalchemy.orm import Session
 
 from outbox import create_engine, migrate
 from outbox.senders.kafka import KafkaSender
+from outbox.senders.nats import NatsSender
 from outbox.senders.redis import RedisSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done
+from outbox.testing.servers import NatsServer
+from tests.support.nats_streams import make_stream
 from tests.support.pages import TOP, run
 
 
@@ -28,6 +32,30 @@ def invoices(page) -> list[int]:
     """What the page's consumer has written, in order."""
     with Session(page["engine"]) as session:
         return list(session.scalars(select(page["Invoice"].order).order_by(page["Invoice"].id)))
+
+
+def test_the_consumer_of_nats_handles_each_message_once():
+    page = run((TOP / "docs" / "nats.md").read_text(), "docs/nats.md")
+    sent = [a_message("orders", {"id": n}, key="k") for n in range(5)]
+    with NatsServer() as server, closing(NatsSender(f"{server.url}/shop")) as sender:
+        make_stream(server.url, "shop.orders")
+        check_all_done(sender.send(sent), sent)
+        check_all_done(sender.send(sent), sent)  # as after a lost answer
+
+        asyncio.run(consume_all(page, server.url))
+
+    assert invoices(page) == [0, 1, 2, 3, 4]
+
+
+async def consume_all(page, url: str) -> None:
+    """Run the consumer of NATS until it has handled five messages."""
+    consumer = asyncio.create_task(page["consume"](url))
+    async with asyncio.timeout(30):
+        while len(invoices(page)) < 5:
+            await asyncio.sleep(0.1)
+    consumer.cancel()
+    with suppress(asyncio.CancelledError):
+        await consumer
 
 
 def test_the_consumer_of_redis_handles_each_message_once(redis):

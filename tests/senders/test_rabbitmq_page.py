@@ -29,8 +29,8 @@ def page(tmp_path, monkeypatch):
 
 def test_its_consumer_handles_each_message_once(rabbitmq: RabbitServer, page):
     asyncio.run(page["declare"](rabbitmq.url))
-    sent = [a_message("order.placed", {"id": n}, key=f"order-{n}") for n in range(5)]
-    with closing(RabbitSender(f"{rabbitmq.url}?exchange=orders")) as sender:
+    sent = [a_message("orders", {"id": n}, key=f"order-{n}") for n in range(5)]
+    with closing(RabbitSender(f"{rabbitmq.url}?exchange=shop")) as sender:
         check_all_done(sender.send(sent), sent)
         check_all_done(sender.send(sent), sent)  # as after a lost answer
 
@@ -54,7 +54,7 @@ async def consume(page, url: str) -> None:
                 await asyncio.wait([consumer])
                 await asyncio.sleep(0.1)
         await channel.queue_delete("billing")
-        await channel.exchange_delete("orders")
+        await channel.exchange_delete("shop")
 
 
 async def left(channel: aio_pika.abc.AbstractChannel) -> int:

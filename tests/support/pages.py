@@ -22,10 +22,15 @@ def commands(page: str) -> list[str]:
 
 
 def run(page: str, name: str) -> dict[str, Any]:
-    """Run the Python of a page from top to bottom, in one namespace, which is returned."""
+    """Run the Python of a page from top to bottom; return what it defines.
+
+    A block that ends with a main program is a file of its own, and sees nothing of the others.
+    """
     namespace: dict[str, Any] = {"__name__": "page"}
     for number, block in enumerate(blocks(page, "python"), 1):
-        exec(compile(block, f"{name}, block {number}", "exec"), namespace)
+        own = {"__name__": "page"} if 'if __name__ == "__main__":' in block else namespace
+        exec(compile(block, f"{name}, block {number}", "exec"), own)
+        namespace |= own
     return namespace
 
 
