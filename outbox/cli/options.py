@@ -234,6 +234,15 @@ def _file_option(name: str, envvar: str | None, more: str = "") -> Callable[[Any
     )
 
 
+def as_given(name: str) -> str:
+    """Return an option as the user has given it, for errors: the variable of the environment, or the option's name."""
+    ctx = click.get_current_context()
+    for each in (name, f"{name}_file"):
+        if ctx.get_parameter_source(each) is ParameterSource.ENVIRONMENT:
+            return _variable(next(param for param in ctx.command.params if param.name == each), ctx)
+    return f"--{name}"
+
+
 def as_json(function: F) -> F:
     """Give a command `--json`."""
     return option("--json", "json", is_flag=True, help="Machine-readable output.")(function)

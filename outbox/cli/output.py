@@ -23,7 +23,8 @@ JSON_VERSION = 1
 
 _secrets: set[str] = set()
 _SHORTEST_SECRET = 4
-_CREDENTIALS = re.compile(r"(?<=//)[^\s'\"]*@")
+#: What texts say to write is none: `user:password@`.
+_CREDENTIALS = re.compile(r"(?<=//)(?!user:password@)[^\s'\"]*@")
 _PASSWORD = re.compile(r"(?i)\b((?:ssl)?password|passwd|pwd|token|secret)=[^\s&'\"]*")
 
 

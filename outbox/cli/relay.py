@@ -15,6 +15,7 @@ from outbox.cli.options import (
     START,
     Target,
     about_databases,
+    as_given,
     by_routes,
     option,
     rewritten,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
 @option(
     "--deadline",
     type=DURATION,
-    help="Time limit of one call of the destination. [default: its own, of NATS the URL's timeout; else 5s]",
+    help="Time limit of one call of the destination. [default: the URL's timeout, or its own; else 5s]",
 )
 @option("--attempts", type=click.IntRange(1), default=10, help="Failures until a message becomes a dead letter.")
 def relay(
@@ -117,8 +118,8 @@ def _routes(
     to: str | None, given: tuple[str, ...], config: Path | None, *, topics: tuple[str, ...] | None, rewrites: object
 ) -> dict[str, Route] | None:
     """Return the routes; None if there is one destination."""
-    said = {"--to": to, "--route": given or None, "--config": config}
-    options = [name for name, value in said.items() if value is not None]
+    said = {"to": to, "route": given or None, "config": config}
+    options = [as_given(name) for name, value in said.items() if value is not None]
     if len(options) > 1:
         raise click.UsageError(f"{' and '.join(options)} exclude each other; give one of them")
     if not options:

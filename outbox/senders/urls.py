@@ -9,6 +9,15 @@ from outbox.errors import SenderError
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST_AND_PORT = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+):[0-9]{2,5}")
+#: What others call the schemes of our senders.
+_OTHER_SCHEMES = {
+    "postgres": "postgresql",
+    "postgresql+psycopg": "postgresql",
+    "rabbitmq": "amqp",
+    "rabbitmqs": "amqps",
+    "valkey": "redis",
+    "valkeys": "rediss",
+}
 #: The option that names a destination, whatever its hosts are.
 NAME_OPTION = "as"
 _LONGEST_NAME = 255
@@ -68,5 +77,8 @@ def split_url(url: str) -> SplitResult:
 
 
 def perhaps_meant(url: str) -> str:
-    """Return a hint for a text that looks like a URL without its scheme; else an empty text."""
+    """Return a hint for a URL with a scheme that others use, or without any; else an empty text."""
+    scheme = url.partition("://")[0]
+    if scheme in _OTHER_SCHEMES:
+        return f"; did you mean {_OTHER_SCHEMES[scheme]}://?"
     return f"; did you mean nats://{url}?" if _HOST_AND_PORT.fullmatch(url) else ""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from difflib import get_close_matches
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit, urlunsplit
 
@@ -24,6 +26,8 @@ _FORM = "https://host/path"
 _MOST = 32
 _MOST_ALLOWED = 1000
 _SOURCE = "/outbox"
+#: From so much likeness on, as `difflib` measures it, a parameter is a mistyped option.
+_MISTYPED = 0.85
 _URI_REFERENCE = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
 #: Shorter values of a query are hardly secrets, and would be hidden wherever they happen to stand in a text.
 _SHORTEST_SECRET = 4
@@ -62,6 +66,7 @@ class Target:
         ours = [each for each in given if each.partition("=")[0] in OPTIONS]
         theirs = "&".join(each for each in given if each not in ours)
         address = Address.of(urlunsplit(parts._replace(query="&".join(ours))), form=_FORM, options=OPTIONS)
+        _refuse_mistyped(address, [each.partition("=")[0] for each in theirs.split("&")])
         if parts.fragment:
             address.refuse("leave out the # and what follows, which is never sent")
         if not 0 < address.only_host(443)[1] < 65_536:
@@ -87,6 +92,17 @@ class Target:
         for secret in self.hidden:
             text = text.replace(secret, "…")
         return text
+
+
+def _refuse_mistyped(address: Address, names: Sequence[str]) -> None:
+    """Refuse a parameter of the endpoint that is nearly an option: without `secret-file` nothing would be signed."""
+    for name in names:
+        meant = get_close_matches(name.lower(), OPTIONS, n=1, cutoff=_MISTYPED)
+        if meant and "%" not in name:
+            address.refuse(
+                f"did you mean the option {meant[0]}? A parameter of the endpoint with the name {name!r} is written"
+                f" %{ord(name[0]):02X}{name[1:]}"
+            )
 
 
 def _authorization(address: Address) -> str | None:

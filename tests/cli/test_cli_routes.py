@@ -141,6 +141,19 @@ WRONG = {
 }
 
 
+@pytest.mark.parametrize("variable", ["OUTBOX_RELAY_TO", "OUTBOX_RELAY_TO_FILE"])
+def test_a_destination_that_the_environment_names_is_told_by_its_variable(
+    sqlite_engine, monkeypatch, tmp_path, variable
+):
+    """Nobody has typed --to."""
+    (tmp_path / "url").write_text("stdout:")
+    monkeypatch.setenv(variable, str(tmp_path / "url") if variable.endswith("FILE") else "stdout:")
+
+    ended = outbox(sqlite_engine, "relay", *ROUTE, "--once")
+
+    assert (ended.code, f"{variable} and --route exclude each other" in ended.err) == (2, True), ended.err
+
+
 @pytest.mark.parametrize(("arguments", "error"), WRONG.values(), ids=WRONG)
 def test_mistakes_are_told_before_anything_is_sent(sqlite_engine, arguments, error):
     ended = outbox(sqlite_engine, "relay", *arguments, "--once")

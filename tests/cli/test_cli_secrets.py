@@ -139,6 +139,12 @@ def test_the_text_of_a_mistake_shows_no_password_either():
     assert (ended.code, shows(ended)) == (2, False)
 
 
+def test_what_a_text_says_to_write_is_shown(sqlite_engine):
+    ended = outbox(sqlite_engine, "relay", "--to", "kafka://host?mechanism=plain", "--once")
+
+    assert "write kafka://user:password@host:9092" in ended.err
+
+
 def test_a_file_gives_the_database(sqlite_engine, tmp_path):
     file = tmp_path / "url"
     file.write_text(sqlite_engine.url.render_as_string(hide_password=False) + "\n")

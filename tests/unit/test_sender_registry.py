@@ -60,6 +60,20 @@ def test_an_unknown_scheme_is_told_what_is_installed(installed):
         open_sender("kafka://localhost")
 
 
+@pytest.mark.parametrize(
+    ("url", "meant"),
+    [
+        ("postgres://host/shop", "postgresql"),
+        ("postgresql+psycopg://host/shop", "postgresql"),
+        ("rabbitmq://host/", "amqp"),
+        ("valkey://host/", "redis"),
+    ],
+)
+def test_who_takes_the_scheme_of_others_is_told_ours(url, meant):
+    with pytest.raises(SenderError, match=rf"there is no sender for .*; did you mean {meant}://\?"):
+        open_sender(url)
+
+
 @pytest.mark.parametrize("url", ["localhost:4222", "127.0.0.1:4222", "nats.example.org:4222"])
 def test_who_leaves_the_scheme_out_is_told_what_was_perhaps_meant(installed, url):
     with pytest.raises(SenderError, match=rf"did you mean nats://{url}\?"):

@@ -50,5 +50,5 @@ def _redis_program() -> Path:
     """
     found = shutil.which("redis-server") or shutil.which("valkey-server")
     if found is None:
-        raise ServerMissing("no Redis server program: run bash .ci/servers redis-server, or install one of your own")
+        raise ServerMissing("no Redis server program: install redis-server or valkey-server")
     return Path(found)
