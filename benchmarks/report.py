@@ -30,7 +30,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 def _medians(measurement: Measurement) -> tuple[str, str]:
     """Return the figures of both sides, ours first."""
-    form = ",.2f" if measurement.unit == "ms" else ",.0f"
+    form = ",.2f" if "ms" in measurement.unit else ",.0f"
     return format(median(measurement.ours), form), format(median(measurement.other), form)
 
 
@@ -44,7 +44,8 @@ def page(measurements: Sequence[Measurement], what: Mapping[str, str], on: str) 
         *(f"- {each}" for each in on.split(", ")),
         "",
         "Each figure is a ratio of ours to the other side. Both are measured in turn within one run; the ratio is the",
-        "median of its rounds. The goal says on which side of a bound it should be.",
+        "median of its rounds. Each side's figure is a median, too, so that the quotient of two may differ from it.",
+        "The goal says on which side of a bound the ratio should be.",
         "",
         "![All ratios, their rounds and their goals](img/benchmarks.png)",
         "",

@@ -48,7 +48,7 @@ def spark_noop_vs_jdbc(site: Site) -> list[Measurement]:
 
 
 def spark_extract(site: Site) -> list[Measurement]:
-    """Thousands of rows a second into Parquet: an extract, JDBC at its best partitioning, and Arrow without Spark."""
+    """Into Parquet: krow/s of an extract, JDBC at its best, Arrow without Spark; and a worker's MB against a limit."""
     jdbc, arrow = Turns("spark_extract_vs_jdbc"), Turns("spark_extract_vs_arrow")
     peaks: list[float] = []
     with _filled(site) as (place, count), _session() as spark, _folder() as folder, _pool() as pool:
