@@ -110,8 +110,8 @@ def test_a_half_message_with_a_delay_is_delivered(outbox, producer, by):
     if by == "producer":
         transaction.commit()
     else:
-        check_back(outbox, COMMIT)
-    at_once = arrived(outbox)
+        assert len(check_back(outbox, COMMIT)) == 1
+    assert arrived(outbox) == []
     found: list[str] = []
 
     def look() -> bool:
@@ -119,7 +119,7 @@ def test_a_half_message_with_a_delay_is_delivered(outbox, producer, by):
         return bool(found)
 
     assert eventually(look)
-    assert (at_once, found, check_back(outbox, COMMIT), arrived(outbox)) == ([], ["1"], [], [])
+    assert (found, check_back(outbox, COMMIT), arrived(outbox)) == (["1"], [], [])
 
 
 @pytest.mark.parametrize(("end", "expected"), [("commit", ["1"]), ("rollback", [])])
