@@ -30,7 +30,7 @@ def table(measurements: Sequence[Measurement]) -> str:
 
 def _medians(measurement: Measurement) -> tuple[str, str]:
     """Return the figures of both sides, ours first."""
-    form = ",.2f" if "ms" in measurement.unit else ",.0f"
+    form = ",.2f" if measurement.unit in ("ms", "1/ms") else ",.0f"
     return format(median(measurement.ours), form), format(median(measurement.other), form)
 
 

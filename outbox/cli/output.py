@@ -23,7 +23,7 @@ JSON_VERSION = 1
 
 _secrets: set[str] = set()
 _SHORTEST_SECRET = 4
-#: What texts say to write is none: `user:password@`.
+#: Credentials in a URL. `user:password@` is kept, because errors tell people to write that.
 _CREDENTIALS = re.compile(r"(?<=//)(?!user:password@)[^\s'\"]*@")
 _PASSWORD = re.compile(r"(?i)\b((?:ssl)?password|passwd|pwd|token|secret)=[^\s&'\"]*")
 

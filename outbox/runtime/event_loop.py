@@ -52,8 +52,8 @@ class BackgroundLoop(Generic[T]):
             running = self._running
         future = asyncio.run_coroutine_threadsafe(action(running.resident), running.loop)
         try:
-            # In two parts: after a pause of the whole process the first is over at once, and the loop still needs a
-            # moment, in which it notices that an action's own deadline has passed.
+            # After a pause of the whole process the first wait is over at once. The second one gives the loop a moment
+            # to notice that the action's own deadline has passed.
             with suppress(TimeoutError):
                 return future.result(_SHARE_OF_FIRST_WAIT * timeout)
             return future.result((1 - _SHARE_OF_FIRST_WAIT) * timeout)

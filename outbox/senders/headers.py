@@ -34,7 +34,6 @@ KEY = "Outbox-Key"
 TAGS = "Outbox-Tags"
 CREATED_AT = "Outbox-Created-At"
 CONTENT_TYPE = "Content-Type"
-_FIELDS = frozenset((KEY, TAGS, CREATED_AT, CONTENT_TYPE))
 
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _NO_LINE = re.compile("[\r\n\ud800-\udfff]")
@@ -136,14 +135,14 @@ def read_headers(topic: str, body: bytes, headers: Mapping[str, str], *, id_name
     )
     message.message_id = UUID(headers[id_name])
     message.created_at = None if created_at is None else datetime.fromisoformat(created_at)
-    own = {name: value for name, value in headers.items() if name not in _FIELDS and name != id_name}
-    own = {name: value for name, value in own.items() if _may_be_ours(name, value)}
-    # Their number is not checked, because some of them may be of others.
+    own = {name: value for name, value in headers.items() if name != id_name and _is_for_users(name, value)}
+    # Their number is not checked, because brokers may have added some of them.
     stored = stored_headers(own) if own else None
     return message.sent_as(topic, headers_json=stored, body=body, content_type=message.content_type)
 
 
-def _may_be_ours(name: str, value: str) -> bool:
+def _is_for_users(name: str, value: str) -> bool:
+    """Return whether a user may have given this header. The names of the fields above are refused to users."""
     try:
         checked_headers({name: value})
     except InvalidMessageError:

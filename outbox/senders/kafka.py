@@ -142,8 +142,8 @@ class KafkaSender:
         verdicts = self._deliver(call, until)
         if call.is_refused:
             self._careful_until = time.monotonic() + _CAREFUL_SECONDS
-        if call.is_refused and self._connection is not None:
-            verdicts = send_again(messages, verdicts, lambda left: self._deliver(_Call(left), until))
+            if self._connection is not None:
+                verdicts = send_again(messages, verdicts, lambda left: self._deliver(_Call(left), until))
         return verdicts
 
     def _deliver(self, call: _Call, until: float) -> list[Verdict]:

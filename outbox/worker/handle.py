@@ -232,9 +232,9 @@ class BatchHandler:
     def _choose(self, batch: _Batch) -> list[Message]:
         """Return the messages of the next call: none that hangs or was tried already, nor a later one of its key.
 
-        A message that has failed alone is called alone again, because a failure can be blamed on it only then. Others
-        go before it; of several such messages the one goes first that was tried longest ago. So none of them keeps
-        what stands behind it from being tried, whatever the destination answers to it.
+        A message that has failed alone is called alone again, because a failure can be blamed on it only then. All
+        other messages go before it, and of several such messages the one that was tried longest ago goes first. So
+        every message is tried some time, although the one in front of it is never accepted.
         """
         if not (batch.tried or self._hung or self._failed_alone):
             return batch.pending[: self._size]

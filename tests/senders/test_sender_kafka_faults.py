@@ -63,10 +63,12 @@ def test_what_follows_a_refused_message_of_its_key_is_not_stored_before_it(topic
 
 def test_a_refused_batch_beside_a_silent_partition_makes_no_dead_letters(monkeypatch):
     """One of a batch is too large, which one is not known yet, and then time runs out for another partition."""
+    made: list[str] = []
 
     class HalfSilent(kafka_sender._Connection):
         def __init__(self, settings: object, prefix: str, *, streams: bool) -> None:
             super().__init__({}, prefix, streams=streams)
+            made.append("stream" if streams else "careful")
             self._topics = {"orders"}
             self._handed_over: list[int] = []
 
@@ -83,10 +85,12 @@ def test_a_refused_batch_beside_a_silent_partition_makes_no_dead_letters(monkeyp
     monkeypatch.setattr(kafka_sender, "_Connection", HalfSilent)
     sender = KafkaSender("kafka://localhost:9092?timeout=1")
 
-    for _ in range(2):  # the second call is a careful one
+    for _ in range(2):
         verdicts = sender.send([a_message("orders", n, key=f"k{n}") for n in range(4)])
         assert {type(verdict) for verdict in verdicts} == {Unavailable}
     sender.close()
+
+    assert made == ["stream", "careful"]
 
 
 def test_the_first_message_that_a_partition_gets_may_be_refused(topics, sender):
