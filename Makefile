@@ -23,20 +23,21 @@ help:
 demo: .venv/.demo
 	$(BIN)/outbox demo $(ARGS)
 
-# Four workers on two cores, because most tests wait for something. The slow tests are in a few files next to each
+# More workers than cores, because most tests wait for something. The slow tests are in a few files next to each
 # other; with `worksteal` a worker that has finished its own share takes over some of them.
-PYTEST = $(BIN)/python -m pytest -n 4 --dist worksteal
+PYTEST = $(BIN)/python -m pytest --dist worksteal
 
 test: .venv/.dev
-	$(PYTEST) $(ARGS)
+	$(PYTEST) -n 4 $(ARGS)
 
 test-unit: .venv/.dev
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
 # Some tests at full scale want the machine for themselves: they count seconds, or fill the disk with gigabytes.
+# The others keep two cores busy with three workers.
 test-full: .venv/.dev
 	$(BIN)/python -m pytest --full -m alone $(ARGS)
-	$(PYTEST) --full -m 'not alone' $(ARGS)
+	$(PYTEST) -n 3 --full -m 'not alone' $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .

@@ -1,11 +1,13 @@
 """What the tests of senders share."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 
 from outbox.senders.nats import NatsSender
 from outbox.senders.rabbitmq import RabbitSender
+from outbox.senders.webhook import WebhookSender
 from outbox.testing.servers import NatsServer, RabbitServer, RedisServer
 from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import started
@@ -83,3 +85,17 @@ def publisher(exchange: Exchange) -> Iterator[RabbitSender]:
     publisher = exchange.open()
     yield publisher
     publisher.close()
+
+
+@pytest.fixture
+def to_webhook() -> Iterator[Callable[..., WebhookSender]]:
+    """Opens senders to webhooks, and closes them in the end."""
+    opened: list[WebhookSender] = []
+
+    def open_one(url: str, *, seconds: float = 5.0) -> WebhookSender:
+        opened.append(WebhookSender(url, timeout=timedelta(seconds=seconds)))
+        return opened[-1]
+
+    yield open_one
+    for sender in opened:
+        sender.close()

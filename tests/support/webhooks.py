@@ -23,6 +23,8 @@ from outbox.testing.servers.proxy import Direction, TcpProxy
 from tests.support import webhook_endpoint
 from tests.support.webhook_endpoint import Answer, Endpoint, Received, read_file
 
+#: A password with a character that a URL has to quote.
+SECRET = "s3cr3t/Sesame"
 REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
 _FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
 
@@ -273,3 +275,8 @@ class Babbler:
                         time.sleep(self._pause)
                     safe.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, False)
                 requests.readline()
+
+
+def told(url: str, what: str) -> str:
+    """The text of a verdict on a webhook's URL."""
+    return f"Webhook: {url}: {what}"

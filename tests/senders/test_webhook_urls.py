@@ -1,0 +1,100 @@
+"""Webhooks: the URL, what is wrong with one, and what is remembered of it."""
+
+from datetime import timedelta
+from urllib.parse import quote
+
+import pytest
+
+from outbox.errors import SenderError
+from outbox.senders.port import destination_of
+from outbox.senders.webhook import WebhookSender
+from tests.support.webhooks import SECRET
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://",
+        "http:host/path",
+        "https:///path",
+        "https://ann:s3cr3t",
+        f"https://ann:{SECRET}@host,other/path",
+        f"https://ann:{SECRET}@host:99999/",
+        f"https://ann:{SECRET}@host:0/",
+        f"https://ann:{SECRET}@[::1/",
+        f"https://ann:{SECRET}@ho st/",
+        f"https://host/#{SECRET}",
+        f"https://host/?format={SECRET}",
+        f"https://host/?timeout={SECRET}",
+        f"https://host/?timeout=0&token={SECRET}",
+        f"https://host/?timeout=1&timeout=2&token={SECRET}",
+        f"https://host/?most={SECRET}",
+        "https://host/?most=0",
+        "https://host/?most=1001",
+        "https://host/?most=٣",
+        "https://host/?secret-file=",
+        "https://host/?secret-file=relative",
+        "https://host/?ca=",
+        "http://host/?ca=/etc/ssl/cert.pem",
+        "https://host/?source=/shop",
+        "https://host/?format=cloudevents&source=a%20b",
+        "https://host/?format=cloudevents&source=",
+        f"https://host/?proxy=http://ann:{SECRET}",
+        f"https://host/?proxy=socks5://ann:{quote(SECRET, safe='')}%40proxy:1",
+        "https://host/?proxy=http://proxy",
+        "https://host/?proxy=http://pro%20xy:1",
+        "https://host/?proxy=http://a,b:1",
+        f"https://host/?proxy={SECRET}://%40%40",
+        f"https://host/\x01?token={SECRET}",
+        f"https://host/?token={SECRET}@",
+    ],
+)
+def test_a_bad_url_is_an_error_without_its_secrets(url):
+    with pytest.raises(SenderError) as caught:
+        WebhookSender(url)
+
+    assert [each for each in ("s3cr3t", "Sesame") if each in str(caught.value)] == []
+
+
+FIXES = {
+    "https://host/x?format=json": "format must be raw, cloudevents or cloudevents-structured; a parameter of the"
+    " endpoint that has this name is written %66ormat",
+    "https://host/x?source=a": "source belongs to the formats of CloudEvents; one of the endpoint is written %73ource",
+    "https://host/x?format=cloudevents&source=a%20b": "source must be a URI, such as /shop or https://shop.example.org",
+    "https://host/x?most=no": "most must be a number of requests from 1 to 1000",
+    "https://host/x?timeout=no": "timeout must be a number of seconds",
+    "https://host/x?timout=3": "did you mean the option timeout? A parameter of the endpoint with the name 'timout' is"
+    " written %74imout",
+    "https://host/x?a=b&Secret_File=/x": (
+        "did you mean the option secret-file? A parameter of the endpoint with the name 'Secret_File' is written"
+        " %53ecret_File"
+    ),
+    "https://host/x?secret-file=x": "secret-file must be the absolute path of a file",
+    "http://host/x?ca=/x": "ca is for https",
+    "https://host/x?proxy=x": "proxy must be http://host:port or https://host:port",
+    "https://host/x#y": "leave out the # and what follows, which is never sent",
+    "https://host:0/x": "the port must be a number from 1 to 65535",
+    "https://a,b/x": "write one host",
+    "https:///x": "write https://host/path",
+    "https://host/x?most=1&most=2": (
+        "its options are secret-file, format, source, timeout, most, ca, proxy, as, each once; 'most' is given twice"
+    ),
+}
+
+
+@pytest.mark.parametrize("url", FIXES)
+def test_a_bad_url_is_told_what_to_write(url):
+    with pytest.raises(SenderError) as caught:
+        WebhookSender(url)
+
+    shown = url.partition("?")[0].partition("#")[0]
+    assert str(caught.value) == f"{shown}: {FIXES[url]}"
+
+
+def test_the_destination_is_the_url_without_credentials_and_query():
+    url = f"https://ann:{SECRET.replace('/', '%2F')}@Shop.example.org:8443/hooks/?token=1&timeout=3"
+
+    sender = WebhookSender(url)
+
+    assert sender.destination == destination_of(url) == "https://shop.example.org:8443/hooks"
+    assert sender.deadline == timedelta(seconds=3)
