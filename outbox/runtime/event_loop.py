@@ -115,8 +115,9 @@ def _dismiss(loop: asyncio.AbstractEventLoop, farewell: Callable[[T], Coroutine[
 async def _end(farewell: Coroutine[Any, Any, None]) -> None:
     """End the loop that this runs in, after the farewell and after every other task was cancelled."""
     try:
-        async with asyncio.timeout(_PATIENCE):
-            await farewell
+        with suppress(TimeoutError):  # on a busy machine, or when the other side does not say good-bye
+            async with asyncio.timeout(_PATIENCE):
+                await farewell
     finally:
         others = asyncio.all_tasks() - {asyncio.current_task()}
         for task in others:
