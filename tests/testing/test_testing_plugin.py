@@ -1,5 +1,6 @@
 """The fixtures that pytest finds once the package is installed, in the tests of a small application."""
 
+import os
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -42,7 +43,9 @@ def run(folder: Path, tests: str) -> tuple[int, str]:
     if not entry_points(group="pytest11", name="outbox"):
         # An installation from before the plugin, as of a working copy; twice would be an error.
         command += ["-p", "outbox.testing.plugin"]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+    # Its own words are looked at: how the outer run is to print its tracebacks does not concern it.
+    env = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    done = subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120, check=False)
     return done.returncode, done.stdout + done.stderr
 
 
