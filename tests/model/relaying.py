@@ -1,0 +1,289 @@
+"""Writers, a server, workers and a destination: the world of one subscription, with every fault that it survives."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from outbox.model.position import EARLIEST, Progress
+from tests.model.explorer import Moves
+from tests.model.reading import passed, read
+from tests.model.server import Row, Server
+
+
+class Writer(NamedTuple):
+    """The keys of the transactions that are left, and the transaction that is under way; 0: none."""
+
+    left: tuple[str, ...]
+    xid: int = 0
+
+
+class Lease(NamedTuple):
+    """`over`: it was given back, or its holder has not renewed it for its whole length."""
+
+    epoch: int = 0
+    owner: int | None = None
+    over: bool = True
+
+
+class Worker(NamedTuple):
+    """What a worker keeps in memory. `epoch` 0: it has no lease.
+
+    `batch`: read and not handed over. `sent`: handed over and not settled; `end`: the progress when that is settled.
+    """
+
+    epoch: int = 0
+    incarnation: int = 0
+    progress: Progress = Progress(EARLIEST)
+    batch: tuple[Row, ...] = ()
+    sent: int = 0
+    end: Progress | None = None
+
+
+class Stored(NamedTuple):
+    """The newest progress row."""
+
+    epoch: int = 0
+    progress: Progress = Progress(EARLIEST)
+
+
+class Arrived(NamedTuple):
+    """What the destination got of a key: the last message, and the newest one of all."""
+
+    last: int = 0
+    newest: int = 0
+
+
+class Faults(NamedTuple):
+    """How many of each may still happen, and how many have happened."""
+
+    crashes: int = 0
+    #: A connection that is lost, also while a commit is under way.
+    losses: int = 0
+    #: A worker that is frozen, or cannot renew, for longer than its lease.
+    lapses: int = 0
+    happened: int = 0
+
+
+class State(NamedTuple):
+    """Everything."""
+
+    server: Server
+    writers: tuple[Writer, ...]
+    lease: Lease
+    stored: Stored
+    workers: tuple[Worker, ...]
+    arrived: tuple[tuple[str, Arrived], ...]
+    faults: Faults
+    broken: str | None = None
+
+
+class Relaying:
+    """The world. A subclass that breaks one of its rules is a broken twin."""
+
+    #: The most rows of a read, and of all that is handed over before a settle.
+    rows = 2
+
+    def __init__(self, writers: tuple[tuple[str, ...], ...], *, workers: int = 2, faults: Faults) -> None:
+        """`writers`: the key of each of their transactions."""
+        self._writers = tuple(Writer(keys) for keys in writers)
+        self._workers = workers
+        self._faults = faults
+
+    def start(self) -> State:
+        """Return the state in which nothing has happened."""
+        keys = sorted({key for writer in self._writers for key in writer.left})
+        return State(
+            Server(),
+            self._writers,
+            Lease(),
+            Stored(),
+            (Worker(),) * self._workers,
+            tuple((key, Arrived()) for key in keys),
+            self._faults,
+        )
+
+    def moves(self, state: State) -> Moves[State]:
+        """Return every step of a writer, of a worker, and of fate."""
+        for number, writer in enumerate(state.writers):
+            yield from _write(state, number, writer)
+        for number, worker in enumerate(state.workers):
+            yield from self._work(state, number, worker)
+        if state.faults.crashes:
+            yield "the server crashes and recovers", _crashed(state)
+
+    def wrong(self, state: State) -> str | None:
+        """Return what the destination, or the stored progress, shows to be wrong."""
+        if state.broken is not None:
+            return state.broken
+        arrived = dict(state.arrived)
+        for row in state.server.rows:
+            if passed(state.stored.progress, row) and arrived[row.key].newest < row.nth:
+                return f"lost: message {row.nth} of {row.key} is settled and was never sent"
+        return None
+
+    def wrong_at_rest(self, state: State) -> str | None:
+        """Return what is missing when nothing can happen any more."""
+        for key, arrived in state.arrived:
+            number = sum(row.key == key for row in state.server.rows)
+            if arrived != (number, number):
+                return f"{key} ends with message {arrived.last} (the newest was {arrived.newest}) of {number}"
+        return None
+
+    # The rules, which twins break
+
+    def read(self, server: Server, progress: Progress) -> tuple[tuple[Row, ...], Progress] | None:
+        """Read on."""
+        return read(server, progress, self.rows)
+
+    def may_call(self, state: State, number: int) -> bool:
+        """Return whether a worker may begin a call: its lease is good by its own clock."""
+        return state.lease.owner == number and not state.lease.over and state.lease.epoch == state.workers[number].epoch
+
+    def may_settle(self, state: State, worker: Worker) -> bool:
+        """Return whether the statement that settles finds the lease row under this epoch, on this server."""
+        return state.lease.epoch == worker.epoch and state.server.incarnation == worker.incarnation
+
+    def newest(self, stored: Stored, settled: Stored) -> Stored:
+        """Return which of two progress rows counts."""
+        return max(stored, settled, key=lambda each: each.epoch) if stored.epoch != settled.epoch else settled
+
+    def begins_at(self, state: State, worker: Worker) -> Progress:
+        """Return from where a worker goes on that has taken the lease."""
+        return state.stored.progress
+
+    def goes_on(self, state: State, worker: Worker) -> bool:
+        """Return whether what a worker has in memory is good on this server."""
+        return worker.incarnation == state.server.incarnation
+
+    # The steps of a worker
+
+    def _work(self, state: State, number: int, worker: Worker) -> Moves[State]:
+        name = f"worker {number + 1}"
+        if not worker.epoch:
+            if state.lease.over or state.lease.owner == number:
+                yield f"{name} takes the lease", self._taken(state, number, worker)
+            return
+        if state.faults.losses:
+            lost = _fault(state, losses=state.faults.losses - 1)
+            yield f"{name} loses its connection", _with(lost, number, self.dropped(worker))
+        if state.faults.lapses and state.lease == Lease(worker.epoch, number, over=False):
+            lapsed = _fault(state, lapses=state.faults.lapses - 1)
+            yield f"the lease of {name} runs out", lapsed._replace(lease=state.lease._replace(over=True))
+        if state.lease == Lease(worker.epoch, number, over=True):
+            yield f"{name} renews its lease", state._replace(lease=state.lease._replace(over=False))
+        if worker.batch:
+            yield from self._hand_over(state, number, worker, name)
+            return
+        if worker.sent:
+            yield from self._settle(state, number, worker, name)
+        if not worker.sent or (worker.sent < self.rows and worker.end is not None and worker.end.target is None):
+            yield from self._read(state, number, worker, name)
+
+    def _taken(self, state: State, number: int, worker: Worker) -> State:
+        lease = Lease(state.lease.epoch + 1, number, over=False)
+        server = state.server.write()
+        taken = Worker(lease.epoch, state.server.incarnation, self.begins_at(state, worker))
+        return _with(state._replace(lease=lease, server=server), number, taken)
+
+    def dropped(self, worker: Worker) -> Worker:
+        """Return what a worker still knows that has lost its connection or its lease."""
+        return Worker()
+
+    def _read(self, state: State, number: int, worker: Worker, name: str) -> Moves[State]:
+        if not self.goes_on(state, worker):
+            yield f"{name} finds that the server was restarted", _with(state, number, self.dropped(worker))
+            return
+        found = self.read(state.server, worker.end or worker.progress)
+        if found is None:
+            return
+        batch, end = found
+        said = f"{name} reads {_said(batch)}"
+        if not batch:
+            # A page without rows of ours is settled with the next one that has some.
+            yield said, _with(state, number, worker._replace(end=end))
+        elif worker.sent + len(batch) <= self.rows:
+            yield said, _with(state, number, worker._replace(batch=batch, end=end))
+
+    def _hand_over(self, state: State, number: int, worker: Worker, name: str) -> Moves[State]:
+        if not self.may_call(state, number):
+            yield f"{name} has too little left of its lease", _with(state, number, self.dropped(worker))
+            return
+        after = _deliver(state, worker.batch)
+        sent = worker._replace(batch=(), sent=worker.sent + len(worker.batch))
+        yield f"{name} sends {_said(worker.batch)}", _with(after, number, sent)
+
+    def _settle(self, state: State, number: int, worker: Worker, name: str) -> Moves[State]:
+        assert worker.end is not None
+        if not self.may_settle(state, worker):
+            yield (
+                f"{name} cannot settle: the lease or the server is another",
+                _with(state, number, self.dropped(worker)),
+            )
+            return
+        settled = self.newest(state.stored, Stored(worker.epoch, worker.end))
+        after = state._replace(stored=settled, server=state.server.write(), broken=_goes_back(state, settled))
+        yield f"{name} settles", _with(after, number, worker._replace(sent=0, end=None, progress=worker.end))
+        if state.faults.losses:
+            lost = _fault(after, losses=state.faults.losses - 1)
+            yield f"{name} settles, and loses the answer", _with(lost, number, self.dropped(worker))
+
+
+def _write(state: State, number: int, writer: Writer) -> Moves[State]:
+    server, name = state.server, f"writer {number + 1}"
+    if not writer.left:
+        return
+    key, *left = writer.left
+    if not writer.xid:
+        begun = Writer(writer.left, server.next_xid)
+        yield f"{name} begins transaction {begun.xid}", _written(state, number, begun, server.begin())
+    elif not server.transaction(writer.xid).rows:
+        if not server.locked(key):
+            inserted = server.insert(writer.xid, key)
+            yield f"{name} locks {key} and inserts message {server.next_id}", _written(state, number, writer, inserted)
+    else:
+        done = Writer(tuple(left))
+        yield f"{name} commits transaction {writer.xid}", _written(state, number, done, server.commit(writer.xid))
+        yield f"{name} rolls transaction {writer.xid} back", _written(state, number, done, server.roll_back(writer.xid))
+
+
+def _written(state: State, number: int, writer: Writer, server: Server) -> State:
+    return state._replace(server=server, writers=(*state.writers[:number], writer, *state.writers[number + 1 :]))
+
+
+def _with(state: State, number: int, worker: Worker) -> State:
+    return state._replace(workers=(*state.workers[:number], worker, *state.workers[number + 1 :]))
+
+
+def _fault(state: State, **left: int) -> State:
+    return state._replace(faults=state.faults._replace(**left, happened=state.faults.happened + 1))
+
+
+def _crashed(state: State) -> State:
+    """Transactions under way are gone; their writers do not try again."""
+    writers = tuple(Writer(writer.left[1:]) if writer.xid else writer for writer in state.writers)
+    after = _fault(state, crashes=state.faults.crashes - 1)
+    return after._replace(server=state.server.crash(), writers=writers)
+
+
+def _deliver(state: State, batch: tuple[Row, ...]) -> State:
+    """Hand a batch to the destination, which notes what must not be."""
+    arrived, broken = dict(state.arrived), state.broken
+    for row in batch:
+        last, newest = arrived[row.key]
+        if row.nth > last + 1:
+            broken = broken or f"order: message {row.nth} of {row.key} came right after message {last}"
+        if row.nth <= newest and not state.faults.happened:
+            broken = broken or f"repeated without a failure: message {row.nth} of {row.key}"
+        arrived[row.key] = Arrived(row.nth, max(row.nth, newest))
+    return state._replace(arrived=tuple(arrived.items()), broken=broken)
+
+
+def _goes_back(state: State, settled: Stored) -> str | None:
+    for row in state.server.rows:
+        if passed(state.stored.progress, row) and not passed(settled.progress, row):
+            return f"the stored progress goes back behind message {row.nth} of {row.key}"
+    return state.broken
+
+
+def _said(batch: tuple[Row, ...]) -> str:
+    return ", ".join(f"{row.key}{row.nth}" for row in batch) or "a page without messages"
