@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tempfile
 import time
 import uuid
@@ -28,11 +29,15 @@ from outbox.model.position import Position
 from outbox.store.log.stamp import Server
 
 FOLDER = "_outbox"
+#: The suffix of a folder in which the tasks of a running extract say that they are done.
+RUNNING = ".running"
 VERSION = 1
 
 _NAME = re.compile(r"(\d{8,})\.json")
 #: The beginning of the name of a window's file.
 _OF_WINDOW = re.compile(r"(\d{8,})-")
+#: The scheme of a URL. A single letter is that of a drive.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 #: A file name has at most 255 bytes, and `topic=` comes before the topic.
 _LONGEST_TOPIC = 249
 
@@ -247,7 +252,8 @@ class Archive:
         """Delete files that no manifest counts, as a killed extract leaves them; return how many, and their bytes.
 
         The files of a running extract are not counted yet either. So files that are younger than `older_than` stay, and
-        so do files of windows after the last committed one.
+        so do files of windows after the last committed one. The folders in which a killed extract counted its finished
+        tasks go, too; the files in these are empty.
         """
         # The manifests are read after the files, so that a window that is committed meanwhile counts.
         before = time.time() - older_than.total_seconds()
@@ -261,8 +267,12 @@ class Archive:
             if path not in counted and stat.st_mtime < before and _window_of(path) <= last
         ]
         for path in doomed:
-            path.unlink(missing_ok=True)
-        return len(doomed), sum(found[path].st_size for path in doomed)
+            if path.suffix == RUNNING:
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        files = [path for path in doomed if path.suffix != RUNNING]
+        return len(files), sum(found[path].st_size for path in files)
 
     def _require_folder(self) -> None:
         for path in (self._folder, *self._folder.parents):
@@ -270,9 +280,10 @@ class Archive:
                 raise ArchiveError(f"{path} is a file, and an archive is a folder: give the path of a folder")
 
     def _files(self) -> Iterator[Path]:
-        """Yield the archive's own files, except manifests."""
+        """Yield the archive's own files, except manifests, and the folders of running extracts."""
         yield from self.path.glob("topic=*/day=*/*.parquet")
         yield from self._folder.glob("*.tmp")
+        yield from self._folder.glob(f"*{RUNNING}")
 
     def _problems(self, files: Iterable[ArchivedFile]) -> Iterator[tuple[Path, str]]:
         """Yield files that are missing or have another size, for example where an executor has a disk of its own."""
@@ -351,16 +362,20 @@ def sorted_files(files: Iterable[ArchivedFile]) -> tuple[ArchivedFile, ...]:
 
 def _local(text: str) -> Path:
     """Return the folder that a path or a `file:` URL names."""
-    url = urlsplit(text)
-    # Without `://` the scheme may be the letter of a drive.
-    if "://" in text and url.scheme not in ("file", ""):
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return Path(text).absolute()
+    if scheme[1].lower() != "file":
         raise ArchiveError(
-            f"{text!r}: an archive lives in a folder that the driver and all executors see, not in {url.scheme}; mount"
-            " it, or extract to a shared disk and copy the files and then the manifests"
+            f"{text!r}: an archive lives in a folder that the driver and all executors see, not in {scheme[1]}; mount"
+            " it, or extract to a shared disk and copy the files and then the manifests. (A folder of this name is"
+            f" {f'./{text}'!r})"
         )
-    if url.scheme == "file":
-        return Path(unquote(url.path))
-    return Path(text).absolute()
+    # Of `file://host/path` and `file://folder` the text after the slashes is the name of a machine.
+    machine = urlsplit(text).netloc
+    if machine not in ("", "localhost"):
+        raise ArchiveError(f"{text!r}: {machine!r} is the name of a machine there; write file:///absolute/path")
+    return Path(unquote(text.removeprefix(scheme[0]).removeprefix(f"//{machine}"))).absolute()
 
 
 def _reason(error: Exception) -> str:
