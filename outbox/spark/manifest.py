@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -36,6 +36,8 @@ VERSION = 1
 _NAME = re.compile(r"(\d{8,})\.json")
 #: The beginning of the name of a window's file.
 _OF_WINDOW = re.compile(r"(\d{8,})-")
+#: How much later than an extract's clock the clock of its database may be.
+_CLOCKS_DIFFER = timedelta(days=1)
 #: The scheme of a URL. A single letter is that of a drive.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 #: A file name has at most 255 bytes, and `topic=` comes before the topic.
@@ -187,20 +189,38 @@ class Archive:
                 " that this user and Spark's executors may write to"
             ) from error
 
-    def manifests(self) -> list[Manifest]:
-        """Return all manifests in their order.
+    def manifests(self, *, first: int = 1) -> list[Manifest]:
+        """Return all manifests from window `first` on, in their order.
 
         Raises:
             ArchiveError: one cannot be read or is missing, or does not begin where the one before it ends.
         """
-        found = [self._read(number) for number in self._numbers()]
-        for before, after in pairwise(found):
-            if after.since != before.until:
-                raise ArchiveError(
-                    f"{self._file(after.window)} begins at {after.since}, but the one before it ends at {before.until};"
-                    " these are manifests of two archives; restore the right ones from a backup"
-                )
-        return found
+        return self._consecutive(self._read(number) for number in self._numbers() if number >= first)
+
+    def since(self, number: int) -> list[Manifest]:
+        """Return, in their order, the manifests of all windows that may hold this number of a message or a higher one.
+
+        Those of earlier windows are not read.
+
+        Raises:
+            ArchiveError: see `manifests`.
+        """
+        # The position that a window begins at sees what all windows before it hold.
+        return self._back_to(lambda manifest: manifest.since.head <= number)
+
+    def of_days(self, first: str, last: str) -> list[Manifest]:
+        """Return, in their order, the manifests of all windows that may hold messages of these days (UTC).
+
+        Windows that were captured before these days hold none, and are not read. Where clocks differ so much that one
+        does, its files have such a day in their paths, and it is read, too.
+
+        Raises:
+            ArchiveError: see `manifests`.
+        """
+        begin = datetime.fromisoformat(f"{first}T00:00:00+00:00") - _CLOCKS_DIFFER
+        found = self._back_to(lambda manifest: manifest.captured_at < begin)
+        missed = self._named_in(first, last).intersection(self._numbers()).difference(each.window for each in found)
+        return [*map(self._read, sorted(missed)), *found]
 
     def commit(self, manifest: Manifest) -> None:
         """Make a window part of the archive: from now on its files count. A crash adds the whole window or nothing.
@@ -237,7 +257,7 @@ class Archive:
 
     def counted(self) -> list[ArchivedFile]:
         """Return the files that manifests count, in the order of the windows."""
-        return [file for manifest in self.manifests() for file in manifest.files]
+        return counted_by(self.manifests())
 
     def require(self, files: Iterable[ArchivedFile]) -> None:
         """Check that files that manifests count are there with their full size, without reading them.
@@ -318,6 +338,31 @@ class Archive:
             )
         return numbers
 
+    def _back_to(self, is_first: Callable[[Manifest], bool]) -> list[Manifest]:
+        """Read manifests from the newest on backwards, up to the one that is the first to be wanted."""
+        found = []
+        for number in reversed(self._numbers()):
+            found.append(self._read(number))
+            if is_first(found[-1]):
+                break
+        return self._consecutive(reversed(found))
+
+    def _named_in(self, first: str, last: str) -> set[int]:
+        """Return the windows that the names of files of these days begin with."""
+        folders = self.path.glob("topic=*/day=*")
+        wanted = (folder for folder in folders if first <= folder.name.removeprefix("day=") <= last)
+        return {_window_of(path) for folder in wanted for path in folder.iterdir()}
+
+    def _consecutive(self, manifests: Iterable[Manifest]) -> list[Manifest]:
+        found = list(manifests)
+        for before, after in pairwise(found):
+            if after.since != before.until:
+                raise ArchiveError(
+                    f"{self._file(after.window)} begins at {after.since}, but the one before it ends at {before.until};"
+                    " these are manifests of two archives; restore the right ones from a backup"
+                )
+        return found
+
     def _read(self, number: int) -> Manifest:
         file = self._file(number)
         try:
@@ -353,6 +398,11 @@ def flush_folder(folder: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def counted_by(manifests: Iterable[Manifest]) -> list[ArchivedFile]:
+    """Return the files of windows, in the order of these."""
+    return [file for manifest in manifests for file in manifest.files]
 
 
 def sorted_files(files: Iterable[ArchivedFile]) -> tuple[ArchivedFile, ...]:

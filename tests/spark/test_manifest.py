@@ -166,6 +166,37 @@ def test_a_manifest_that_cannot_be_right_is_refused(archive, number, text, told)
         archive.last()
 
 
+def test_windows_before_a_number_are_not_read(archive):
+    for window in range(1, 6):
+        archive.commit(manifest(window))
+    (archive.path / FOLDER / "00000001.json").write_text("damaged")
+
+    found = {number: [each.window for each in archive.since(number)] for number in (20, 25, 49, 90)}
+
+    assert found == {20: [3, 4, 5], 25: [3, 4, 5], 49: [5], 90: [5]}
+    with pytest.raises(ArchiveError, match=r"00000001\.json is not a manifest"):
+        archive.since(9)
+
+
+def test_windows_from_before_some_days_are_not_read(archive):
+    """Unless a file of such a day says otherwise, as where the database's clock was ahead by days."""
+    for window in range(1, 7):
+        archive.commit(manifest(window, captured_at=datetime(2026, 1, 20 + window, 12, tzinfo=UTC)))
+    archive.commit(manifest(7, [late := written(archive, "00000007-0000-x.parquet")]))
+    (archive.path / FOLDER / "00000001.json").write_text("damaged")
+
+    def found(*days):
+        return [each.window for each in archive.of_days(*days)]
+
+    assert (found("2026-01-26", "2026-01-27"), found("2026-02-09", "2026-02-09")) == ([4, 5, 6, 7], [7])
+    with pytest.raises(ArchiveError, match=r"00000001\.json is not a manifest"):
+        found("2026-01-22", "2026-01-22")
+    ahead = archive.path / late.path.replace("2026-01-31", "2026-02-09").replace("00000007", "00000003")
+    ahead.parent.mkdir()
+    ahead.touch()
+    assert found("2026-02-09", "2026-02-09") == [3, 7]
+
+
 def test_manifests_of_two_archives_are_refused(archive):
     archive.commit(manifest(1))
     archive.commit(manifest(2, since=Position(11)))
@@ -182,7 +213,7 @@ def test_manifests_of_two_archives_are_refused(archive):
     ],
 )  # fmt: skip
 def test_a_path_that_only_spark_could_open_is_refused(path):
-    with pytest.raises(ArchiveError, match="a folder that the driver and all executors see, not in .*; mount it, or"):
+    with pytest.raises(ArchiveError, match=r"a folder that the driver and all executors see, not in .*; mount"):
         Archive(path)
 
 
