@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -26,7 +27,7 @@ _LINE_EVERY_SECONDS = 10.0
 
 
 @click.command()
-@about_a_database
+@partial(about_a_database, unless="clean")
 @click.argument("path")
 @option("--until-empty", is_flag=True, help="Extract again and again, until nothing new was committed.")
 @option("--follow", is_flag=True, help="Go on until interrupted.")
@@ -44,7 +45,7 @@ _LINE_EVERY_SECONDS = 10.0
 @as_json
 def extract(
     *,
-    target: Target,
+    target: Target | None,
     path: str,
     standby: str | None,
     until_empty: bool,
@@ -77,6 +78,7 @@ def extract(
     if clean is not None:
         _clean(archive, clean, json=json)
         return
+    assert target is not None
     require_extra("pyspark", "pyarrow")
     if wanted["delta"]:
         require_extra("deltalake", extra="delta")

@@ -7,7 +7,7 @@ import getpass
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -130,21 +130,26 @@ class Target:
             yield channel
 
 
-def about_a_database(function: F) -> F:
-    """Give a command the options that name a database, and hand it over as `target`."""
+def about_a_database(function: F, *, unless: str | None = None) -> F:
+    """Give a command the options that name a database, and hand it over as `target`.
+
+    `unless`: an option with which the command needs no database; `target` is None then.
+    """
 
     @functools.wraps(function)
     def command(*args: Any, targets: tuple[Target, ...], **rest: Any) -> Any:
+        if _unneeded(unless, rest):
+            return function(*args, target=None, **rest)
         if len(targets) > 1:
             raise click.UsageError(
                 f"this command is about one database, not {len(targets)}; say which by --database URL and --schema NAME"
             )
         return function(*args, target=targets[0], **rest)
 
-    return about_databases(command, several=False)  # type: ignore[return-value]
+    return about_databases(command, several=False, unless=unless)  # type: ignore[return-value]
 
 
-def about_databases(function: F, *, several: bool = True) -> F:
+def about_databases(function: F, *, several: bool = True, unless: str | None = None) -> F:
     """Give a command the options that name databases; hand over each database with each schema as `targets`."""
 
     @functools.wraps(function)
@@ -159,12 +164,16 @@ def about_databases(function: F, *, several: bool = True) -> F:
     ) -> Any:
         logs.set_up(verbose, log_format)
         urls = _urls(database, database_file)
-        if not urls:
+        if not urls and not _unneeded(unless, rest):
             raise click.UsageError("no database: set OUTBOX_DATABASE, or give --database URL or --database-file PATH")
         targets = tuple(Target(url, name) for url in urls for name in schema or (None,))
         return function(*args, targets=targets, **rest)
 
     return together(*_names_of_databases(several=several), *_LOGGED)(command)  # type: ignore[return-value]
+
+
+def _unneeded(unless: str | None, given: Mapping[str, Any]) -> bool:
+    return unless is not None and given[unless] is not None
 
 
 def to_a_destination(function: F) -> F:

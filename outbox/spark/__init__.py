@@ -170,7 +170,8 @@ def archived(
 
     Raises:
         ArchiveError: there is no archive, it cannot be read, or a file of it is missing or has another size than its
-            manifest says.
+            manifest says. With `days` only windows are read that may hold messages of these.
+        OptionError: `days` are no days.
     """
     from outbox.spark import frames
 

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from sqlalchemy import URL
 
-#: Rows of the first fetch, and the most rows of any, where a driver returns rows. Later fetches take as many as make a
-#: batch.
-_FIRST_ROWS, _MOST_ROWS = 1_000, 50_000
+#: The most rows of one fetch, where a driver returns rows.
+_MOST_ROWS = 50_000
 #: PostgreSQL counts microseconds from the year 2000.
 _EPOCH_2000 = 946_684_800_000_000
 
@@ -208,7 +207,11 @@ def _percent(path: str) -> str:
 
 
 def _in_batches(fetch: Any, schema: pa.Schema, size: int, *, epoch: int) -> Generator[pa.RecordBatch, None, None]:
-    number = _FIRST_ROWS
+    """Fetch one row, then each time as many as make a batch by the size of those before, but at most twice as many.
+
+    How large a row is shows only when it is there: a first fetch of more rows may take many times the size.
+    """
+    number = 1
     while rows := fetch(number):
         batch = _batch(rows, schema, epoch=epoch)
         yield batch

@@ -34,16 +34,18 @@ def commit_missing(archive: Archive) -> int:
         from deltalake.exceptions import DeltaError
     except ImportError as error:
         raise MissingExtraError("a Delta table needs an extra: pip install 'outbox-log[delta]'") from error
-    manifests = archive.manifests()
-    if not manifests:
+    newest = archive.last()
+    if newest is None:
         return 0
     try:
         table = _table(archive)
-        _require_same_windows(archive, table, manifests[: _version(table)])
+        # Manifests of the windows before are not read, because they may be years of them.
+        manifests = {each.window: each for each in archive.manifests(first=_version(table))}
+        _require_same_window(archive, table, manifests.get(_version(table)))
         committed = 0
         # The version is read each time: another extract may have committed the next window meanwhile.
-        while (version := _version(table)) < len(manifests):
-            _commit(table, manifests[version])
+        while (version := _version(table)) + 1 in manifests:
+            _commit(table, manifests[version + 1])
             table.update_incremental()
             committed += 1
     except DeltaError as error:
@@ -51,10 +53,10 @@ def commit_missing(archive: Archive) -> int:
             f"the Delta table at {archive.path} was not written: {error}; the manifests are, and the next run commits"
             " what is missing"
         ) from error
-    if version > len(manifests):
+    if version > newest.window:
         raise ArchiveError(
             f"the Delta table at {archive.path} has window {version}, but the last manifest is that of"
-            f" {len(manifests)}: it is of another archive; {_FIX}"
+            f" {newest.window}: it is of another archive; {_FIX}"
         )
     return committed
 
@@ -64,14 +66,13 @@ def _version(table: DeltaTable) -> int:
     return table.transaction_version(APPLICATION) or 0
 
 
-def _require_same_windows(archive: Archive, table: DeltaTable, manifests: list[Manifest]) -> None:
+def _require_same_window(archive: Archive, table: DeltaTable, last: Manifest | None) -> None:
     """Refuse a table whose last window ends elsewhere than in its manifest.
 
     Then manifests were lost, and their windows were written again without the table.
     """
-    if not manifests:
+    if last is None:
         return
-    last = manifests[-1]
     ends = (each["outbox.until"] for each in table.history() if each.get("outbox.window") == str(last.window))
     if next(ends, str(last.until)) != str(last.until):
         raise ArchiveError(

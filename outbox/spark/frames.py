@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from outbox.errors import OptionError
 from outbox.model.topics import require_names
-from outbox.spark.manifest import Archive
+from outbox.spark.manifest import Archive, ArchivedFile, counted_by
 from outbox.spark.tables import ddl
 from outbox.store.log.extraction import MESSAGES, columns_of
 
@@ -24,17 +26,27 @@ def archived(
     """Return the messages of an archive as it is now. Files of other topics and days are left out."""
     archive = Archive(path)
     archive.newest()
-    schema = ddl(MESSAGES, tuple(columns_of(MESSAGES)))
     wanted = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
     require_names(wanted or ())
-    first, last = days or ("", "9999-12-31")
-    files = [
-        file for file in archive.counted() if (wanted is None or file.topic in wanted) and first <= file.day <= last
-    ]
+    files = archive.counted() if days is None else _of_days(archive, *days)
+    return of_files(spark, archive, [file for file in files if wanted is None or file.topic in wanted])
+
+
+def of_files(spark: SparkSession, archive: Archive, files: Collection[ArchivedFile]) -> DataFrame:
+    """Return the messages in some files of an archive."""
+    schema = ddl(MESSAGES, tuple(columns_of(MESSAGES)))
     if not files:
         return spark.createDataFrame([], schema)
     archive.require(files)
     return spark.read.schema(schema).parquet(*(_literal(archive.path / file.path) for file in files))
+
+
+def _of_days(archive: Archive, *days: str) -> list[ArchivedFile]:
+    try:
+        first, last = (date.fromisoformat(day).isoformat() for day in days)
+    except ValueError as error:
+        raise OptionError(f"days: {days} are no two days; write ('2026-01-01', '2026-01-31')") from error
+    return [file for file in counted_by(archive.of_days(first, last)) if first <= file.day <= last]
 
 
 def _literal(path: Path) -> str:

@@ -22,7 +22,7 @@ from outbox.errors import ArchiveError, OutboxError, PositionError
 from outbox.model.position import Window
 from outbox.spark.continuation import EVERYTHING, Continuation, Extraction, Next
 from outbox.spark.files import TaskFiles
-from outbox.spark.manifest import FOLDER, Archive, ArchivedFile, Manifest, sorted_files
+from outbox.spark.manifest import FOLDER, RUNNING, Archive, ArchivedFile, Manifest, sorted_files
 from outbox.spark.planner import Planner
 from outbox.store.log.extraction import Narrowing
 
@@ -195,7 +195,7 @@ class Extract:
         if self._on_progress is None:
             yield None
             return
-        signs = self._archive.path / FOLDER / f"{uuid.uuid4().hex}.running"
+        signs = self._archive.path / FOLDER / f"{number:08}-{uuid.uuid4().hex}{RUNNING}"
         signs.mkdir(parents=True)
         stop, tell = threading.Event(), self._on_progress
 

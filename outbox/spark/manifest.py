@@ -11,10 +11,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -28,11 +29,17 @@ from outbox.model.position import Position
 from outbox.store.log.stamp import Server
 
 FOLDER = "_outbox"
+#: The suffix of a folder in which the tasks of a running extract say that they are done.
+RUNNING = ".running"
 VERSION = 1
 
 _NAME = re.compile(r"(\d{8,})\.json")
 #: The beginning of the name of a window's file.
 _OF_WINDOW = re.compile(r"(\d{8,})-")
+#: How much later than an extract's clock the clock of its database may be.
+_CLOCKS_DIFFER = timedelta(days=1)
+#: The scheme of a URL. A single letter is that of a drive.
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 #: A file name has at most 255 bytes, and `topic=` comes before the topic.
 _LONGEST_TOPIC = 249
 
@@ -182,20 +189,38 @@ class Archive:
                 " that this user and Spark's executors may write to"
             ) from error
 
-    def manifests(self) -> list[Manifest]:
-        """Return all manifests in their order.
+    def manifests(self, *, first: int = 1) -> list[Manifest]:
+        """Return all manifests from window `first` on, in their order.
 
         Raises:
             ArchiveError: one cannot be read or is missing, or does not begin where the one before it ends.
         """
-        found = [self._read(number) for number in self._numbers()]
-        for before, after in pairwise(found):
-            if after.since != before.until:
-                raise ArchiveError(
-                    f"{self._file(after.window)} begins at {after.since}, but the one before it ends at {before.until};"
-                    " these are manifests of two archives; restore the right ones from a backup"
-                )
-        return found
+        return self._consecutive(self._read(number) for number in self._numbers() if number >= first)
+
+    def since(self, number: int) -> list[Manifest]:
+        """Return, in their order, the manifests of all windows that may hold this number of a message or a higher one.
+
+        Those of earlier windows are not read.
+
+        Raises:
+            ArchiveError: see `manifests`.
+        """
+        # The position that a window begins at sees what all windows before it hold.
+        return self._back_to(lambda manifest: manifest.since.head <= number)
+
+    def of_days(self, first: str, last: str) -> list[Manifest]:
+        """Return, in their order, the manifests of all windows that may hold messages of these days (UTC).
+
+        Windows that were captured before these days hold none, and are not read. Where clocks differ so much that one
+        does, its files have such a day in their paths, and it is read, too.
+
+        Raises:
+            ArchiveError: see `manifests`.
+        """
+        begin = datetime.fromisoformat(f"{first}T00:00:00+00:00") - _CLOCKS_DIFFER
+        found = self._back_to(lambda manifest: manifest.captured_at < begin)
+        missed = self._named_in(first, last).intersection(self._numbers()).difference(each.window for each in found)
+        return [*map(self._read, sorted(missed)), *found]
 
     def commit(self, manifest: Manifest) -> None:
         """Make a window part of the archive: from now on its files count. A crash adds the whole window or nothing.
@@ -232,7 +257,7 @@ class Archive:
 
     def counted(self) -> list[ArchivedFile]:
         """Return the files that manifests count, in the order of the windows."""
-        return [file for manifest in self.manifests() for file in manifest.files]
+        return counted_by(self.manifests())
 
     def require(self, files: Iterable[ArchivedFile]) -> None:
         """Check that files that manifests count are there with their full size, without reading them.
@@ -247,7 +272,8 @@ class Archive:
         """Delete files that no manifest counts, as a killed extract leaves them; return how many, and their bytes.
 
         The files of a running extract are not counted yet either. So files that are younger than `older_than` stay, and
-        so do files of windows after the last committed one.
+        so do files of windows after the last committed one. The folders in which a killed extract counted its finished
+        tasks go, too; the files in these are empty.
         """
         # The manifests are read after the files, so that a window that is committed meanwhile counts.
         before = time.time() - older_than.total_seconds()
@@ -261,8 +287,12 @@ class Archive:
             if path not in counted and stat.st_mtime < before and _window_of(path) <= last
         ]
         for path in doomed:
-            path.unlink(missing_ok=True)
-        return len(doomed), sum(found[path].st_size for path in doomed)
+            if path.suffix == RUNNING:
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        files = [path for path in doomed if path.suffix != RUNNING]
+        return len(files), sum(found[path].st_size for path in files)
 
     def _require_folder(self) -> None:
         for path in (self._folder, *self._folder.parents):
@@ -270,9 +300,10 @@ class Archive:
                 raise ArchiveError(f"{path} is a file, and an archive is a folder: give the path of a folder")
 
     def _files(self) -> Iterator[Path]:
-        """Yield the archive's own files, except manifests."""
+        """Yield the archive's own files, except manifests, and the folders of running extracts."""
         yield from self.path.glob("topic=*/day=*/*.parquet")
         yield from self._folder.glob("*.tmp")
+        yield from self._folder.glob(f"*{RUNNING}")
 
     def _problems(self, files: Iterable[ArchivedFile]) -> Iterator[tuple[Path, str]]:
         """Yield files that are missing or have another size, for example where an executor has a disk of its own."""
@@ -306,6 +337,31 @@ class Archive:
                 f"{self._file(min(missing))} is missing, although a later window is there; restore it from a backup"
             )
         return numbers
+
+    def _back_to(self, is_first: Callable[[Manifest], bool]) -> list[Manifest]:
+        """Read manifests from the newest on backwards, up to the one that is the first to be wanted."""
+        found = []
+        for number in reversed(self._numbers()):
+            found.append(self._read(number))
+            if is_first(found[-1]):
+                break
+        return self._consecutive(reversed(found))
+
+    def _named_in(self, first: str, last: str) -> set[int]:
+        """Return the windows that the names of files of these days begin with."""
+        folders = self.path.glob("topic=*/day=*")
+        wanted = (folder for folder in folders if first <= folder.name.removeprefix("day=") <= last)
+        return {_window_of(path) for folder in wanted for path in folder.iterdir()}
+
+    def _consecutive(self, manifests: Iterable[Manifest]) -> list[Manifest]:
+        found = list(manifests)
+        for before, after in pairwise(found):
+            if after.since != before.until:
+                raise ArchiveError(
+                    f"{self._file(after.window)} begins at {after.since}, but the one before it ends at {before.until};"
+                    " these are manifests of two archives; restore the right ones from a backup"
+                )
+        return found
 
     def _read(self, number: int) -> Manifest:
         file = self._file(number)
@@ -344,6 +400,11 @@ def flush_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+def counted_by(manifests: Iterable[Manifest]) -> list[ArchivedFile]:
+    """Return the files of windows, in the order of these."""
+    return [file for manifest in manifests for file in manifest.files]
+
+
 def sorted_files(files: Iterable[ArchivedFile]) -> tuple[ArchivedFile, ...]:
     """Return the files of a window in the order of their ids, then of their paths."""
     return tuple(sorted(files, key=lambda file: (file.first_id, file.path)))
@@ -351,16 +412,20 @@ def sorted_files(files: Iterable[ArchivedFile]) -> tuple[ArchivedFile, ...]:
 
 def _local(text: str) -> Path:
     """Return the folder that a path or a `file:` URL names."""
-    url = urlsplit(text)
-    # Without `://` the scheme may be the letter of a drive.
-    if "://" in text and url.scheme not in ("file", ""):
+    scheme = _SCHEME.match(text)
+    if scheme is None:
+        return Path(text).absolute()
+    if scheme[1].lower() != "file":
         raise ArchiveError(
-            f"{text!r}: an archive lives in a folder that the driver and all executors see, not in {url.scheme}; mount"
-            " it, or extract to a shared disk and copy the files and then the manifests"
+            f"{text!r}: an archive lives in a folder that the driver and all executors see, not in {scheme[1]}; mount"
+            " it, or extract to a shared disk and copy the files and then the manifests. (A folder of this name is"
+            f" {f'./{text}'!r})"
         )
-    if url.scheme == "file":
-        return Path(unquote(url.path))
-    return Path(text).absolute()
+    # Of `file://host/path` and `file://folder` the text after the slashes is the name of a machine.
+    machine = urlsplit(text).netloc
+    if machine not in ("", "localhost"):
+        raise ArchiveError(f"{text!r}: {machine!r} is the name of a machine there; write file:///absolute/path")
+    return Path(unquote(text.removeprefix(scheme[0]).removeprefix(f"//{machine}"))).absolute()
 
 
 def _reason(error: Exception) -> str:

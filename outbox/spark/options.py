@@ -29,6 +29,15 @@ NAMES = (
     "onIdentityChange", "onSelectionChange", "failOnDataLoss",
 )  # fmt: skip
 _WHERE = "where."
+#: The properties that Spark itself gives to a table of `create table`; it hands them over together with the options,
+#: and each option a second time, with this prefix.
+_RESERVED = ("owner", "provider", "comment", "location", "external", "is_managed_location", "collation")
+_AGAIN = "option."
+_SAY_WHERE = "say where the database is, by exactly one of url, urlEnv, service"
+_OF_TABLES = (
+    "if this is a table of `create table … using outbox`, Spark reads it without the options that it was made with:"
+    " write select … from NAME with (url '…'), or make it by: create temporary view NAME using outbox options (url '…')"
+)
 #: Options that only batch reads have, and those that only streams have.
 _OF_BATCHES = ("since", "until")
 _OF_STREAMS = ("startingPosition", "maxRowsPerTrigger", "pollIntervalMs", "onIdentityChange", "onSelectionChange")
@@ -92,7 +101,7 @@ class _Parser:
     """Reads one set of options. Upper and lower case in names are the same, as everywhere in Spark."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
-        self._given = {_name_of(name): str(value) for name, value in options.items()}
+        self._given = {_name_of(name): str(value) for name, value in options.items() if not _is_reserved(name)}
         self._table = self._choice("table", MESSAGES, table_names())
 
     def values(self) -> dict[str, Any]:
@@ -123,6 +132,8 @@ class _Parser:
         planner = None
         if any(name in self._given for name in of_planner):
             planner = self._address(of_planner)
+        if not self._given:
+            raise _error("url", _SAY_WHERE, _OF_TABLES)
         return Place(
             rows=self._address(("url", "urlEnv", "service")), planner=planner, schema=self._given.get("schema")
         )
@@ -173,14 +184,17 @@ class _Parser:
                 ) from None
         return topics
 
-    def _where(self) -> list[tuple[str, str]]:
+    def _where(self) -> list[tuple[str, tuple[str, ...]]]:
         found = []
-        for name, value in self._given.items():
+        for name, text in self._given.items():
             if name.startswith(_WHERE):
                 column = name.removeprefix(_WHERE)
                 self._require_column(name, column)
-                _check_value(name, columns_of(self._table)[column], value)
-                found.append((column, value))
+                # Some columns hold empty texts, so one empty value is no list with an empty part.
+                values = self._list(name) if text else ("",)
+                for value in values:
+                    _check_value(name, columns_of(self._table)[column], value)
+                found.append((column, values))
         return found
 
     def _manner(self) -> Manner:
@@ -219,6 +233,8 @@ class _Parser:
         """Return the names in an option, which commas separate; a comma inside a name is written twice."""
         if name not in self._given:
             return ()
+        if "\0" in self._given[name]:
+            raise _error(name, "holds a NUL, which no column does", "correct it")
         found = tuple(part.strip().replace("\0", ",") for part in self._given[name].replace(",,", "\0").split(","))
         if not all(found):
             raise _error(name, "has an empty part", "write names with a comma between two")
@@ -258,6 +274,10 @@ class _Parser:
         return value
 
 
+def _is_reserved(given: str) -> bool:
+    return given.lower() in _RESERVED or given.lower().startswith(_AGAIN)
+
+
 def _name_of(given: str) -> str:
     lower = given.lower()
     if lower.startswith(_WHERE):
@@ -281,8 +301,6 @@ def _check_value(name: str, kind: Kind, value: str) -> None:
         checks.get(kind, str)(value)
     except ValueError:
         raise _error(name, f"{value!r:.80} is no value of type {kind}", "correct it") from None
-    if "\0" in value:
-        raise _error(name, "holds a NUL, which no column does", "correct it")
 
 
 def _close(given: str, names: tuple[str, ...]) -> str | None:

@@ -69,6 +69,7 @@ class Follower:
         Raises:
             PositionError: the offset is of another server or lies ahead of this one, or its stream selected other
                 messages.
+            PurgedError: nothing has come after `start`, and rows after it were purged before they were read.
         """
         if (
             self._idle is not None
@@ -83,8 +84,7 @@ class Follower:
         within = self._within(known, limit)
         if within is not None:
             return within
-        base = known.progress.target or known.progress.base
-        return self._beyond(start, replace(known, progress=Progress(base)), stamp, limit)
+        return self._beyond(start, known, stamp, limit)
 
     def tasks(self, start: Offset, end: Offset, columns: tuple[str, ...]) -> list[Task]:
         """Plan the batch between two offsets; every call plans the same rows.
@@ -152,20 +152,24 @@ class Follower:
 
         If nothing came, it is `start`, or the offset of `stamp` if the checkpoint has to move.
         """
-        passed = self._passed(start, stamp) or known.progress.base
-        window = Window(known.progress.base, stamp.position)
-        page = (
-            self._page(Window(passed, stamp.position), limit) if passed != stamp.position else Page(0, None, more=False)
-        )
+        base = known.progress.target or known.progress.base
+        passed = self._passed(start, stamp)
+        window = Window(base, stamp.position)
+        unseen = Window(passed or base, stamp.position)
+        page = self._page(unseen, limit) if unseen.base != unseen.target else Page(0, None, more=False)
         if page.rows:
             self._idle = None
-            return _end_of(known, window, page)
+            return _end_of(replace(known, progress=Progress(base)), window, page)
+        if self._options.fail_on_data_loss:
+            # Of an open window rows were left, so that here all of it counts. Where an earlier look found nothing,
+            # nothing was lost.
+            self._unpurged(Window(passed or known.progress.base, stamp.position), known.gone)
         if start.selected not in (None, self._selected):
             # Move although nothing came, so that the checkpoint stores what is selected from now on.
             return self._at(stamp)
-        return self._rest(start, known, stamp)
+        return self._rest(start, window, stamp)
 
-    def _rest(self, start: Offset, known: Offset, stamp: Stamp) -> Offset:
+    def _rest(self, start: Offset, window: Window, stamp: Stamp) -> Offset:
         now = self._clock()
         if self._passed(start, stamp) is None:
             self._idle_since = now
@@ -174,7 +178,6 @@ class Follower:
         if now - self._idle_since < _MOVE_SECONDS and self._end is None:
             return start
         self._idle_since = now
-        window = Window(known.progress.base, stamp.position)
         if not self._planner.page(window, 1, narrowing=_ANYTHING).rows:
             return start
         return self._at(stamp)

@@ -51,6 +51,20 @@ def test_rows_and_columns_are_narrowed_by_options(spark, messages):
     assert by_schema.columns == ["id", "body"]
 
 
+def test_a_table_of_the_source_is_read_with_its_options_beside_it(spark, messages):
+    """Spark gives properties of its own to a table, and hands the options over perhaps only when it makes the table."""
+    options = f"url '{url_of(messages)}', topics 'orders'"
+    outbox.spark.register(spark)
+    name, view = (f"{kind}_{messages.dialect.name}" for kind in ("shop", "shop_view"))
+    spark.sql(f"CREATE TABLE {name} USING outbox OPTIONS ({options}) COMMENT 'what was sold'")
+    spark.sql(f"CREATE TEMPORARY VIEW {view} USING outbox OPTIONS ({options})")
+
+    for query in (f"SELECT body FROM {name} WITH ({options})", f"SELECT body FROM {view}"):
+        assert sorted(bodies(spark.sql(query))) == [b"1", b"3", b"5", b"7", b"9"]
+    spark.sql(f"DROP TABLE {name}")
+    spark.catalog.dropTempView(view)
+
+
 def test_windows_between_positions(spark, messages):
     outbox.spark.register(spark)
     since = outbox.spark.position(url=url_of(messages))

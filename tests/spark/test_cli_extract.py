@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -185,7 +186,8 @@ def test_progress_is_told_when_there_is_some(capsys):
     ]
 
 
-def test_cleaning_needs_no_database_and_says_what_it_did(outbox, path):
+@pytest.mark.parametrize("database", [None, "sqlite:////one.db sqlite:////two.db"])
+def test_cleaning_needs_no_database_and_says_what_it_did(outbox, path, database):
     send(outbox, "1")
     extract(outbox, path)
     (path / "topic=orders" / "day=2026-01-01").mkdir()
@@ -193,10 +195,27 @@ def test_cleaning_needs_no_database_and_says_what_it_did(outbox, path):
     stray.write_bytes(b"torn")
     os.utime(stray, (0, 0))
 
-    ended = extract(outbox, path, "--clean", "1d")
+    ended = run(database, "extract", str(path), "--clean", "1d")
 
     assert (ended.code, ended.err) == (0, f"{path}: deleted 1 file that no manifest counts, 4 bytes\n")
     assert (stray.exists(), ids_of(path)) == (False, [1])
+
+
+def test_cleaning_takes_what_a_killed_extract_has_left_of_its_progress(outbox, path, monkeypatch):
+    def copying(spark, work):
+        files = run_here(spark, work)
+        shutil.copytree(work.signs, work.signs.with_stem(f"{work.signs.stem}x"))
+        return files
+
+    monkeypatch.setattr("outbox.spark.job.run", copying)
+    send(outbox, "1")
+    extract(outbox, path)
+    (left,) = path.glob("_outbox/00000001-*x.running")
+    os.utime(left, (0, 0))
+
+    ended = run(None, "extract", str(path), "--clean", "1d", "--json")
+
+    assert (ended.json["deleted"], left.exists(), ids_of(path)) == (0, False, [1])
 
 
 @pytest.mark.parametrize(

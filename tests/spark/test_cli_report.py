@@ -359,6 +359,22 @@ def test_a_file_that_is_missing_or_cut_short_stops_it(engine, archive, change, s
     assert (ended.code, kept(engine), says in ended.err) == (1, before, True)
 
 
+def test_a_file_whose_messages_left_the_database_before_may_be_gone(engine, shop, spark, archive):
+    """What a purge reads is what the database holds, and not all that was ever archived."""
+    purge(engine, archive)
+    (old,) = archive.rglob("*.parquet")
+    send(shop, 5)
+    extract(spark, archive, url=url_of(engine), halves=True)
+    Relay(shop, Sink()).until_empty()
+    old.unlink()
+    manifest = archive / "_outbox" / "00000001.json"
+    manifest.write_text("damaged")
+
+    ended = purge(engine, archive, "--json")
+
+    assert (ended.code, ended.json["rows"], kept(engine)) == (0, 2, [])
+
+
 @ONE_DATABASE
 def test_an_archive_without_half_messages_stops_a_purge_of_them(engine, shop, spark, tmp_path):
     begun(engine).commit()

@@ -62,6 +62,19 @@ def test_the_table_has_the_rows_of_the_archive(outbox, path):
     assert table.history(1)[0]["outbox.until"] == str(manifest.until)
 
 
+def test_manifests_of_windows_that_the_table_has_are_not_read(outbox, path):
+    """An archive that is extended every few seconds has millions of them."""
+    for body in "123":
+        send(outbox, body)
+        extracted(outbox.engine, path, delta=True)
+    (path / "_outbox" / "00000001.json").write_text("damaged")
+    send(outbox, "4")
+
+    extracted(outbox.engine, path, delta=True)
+
+    assert [id for id, _, _ in rows_of(path)] == [1, 2, 3, 4]
+
+
 def test_windows_from_before_the_table_are_committed_to_it(outbox, path):
     """Also those of an extract that was killed between its manifest and the table."""
     send(outbox, "1", "2")

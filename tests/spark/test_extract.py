@@ -625,6 +625,8 @@ def test_spark_writes_the_same_and_reads_what_counts(spark, outbox, path):
     assert found.cast(pa.schema([field.with_nullable(True) for field in wanted.schema])).equals(wanted)
     assert archived(spark, path, topics=["mail"]).count() == 1
     assert archived(spark, path, days=("2000-01-01", "2000-12-31")).count() == 0
+    with pytest.raises(OptionError, match=r"days: \('2000-1-1', 'x'\) are no two days; write"):
+        archived(spark, path, days=("2000-1-1", "x"))
 
 
 def test_an_archive_without_messages_is_an_empty_frame(spark, outbox, path):

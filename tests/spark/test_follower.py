@@ -191,6 +191,18 @@ def moved(offset, **server):
 
 
 @pytest.mark.parametrize(
+    ("before", "now"), [({"keys": "a,,b"}, {"keys": "a,b"}), ({"where.tags": "a,,b"}, {"where.tags": "a,b"})]
+)
+def test_a_comma_in_a_value_is_no_second_value(engine, before, now):
+    first = Stream(engine, **before)
+    send(engine, "a")
+    end, _ = first.next(first.start())
+
+    with pytest.raises(PositionError, match="the checkpoint is of a stream that selected"):
+        Stream(engine, **now).next(end)
+
+
+@pytest.mark.parametrize(
     "change",
     [{"system": "7000000000000000001"}, {"timeline": "00000009"}, {"database": 1}, {"installation": "another"}],
 )
@@ -313,12 +325,47 @@ def test_retention_that_passed_the_checkpoint_is_an_error(engine, stream):
     assert Stream(engine, failOnDataLoss="false").rows(start, end) == [b"b"]
 
 
+@pytest.mark.parametrize("limit", [None, 1])
+def test_what_was_purged_unread_is_told_at_the_next_look(engine, limit):
+    """And not only when another message comes, which may be days later."""
+    stream = Stream(engine)
+    send(engine, *"ab")
+    start, _ = stream.next(stream.start(), limit)
+    send(engine, "c")
+    gone = stream.follower.now().progress.base
+    delete_all(engine)
+    purge(engine, gone)
+
+    for each in (stream, Stream(engine)):
+        with pytest.raises(PurgedError, match=r"were purged .* before they were read"):
+            each.next(start, limit)
+    assert Stream(engine, failOnDataLoss="false").next(start, limit) == (start, [])
+
+
+def test_what_was_looked_at_before_it_was_purged_is_not_missed(engine):
+    """There was nothing for the stream in it."""
+    stream = Stream(engine, topics="orders")
+    send(engine, "a")
+    start, _ = stream.all(stream.start())
+    send(engine, "other", topic="mails")
+    assert stream.next(start) == (start, [])
+    gone = stream.follower.now().progress.base
+    delete_all(engine)
+    purge(engine, gone)
+
+    assert stream.next(start) == (start, [])
+
+
+def delete_all(engine):
+    with engine.begin() as connection:
+        connection.execute(text("DELETE FROM outbox_message"))
+
+
 def test_what_was_gone_at_the_beginning_is_not_missed(engine):
     """A stream that begins at earliest takes what there is; what goes later is missed, also within its first window."""
     send(engine, "gone")
     gone = Stream(engine).follower.now().progress.base
-    with engine.begin() as connection:
-        connection.execute(text("DELETE FROM outbox_message"))
+    delete_all(engine)
     purge(engine, gone)
     send(engine, *"abc")
     stream = Stream(engine)

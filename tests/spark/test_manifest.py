@@ -166,6 +166,37 @@ def test_a_manifest_that_cannot_be_right_is_refused(archive, number, text, told)
         archive.last()
 
 
+def test_windows_before_a_number_are_not_read(archive):
+    for window in range(1, 6):
+        archive.commit(manifest(window))
+    (archive.path / FOLDER / "00000001.json").write_text("damaged")
+
+    found = {number: [each.window for each in archive.since(number)] for number in (20, 25, 49, 90)}
+
+    assert found == {20: [3, 4, 5], 25: [3, 4, 5], 49: [5], 90: [5]}
+    with pytest.raises(ArchiveError, match=r"00000001\.json is not a manifest"):
+        archive.since(9)
+
+
+def test_windows_from_before_some_days_are_not_read(archive):
+    """Unless a file of such a day says otherwise, as where the database's clock was ahead by days."""
+    for window in range(1, 7):
+        archive.commit(manifest(window, captured_at=datetime(2026, 1, 20 + window, 12, tzinfo=UTC)))
+    archive.commit(manifest(7, [late := written(archive, "00000007-0000-x.parquet")]))
+    (archive.path / FOLDER / "00000001.json").write_text("damaged")
+
+    def found(*days):
+        return [each.window for each in archive.of_days(*days)]
+
+    assert (found("2026-01-26", "2026-01-27"), found("2026-02-09", "2026-02-09")) == ([4, 5, 6, 7], [7])
+    with pytest.raises(ArchiveError, match=r"00000001\.json is not a manifest"):
+        found("2026-01-22", "2026-01-22")
+    ahead = archive.path / late.path.replace("2026-01-31", "2026-02-09").replace("00000007", "00000003")
+    ahead.parent.mkdir()
+    ahead.touch()
+    assert found("2026-02-09", "2026-02-09") == [3, 7]
+
+
 def test_manifests_of_two_archives_are_refused(archive):
     archive.commit(manifest(1))
     archive.commit(manifest(2, since=Position(11)))
@@ -174,14 +205,35 @@ def test_manifests_of_two_archives_are_refused(archive):
         archive.manifests()
 
 
-@pytest.mark.parametrize("path", ["s3://bucket/archive", "hdfs://host/archive"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "s3://bucket/archive", "hdfs://host/archive", "dbfs:/archive", "s3a:/archive", "hdfs:/archive", "DBFS:archive",
+        Path("s3a://bucket/archive"),
+    ],
+)  # fmt: skip
 def test_a_path_that_only_spark_could_open_is_refused(path):
-    with pytest.raises(ArchiveError, match="a folder that the driver and all executors see"):
+    with pytest.raises(ArchiveError, match=r"a folder that the driver and all executors see, not in .*; mount"):
         Archive(path)
 
 
-def test_a_file_url_is_a_path(tmp_path):
-    assert Archive(f"file://{tmp_path}/a%20b").path == tmp_path / "a b"
+@pytest.mark.parametrize("form", ["file://{}", "file:{}", "FILE:{}", "file://localhost{}"])
+def test_a_file_url_is_a_path(tmp_path, form):
+    assert Archive(form.format(f"{tmp_path}/a%20b%23c#d")).path == tmp_path / "a b#c#d"
+
+
+def test_a_file_url_of_a_machine_is_refused():
+    """As it is written with one slash too few."""
+    with pytest.raises(ArchiveError, match="'data' is the name of a machine there; write file:///absolute/path"):
+        Archive("file://data/archive")
+
+
+@pytest.mark.parametrize(
+    "path", ["C:/archive", "c:archive", "./dbfs:/archive", "/mnt/dbfs:/archive", "2026-01:archive"]
+)
+def test_a_colon_alone_makes_no_scheme(path):
+    """It may stand behind the letter of a drive, or in the name of a folder."""
+    assert Archive(path).path == Path(path).absolute()
 
 
 @pytest.mark.parametrize("topic", ["orders", "a.b-c_d|e%f", "..", "a/b", "ü", "%" * 249, "x" * 3000])
@@ -216,11 +268,18 @@ def test_cleaning_takes_what_no_manifest_counts_and_is_old_enough(archive):
     for path in (archive.path / counted.path, archive.path / stray.path, torn):
         os.utime(path, (long_ago, long_ago))
 
+    killed, running = (archive.path / FOLDER / f"0000000{window}-x.running" for window in (1, 2))
+    for folder in (killed, running):
+        folder.mkdir()
+        (folder / "0-4").touch()
+        os.utime(folder, (long_ago, long_ago))
+
     cleaned = archive.clean(timedelta(minutes=30))
 
     assert cleaned == (2, 5)
+    assert (killed.exists(), running.exists()) == (False, True)
     left = sorted(path.name for path in archive.path.rglob("*") if path.is_file())
-    assert left == ["00000001.json", "counted.parquet", "young.parquet"]
+    assert left == ["0-4", "00000001.json", "counted.parquet", "young.parquet"]
     assert (archive.path / young.path).exists()
 
 

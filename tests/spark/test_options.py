@@ -39,14 +39,14 @@ def test_names_count_in_any_case():
 def test_rows_are_chosen():
     narrowing = parsed(**{
         "topics": "orders, mails", "keys": "a,,b,c", "createdFrom": "2026-01-31T12:00:00Z", "where.direct": "relay",
-        "WHERE.slot": "7", "halves": "true",
+        "WHERE.slot": "7, 9", "where.tags": "", "where.content_type": "a,,b", "halves": "true",
     }).narrowing  # fmt: skip
 
     assert narrowing == Narrowing(
         topics=("orders", "mails"),
         keys=("a,b", "c"),
         created_from=datetime(2026, 1, 31, 12, tzinfo=UTC),
-        where=(("direct", "relay"), ("slot", "7")),
+        where=(("direct", ("relay",)), ("slot", ("7", "9")), ("tags", ("",)), ("content_type", ("a,b",))),
         halves=True,
     )
 
@@ -75,10 +75,12 @@ def test_positions_are_bare_or_of_a_server():
     ({"createdFrom": "yesterday"}, "createdFrom: 'yesterday' cannot be read; write a time such as"),
     ({"createdTo": "2026-01-31T12:00:00"}, "createdTo: '2026-01-31T12:00:00' has no time zone; append Z for UTC"),
     ({"where.nothing": "1"}, "where.nothing: the table messages has no column 'nothing'"),
-    ({"where.id": "x"}, "where.id: 'x' is no value of type long"),
+    ({"where.id": "1,x"}, "where.id: 'x' is no value of type long"),
+    ({"where.id": "1,"}, "where.id: has an empty part; write names with a comma between two"),
     ({"where.body": "x"}, "where.body: a column of type binary cannot be compared so; filter the DataFrame"),
     ({"where.message_id": "x"}, "where.message_id: 'x' is no value of type uuid"),
     ({"where.key": "a\0"}, "where.key: holds a NUL"),
+    ({"keys": "a\0b"}, "keys: holds a NUL"),
     ({"table": "parked", "where.blocks": "1"}, "where.blocks: '1' is neither true nor false"),
     ({"partitions": "0"}, "partitions: '0' is not allowed; write a whole number from 1 to 10000"),
     ({"rowsPerPartition": "many"}, "rowsPerPartition: 'many' cannot be read; write a whole number from 1"),
@@ -129,8 +131,15 @@ def test_the_page_explains_every_option():
 
 
 def test_nothing_given():
-    with pytest.raises(OptionError, match="url: say where the database is"):
+    """As for a table of `create table`, whose options Spark does not hand over when it is read."""
+    with pytest.raises(OptionError, match=r"url: say where the database is, .* select … from NAME with \(url"):
         Options.parse({})
+
+
+def test_the_properties_that_spark_gives_to_a_table_are_passed_over():
+    of_spark = {"owner": "root", "provider": "outbox", "comment": "hello", "option.url": "x", "OPTION.topics": "y"}
+
+    assert parsed(**of_spark) == parsed()
 
 
 def test_a_service_of_libpq():

@@ -166,8 +166,10 @@ def test_rows_are_narrowed(engine, planner, odd):
     assert found(keys=(odd, "nobody")) == [b"1"]
     assert found(created_from=created) == [b"2", b"3"]
     assert found(created_to=created) == [b"1"]
-    assert found(where=(("id", "2"),)) == [b"2"]
-    assert found(where=(("key", "other"), ("topic", "orders"))) == []
+    assert found(where=(("id", ("2",)),)) == [b"2"]
+    assert found(where=(("id", ("3", "1", "7")),)) == [b"1", b"3"]
+    assert found(where=(("key", (odd, "nobody")),)) == [b"1"]
+    assert found(where=(("key", ("other",)), ("topic", ("orders",)))) == []
 
 
 def test_half_messages_come_only_when_they_are_asked_for(engine, planner):
@@ -194,7 +196,7 @@ def test_other_tables_are_read_whole(engine, planner):
 
     task = planner.table_task("op", columns=("op", "decided_at"))
     rows = read([task])
-    chosen = read([planner.table_task("op", narrowing=Narrowing(where=(("transaction_id", "t1"),)))])
+    chosen = read([planner.table_task("op", narrowing=Narrowing(where=(("transaction_id", ("t1",)),)))])
 
     assert [row["op"] for row in rows] == ["commit"] * 3
     assert list(rows[0]) == ["op", "decided_at"]

@@ -13,7 +13,7 @@ from outbox.model.position import EARLIEST, Position, Progress, Window
 from outbox.model.subscription import Declaration
 from outbox.store.database import Database
 from outbox.store.log.log import Log
-from outbox.store.operations.purge import Kept, Old, Purge, Purged
+from outbox.store.operations.purge import Held, Kept, Old, Purge, Purged
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.store.test_status import settle
 
@@ -308,6 +308,26 @@ def test_of_what_is_kept_elsewhere_nothing_goes_that_was_not_old_when_it_was_com
         purged = work.run(NOTHING, kept=Kept(old=old, position=now(outbox)))
 
     assert (purged.rows, kept(outbox)) == (2, [b"3"])
+
+
+def test_the_ids_between_which_old_messages_lie_are_told(outbox):
+    """However long the log was: a gap without them is none of what has to be compared with their copies."""
+    send(outbox, *numbered(9))
+    number = "xact_id" if outbox.engine.dialect.name == "postgresql" else "id"
+    with outbox.engine.begin() as connection:
+        connection.execute(text("DELETE FROM outbox_message WHERE id = 1"))
+        connection.execute(text("UPDATE outbox_message SET id = id + 4000 WHERE id >= 4"))
+        lowest = connection.execute(text(f"SELECT min({number}) FROM outbox_message")).scalar_one()
+    position = Position(5000) if number == "id" else now(outbox)
+    with closing(outbox.database.open()) as channel:
+        work = Purge(channel, batch=2)
+
+        old = Old(before=work.old(NOTHING).before, last_id=4007)
+        held = work.held(Kept(old=old, position=position))
+        nothing = work.held(Kept(old=old, position=EARLIEST))
+
+    assert held == Held(lowest, ((2, 3), (4004, 4007)))
+    assert nothing is None
 
 
 def test_a_copied_log_is_not_purged(pg_engine):

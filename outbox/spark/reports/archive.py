@@ -7,7 +7,7 @@ is found even if the damaged part is not read for the proof.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import reduce
@@ -20,9 +20,10 @@ from pyspark.sql import functions as sf
 from outbox.errors import ArchiveError, PositionError
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST
-from outbox.spark import archived, offset
+from outbox.spark import offset
 from outbox.spark.files import sha256_of
-from outbox.spark.manifest import Archive, ArchivedFile, Manifest
+from outbox.spark.frames import of_files
+from outbox.spark.manifest import Archive, ArchivedFile, Manifest, counted_by
 from outbox.store.database import Channel
 from outbox.store.log.extraction import MESSAGES, columns_of
 from outbox.store.log.stamp import Stamp, server_of
@@ -70,11 +71,15 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Messages that might be purged: they are old enough, every subscription is past them, and an archive has them."""
+    """Messages that might be purged: they are old enough, every subscription is past them, and an archive has them.
+
+    `files`: the files of the archive that may hold copies of what the database has of these messages.
+    """
 
     archive: Archive
     last: Manifest
     kept: Kept
+    files: tuple[ArchivedFile, ...]
 
 
 def compare_with_archive(
@@ -121,10 +126,13 @@ def candidates(channel: Channel, path: str | PathLike[str], older_than: timedelt
     _require_same_server(channel, archive, last)
     purge = Purge(channel)
     kept = purge.passed(Kept(old=purge.old(older_than), position=last.until))
-    if not purge.rehearse(older_than, kept=kept).rows:
+    held = purge.held(kept)
+    if held is None or not purge.rehearse(older_than, kept=kept).rows:
         # Messages that become old, or get a verdict, from now on are not compared, so nothing may be purged.
         return Comparison(kept=replace(kept, position=EARLIEST), ranges=())
-    return Candidates(archive, last, kept)
+    # The archive may be older than all of this by years, and what was purged before is none of it.
+    files = (file for file in counted_by(archive.since(held.number)) if held.meets(file.first_id, file.last_id))
+    return Candidates(archive, last, kept, tuple(files))
 
 
 def compare_candidates(
@@ -134,8 +142,8 @@ def compare_candidates(
     archive, highest = found.archive, found.kept.old.last_id
     is_old = sf.col("id") <= highest
     stored = _stored(spark, found, source).where(is_old)
-    copies = archived(spark, archive.path).where(is_old)
-    _require_intact(spark, archive, [file for file in archive.counted() if file.first_id <= highest])
+    copies = of_files(spark, archive, found.files).where(is_old)
+    _require_intact(spark, archive, found.files)
     ranges = [replace(each, last_id=min(each.last_id, highest)) for each in compare(stored, copies, width=width)]
     first = next((each for each in ranges if not each.same), None)
     return Comparison(
@@ -166,7 +174,7 @@ def _require_same_server(channel: Channel, archive: Archive, last: Manifest) -> 
         )
 
 
-def _require_intact(spark: SparkSession, archive: Archive, files: list[ArchivedFile]) -> None:
+def _require_intact(spark: SparkSession, archive: Archive, files: Sequence[ArchivedFile]) -> None:
     """Have executors compare the bytes of files with the checksums that were noted when they were written."""
     if not files:
         return

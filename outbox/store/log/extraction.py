@@ -79,29 +79,34 @@ class Narrowing:
     """A choice of rows.
 
     `topics` and `keys`: only these; empty: all. `created_from` (included) and `created_to` (excluded) bound
-    `created_at`. `where`: columns, each with the value that it must have, as text. `halves`: half messages as well,
-    whatever `topics` says; without it they are read only if `topics` names their topic.
+    `created_at`. `where`: columns, each with the values of which it must have one, as texts. `halves`: half messages as
+    well, whatever `topics` says; without it they are read only if `topics` names their topic.
     """
 
     topics: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
     created_from: datetime | None = None
     created_to: datetime | None = None
-    where: tuple[tuple[str, str], ...] = ()
+    where: tuple[tuple[str, tuple[str, ...]], ...] = ()
     halves: bool = False
 
     def describe(self) -> dict[str, str]:
         """Return the conditions by the names of Spark's options: short texts, equal for equal choices."""
         found = {
-            "topics": ",".join(sorted(set(self.topics))),
-            "keys": ",".join(sorted(set(self.keys))),
+            "topics": _listed(self.topics),
+            "keys": _listed(self.keys),
             "createdFrom": _told(self.created_from),
             "createdTo": _told(self.created_to),
-            **{f"where.{name}": value for name, value in sorted(self.where)},
+            **{f"where.{name}": _listed(values) for name, values in sorted(self.where)},
         }
         if self.halves:
             found["halves"] = "true"
         return {name: _shortened(text) for name, text in found.items() if text or name.startswith("where.")}
+
+
+def _listed(values: Iterable[str]) -> str:
+    """Return values in the form of Spark's options; a comma inside a value is written twice."""
+    return ",".join(sorted({value.replace(",", ",,") for value in values}))
 
 
 def _told(moment: datetime | None) -> str:
@@ -311,9 +316,9 @@ def _narrowed(speech: _Speech, table: str, narrowing: Narrowing) -> Iterable[str
         yield f"r.created_at >= {speech.moment(narrowing.created_from)}"
     if narrowing.created_to is not None:
         yield f"r.created_at < {speech.moment(narrowing.created_to)}"
-    for name, value in narrowing.where:
+    for name, values in narrowing.where:
         column = speech.replaced.get(name, f'r."{name}"')
-        yield f"{column} = {speech.literal(kinds[name], value)}"
+        yield f"{column} IN ({', '.join(speech.literal(kinds[name], value) for value in values)})"
 
 
 def _texts(speech: _Speech, values: Iterable[str]) -> str:

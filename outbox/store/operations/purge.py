@@ -5,9 +5,11 @@ A reader outside of the database counts as a subscription as long as its hold la
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from operator import itemgetter
 from typing import Any
 
 from outbox.errors import SubscriptionError
@@ -22,16 +24,21 @@ from outbox.store.subscriptions.readers import Readers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 BATCH = 2_000
+#: Gaps of fewer ids than this are not told apart from rows.
+_PIECE = 1_000
 
 #: Where a batch ends: at its n-th row by primary key.
 _SPAN = "SELECT id FROM {message} WHERE id > :after ORDER BY id LIMIT 1 OFFSET :rows"
 _NEWEST = "SELECT {number} FROM {message} WHERE id <= :last ORDER BY id DESC LIMIT 1"
-#: Rows that every base sees and that are old enough; of half messages only those whose transaction has a verdict.
-_GONE = """
+#: Rows that every base sees and that are old enough.
+_OLD = """
     id > :after AND id <= :upto AND {number} + 0 < :head AND NOT {open}
     AND created_at < :before
-    AND (topic <> :half OR EXISTS (SELECT 1 FROM {op} WHERE transaction_id = key))
 """
+#: Of these, half messages go only when their transaction has a verdict.
+_GONE = f"{_OLD} AND (topic <> :half OR EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = key))"
+#: The ends of the ids, and the lowest number, of what is old: a row for each piece of the ids that has any.
+_HELD = "SELECT min(id), max(id), min({number}) FROM {message} WHERE {old} GROUP BY id / :piece ORDER BY 1"
 #: A verdict is deleted only after its half messages, so that nobody can ask about half messages whose verdict is gone.
 _OPS_SPAN = "SELECT transaction_id FROM {op} WHERE transaction_id > :after ORDER BY transaction_id LIMIT 1 OFFSET :rows"
 _DELETE_OPS = f"""
@@ -76,6 +83,22 @@ class Kept:
     position: Position
 
 
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The old messages that a database has: their lowest number, and between which ids they lie.
+
+    Each run of ids, (first, last), begins and ends with an old message, and has no large gap without any.
+    """
+
+    number: int
+    runs: tuple[tuple[int, int], ...]
+
+    def meets(self, first: int, last: int) -> bool:
+        """Return whether one of the messages may have an id from `first` to `last`."""
+        at = bisect_left(self.runs, first, key=itemgetter(1))
+        return at < len(self.runs) and self.runs[at][0] <= last
+
+
 def purged_id(channel: Channel) -> int:
     """Return the highest id that a purge has ever reached; 0: there was no purge."""
     return int(channel.rows(_PURGED_ID)[0][0])
@@ -89,7 +112,9 @@ class Purge:
         self._database = channel.database
         self._batch = batch
         number = self._database.names["number"]
-        gone = self._database.sql(_GONE, open=self._database.among(f"{number} + 0", numbers="open"))
+        seen = {"open": self._database.among(f"{number} + 0", numbers="open")}
+        gone = self._database.sql(_GONE, **seen)
+        self._held = self._database.sql(_HELD, old=self._database.sql(_OLD, **seen))
         self._delete = self._database.sql(_DELETE, gone=gone)
         self._count = self._database.sql(_COUNT, gone=gone)
 
@@ -123,6 +148,23 @@ class Purge:
             SubscriptionError: there is no subscription.
         """
         return replace(kept, position=self._passed_by_all(kept))
+
+    def held(self, kept: Kept) -> Held | None:
+        """Return where those messages lie in the database that are kept elsewhere; None if there are none.
+
+        Half messages that wait for a verdict are among them.
+        """
+        first, _ = ids_before(self._channel, kept.old.before)
+        bounds = {"before": self._database.dialect.bind_moment(kept.old.before), "piece": _PIECE}
+        seen = {"head": kept.position.head, "open": self._database.bind(kept.position.open)}
+        runs: list[tuple[int, int]] = []
+        lowest = kept.position.head
+        for after, upto in self._spans(first, kept.old.last_id):
+            for low, high, number in self._channel.rows(self._held, after=after, upto=upto, **bounds, **seen):
+                lowest = min(lowest, number)
+                begins = runs.pop()[0] if runs and low - runs[-1][1] <= _PIECE else low
+                runs.append((begins, high))
+        return Held(lowest, tuple(runs)) if runs else None
 
     def _go(self, older_than: timedelta, kept: Kept | None, *, rehearsal: bool) -> Purged:
         identity.verify(self._channel)
