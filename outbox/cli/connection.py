@@ -11,7 +11,6 @@ from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox.cli.failures import UNREACHABLE, USAGE, report_failure
-from outbox.cli.output import keep_secret
 from outbox.errors import SchemaError
 from outbox.schema import VERSION
 from outbox.store.database import Channel, Database
@@ -113,7 +112,6 @@ def _business_engine(url: str) -> Engine:
 def url_of(given: str) -> URL:
     """Return the URL of the database that the options name, with the driver that is used here."""
     url = _parsed(given)
-    keep_secret(url.password)
     if url.get_backend_name() not in KINDS:
         raise _usage(f"no outbox lives in {url.get_backend_name()}; {_FORM}")
     if is_file(url) and url.host:
