@@ -91,7 +91,7 @@ def business_of(url: str) -> Iterator[Business]:
         try:
             business.standing("")
         except Exception as error:
-            code = report_failure(error, "--business: ")
+            code = report_failure(error, "--business: {}".format)
             if code is None:
                 raise
             click.get_current_context().exit(code)
