@@ -16,7 +16,7 @@ from outbox.schema import VERSION
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.kinds import KINDS, is_file
 from outbox.store.label import label_of
-from outbox.store.operations.check import stored_identity
+from outbox.store.operations.check import holds_inbox_alone, stored_identity
 from outbox.writing.engines import create_engine
 
 if TYPE_CHECKING:
@@ -26,7 +26,12 @@ import click
 
 _CONNECT_SECONDS = 10
 _POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg_async", "postgresql+asyncpg")
+_ALONE = "only the inbox of a consumer is here, where nothing waits"
 _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
+
+
+class InboxAloneError(SchemaError):
+    """Raised in the database of a consumer that has an inbox and no outbox."""
 
 
 @contextmanager
@@ -171,7 +176,14 @@ def _postgresql_options(url: URL) -> dict[str, object]:
 
 
 def _take_slots(channel: Channel) -> None:
-    stored = stored_identity(channel)
+    try:
+        stored = stored_identity(channel)
+    except SchemaError:
+        if holds_inbox_alone(channel):
+            raise InboxAloneError(
+                f"{label_of(channel.database.engine.url, channel.database.schema)}: {_ALONE}"
+            ) from None
+        raise
     if stored is None:
         return
     if stored.version != VERSION:

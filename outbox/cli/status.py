@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import click
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
 from outbox.cli.output import age, counted, moment, say, show_json, show_table
 from outbox.model.subscription import base_of
+from outbox.runtime.process import host_and_pid
 from outbox.runtime.text import labelled
 
 if TYPE_CHECKING:
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _NUMBERS = _HEADERS[1:-1]
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
-#: So many characters of a worker's random name tell it from the others; `subscriptions list` shows all of them.
-_OWNER = 8
 #: Seconds before a subscription that nobody runs causes a warning, because a shorter pause is a restart.
 #: Messages that have failed for less time cause none, either.
 _IDLE_SECONDS = 60.0
@@ -72,9 +71,8 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta, chec
     if watch:
         _watch(target, show, interval, _Limits(**limits))
         return
-    with target.open_outbox() as channel:
-        look = _looked(channel, _Limits(**limits))
-        show(look)
+    look = _look_at(target, _Limits(**limits))
+    show(look)
     if check and look.warnings:
         from outbox.cli.failures import FAILURE
 
@@ -101,7 +99,7 @@ class _Look:
     limits: _Limits
     standings: list[SubscriptionStatus]
     refused: list[Refused]
-    unread: Count
+    unread: Count | None
     halves: list[HalfStatus]
 
     @property
@@ -115,6 +113,17 @@ class _Look:
         """Return whether a worker of this subscription, or of one of its routes, cannot begin."""
         known = [each.subscription for each in self.standings]
         return any(name in (each.name, base_of(each.name, known)) for each in self.refused)
+
+
+def _look_at(target: Target, limits: _Limits) -> _Look:
+    from outbox.cli.connection import InboxAloneError
+
+    try:
+        with target.open_outbox() as channel:
+            return _looked(channel, limits)
+    except InboxAloneError as error:
+        say(str(error))
+        return _Look(now=datetime.now(UTC), limits=limits, standings=[], refused=[], unread=None, halves=[])
 
 
 def _looked(channel: Channel, limits: _Limits) -> _Look:
@@ -179,7 +188,7 @@ def _half_row(half: HalfStatus) -> tuple[str, ...]:
 
 def _row(standing: SubscriptionStatus) -> tuple[str, ...]:
     lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.lag else "-"
-    worker = str(standing.holder.owner)[:_OWNER] + "…" if standing.is_run and standing.holder is not None else "nobody"
+    worker = host_and_pid(str(standing.holder.owner)) if standing.is_run and standing.holder is not None else "nobody"
     if standing.hold is not None:
         worker = "released" if standing.hold.released else f"held since {moment(standing.hold.since)}"
     parked = (str(count) for count in standing.parked.values())
@@ -213,7 +222,7 @@ def _of_troubles(standing: SubscriptionStatus, look: _Look, *states: str) -> lis
 
 def _of_log(look: _Look) -> list[str]:
     """Return in words that messages wait in a log that no subscription reads."""
-    if not look.unread.number:
+    if look.unread is None or not look.unread.number:
         return []
     waiting = counted(look.unread, "message", _WAITS)
     return [f"no subscription reads this log; {waiting}; to send them, run: outbox relay --to URL"]
@@ -267,11 +276,11 @@ def _of_trouble(trouble: Trouble, standing: SubscriptionStatus, look: _Look) -> 
         if is_check:
             # Of each transaction the first half message alone is dead; the others are blocked behind it.
             given_up = counted(trouble.messages, "transaction", ("was", "were"))
-            group = f" --group {standing.subscription.tags[0]}" if standing.subscription.tags else ""
-            decide = f"outbox half list --given-up{group}"
+            group_option = f" --group {quote(standing.subscription.tags[0])}" if standing.subscription.tags else ""
+            decide = f"outbox half list --given-up{group_option}"
             return f"{given_up} given up since {since}: {trouble.error}; to decide, run: {decide}"
         dead = counted(trouble.messages, "dead letter")
-        return f"{dead} since {since}: {trouble.error}; to decide, run: outbox dead list --name {name}"
+        return f"{dead} since {since}: {trouble.error}; to decide, run: outbox dead list --name {quote(name)}"
     if is_check or (look.now - trouble.since).total_seconds() < _IDLE_SECONDS:
         return None
     failed = counted(trouble.messages, "message", ("failed and is", "failed and are"))
@@ -300,7 +309,9 @@ def _of_nobody(standing: SubscriptionStatus, look: _Look) -> list[str]:
         return []
     if standing.subscription.kind == "check":
         (group,) = standing.subscription.tags or (name,)
-        advice = f"start a producer of it, or run outbox check; for its options: outbox half list --group {group}"
+        advice = (
+            f"start a producer of it, or run outbox check; for its options: outbox half list --group {quote(group)}"
+        )
         return [f"nobody checks back on group {group}{since}, and messages after its position are not purged; {advice}"]
     waits = f"{counted(standing.backlog, 'message', _WAITS)} for it, and " if standing.backlog.number else ""
     # A worker that cannot begin says itself what to do; the options that its relay had are the old ones.
@@ -315,8 +326,8 @@ def _start(standing: SubscriptionStatus) -> str:
     destination = subscription.destination or ""
     if "://" not in destination and destination != "stdout:":
         return "start the application that runs it"
-    topics = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
-    run = f"outbox relay --name {quote(subscription.name)}{topics} --to {destination}"
+    topics_option = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
+    run = f"outbox relay --name {quote(subscription.name)}{topics_option} --to {quote(destination)}"
     return f"start its relay with the options that it had: {run}"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from outbox.model.subscription import Declaration, Start, Subscription
 from outbox.model.verdict import describe
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
+from outbox.runtime.process import unique_name
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.runtime.wakeup import Wake
@@ -117,12 +117,13 @@ class Worker:
     def owner(self) -> str:
         """The name under which this worker holds its lease.
 
-        It is random and new after each start and each fork, so that nobody takes this worker for an earlier one.
+        Host and process, for people, and a random part that is new after each start and each fork, so that nobody takes
+        this worker for an earlier one.
         """
         return self._owner
 
     def _new_owner(self) -> None:
-        self._owner = secrets.token_hex(8)
+        self._owner = unique_name()
 
     def run(self, *, gives_up: bool = True) -> None:
         """Work until `stop` is called.

@@ -1,7 +1,9 @@
 """Status in an outage: how long the oldest message has not been sent, what waits, for what, since when and why."""
 
+import os
 import re
 import shlex
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
@@ -385,3 +387,13 @@ def test_the_first_moment_of_a_refusal_is_kept(engine):
 
     first, second = since(), since()
     assert first == second
+
+
+def test_the_worker_is_told_by_its_host_and_process(engine):
+    """So that one knows where to look."""
+    here = f"{socket.gethostname()}:{os.getpid()}"
+    with Outbox(engine).running(Destination()):
+        assert eventually(lambda: status(engine)["live"])
+        shown, whole = outbox(engine, "status").out, status(engine)["worker"]
+
+    assert (shown.split()[-1], whole.startswith(f"{here}:")) == (here, True)
