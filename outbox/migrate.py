@@ -19,10 +19,10 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.schema import CreateSchema
 
 from outbox.errors import DatabaseError, SchemaError
-from outbox.schema import SLOTS, VERSION, VERSION_TABLE, record_metadata, revision_table, tables
+from outbox.schema import SLOTS, VERSION, VERSION_TABLE, inbox_metadata, record_metadata, revision_table, tables
 from outbox.store import seed as seeds
 from outbox.store.database import Database, dialect_of
-from outbox.store.operations.check import NEWER, of_tables, tables_there
+from outbox.store.operations.check import INBOX_ALONE, NEWER, of_tables, tables_there
 
 #: The version that is stored in tables that are not complete. It is no real version, so workers refuse them.
 _INCOMPLETE = 0
@@ -71,10 +71,32 @@ def upgrade_record(bind: Engine | Connection, schema: str | None = None) -> bool
     Raises:
         DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
     """
+    return _make(record_metadata(schema), bind, schema)
+
+
+def upgrade_inbox(bind: Engine | Connection, schema: str | None = None) -> bool:
+    """Create the one table of a consumer's database that has no outbox, for its `Inbox`.
+
+    Harmless when it is there, and when several processes do it at once; returns whether it was made. All of it is one
+    transaction. A connection that is in one already is joined, and its owner commits. A later `upgrade` makes the
+    rest of an outbox.
+
+    Args:
+        bind: the consumer's database.
+        schema: PostgreSQL's schema for the table, created when missing; None is the first of the search path.
+
+    Raises:
+        DatabaseError: the database is neither PostgreSQL nor SQLite, or has no schemas.
+    """
+    return _make(inbox_metadata(schema), bind, schema)
+
+
+def _make(alone: MetaData, bind: Engine | Connection, schema: str | None) -> bool:
+    """Create the one table of `alone`; return False if it is there already."""
     if not isinstance(bind, Engine | Connection):
-        raise TypeError(f"upgrade_record takes an Engine or a Connection that blocks, not {type(bind).__name__}")
+        raise TypeError(f"an upgrade takes an Engine or a Connection that blocks, not {type(bind).__name__}")
     _require_support(bind.dialect.name, schema)
-    (table,) = record_metadata(schema).tables.values()
+    (table,) = alone.tables.values()
     with _transaction(bind) as connection:
         wait_for_others(connection, schema, table.name)
         if inspect(connection).has_table(table.name, schema=schema):
@@ -125,9 +147,12 @@ def take_over(connection: Connection, schema: str | None) -> None:
     revision = current_revision(connection, schema)
     if revision is not None and not knows(revision):
         raise SchemaError(f"the tables are of revision {revision}, which this version does not know; {NEWER}")
-    if revision is not None or not tables_there(connection, tables(schema, connection.dialect.name)):
+    present = tables_there(connection, tables(schema, connection.dialect.name))
+    if revision is not None or not present:
         return
     database = Database(connection.engine, schema)
+    if present == INBOX_ALONE:
+        database.tables.metadata.create_all(connection)
     differences = [f"{each.where} {each.problem}" for each in of_tables(connection, database)]
     if differences:
         more = len(differences) - _MOST_SHOWN

@@ -127,6 +127,13 @@ def record_metadata(schema: str | None = None) -> MetaData:
     return made
 
 
+def inbox_metadata(schema: str | None = None) -> MetaData:
+    """Return the one table of a consumer's database that has no outbox: what it has handled."""
+    made = MetaData(schema=schema)
+    _inbox(made)
+    return made
+
+
 def _tables(metadata: MetaData, dialect: str) -> Tables:
     return Tables(
         metadata=metadata,

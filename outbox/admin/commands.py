@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import timedelta
+from shlex import quote
 
 from outbox.admin.borrowing import LENGTH, WAIT, all_borrowed, borrowed
 from outbox.errors import LeaseLostError, SubscriptionError
@@ -67,7 +68,7 @@ def alter(
     if changed.kind == "extract":
         raise SubscriptionError(
             f"{changed.name} is an extract, which has the topics of its archive; for another hold run it with other"
-            f" options: outbox extract {changed.destination} --register {changed.name} --hold 30d"
+            f" options: outbox extract {quote(changed.destination or '')} --register {quote(changed.name)} --hold 30d"
         )
     if changed.kind == "check" and replace(stored, grace=changed.grace, on_dead=changed.on_dead) != changed:
         raise SubscriptionError(f"{changed.name} reads the transactions of its producer group; alter its grace only")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from shlex import quote
 
 from outbox.admin.borrowing import WAIT, borrowed
 from outbox.errors import SubscriptionError
@@ -91,7 +92,7 @@ def _require_no_direct_writers(subscriptions: Subscriptions, stored: Subscriptio
     if subscriptions.find(compensation) is not None:
         raise SubscriptionError(
             f"{stored.name} has direct writers, and what they send themselves goes to {stored.destination}; stop them,"
-            f" let the relay run until it is empty, and run: outbox subscriptions drop {compensation}"
+            f" let the relay run until it is empty, and run: outbox subscriptions drop {quote(compensation)}"
         )
 
 
@@ -122,5 +123,5 @@ def _left(stored: Subscription, moved: Topics) -> tuple[str, ...] | None:
     except SubscriptionError:
         raise SubscriptionError(
             f"{stored.name} would have no topics left; for another destination of all of them run: outbox"
-            f" subscriptions alter {stored.name} --to URL"
+            f" subscriptions alter {quote(stored.name)} --to URL"
         ) from None

@@ -11,13 +11,12 @@ from sqlalchemy import URL, Engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from outbox.cli.failures import UNREACHABLE, USAGE, report_failure
-from outbox.cli.output import keep_secret
 from outbox.errors import SchemaError
 from outbox.schema import VERSION
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.kinds import KINDS, is_file
 from outbox.store.label import label_of
-from outbox.store.operations.check import stored_identity
+from outbox.store.operations.check import holds_inbox_alone, stored_identity
 from outbox.writing.engines import create_engine
 
 if TYPE_CHECKING:
@@ -27,7 +26,12 @@ import click
 
 _CONNECT_SECONDS = 10
 _POSTGRESQL = ("postgresql", "postgres", "postgresql+psycopg_async", "postgresql+asyncpg")
+_ALONE = "only the inbox of a consumer is here, where nothing waits"
 _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
+
+
+class InboxAloneError(SchemaError):
+    """Raised in the database of a consumer that has an inbox and no outbox."""
 
 
 @contextmanager
@@ -92,7 +96,7 @@ def business_of(url: str) -> Iterator[Business]:
         try:
             business.standing("")
         except Exception as error:
-            code = report_failure(error, "--business: ")
+            code = report_failure(error, "--business: {}".format)
             if code is None:
                 raise
             click.get_current_context().exit(code)
@@ -113,7 +117,6 @@ def _business_engine(url: str) -> Engine:
 def url_of(given: str) -> URL:
     """Return the URL of the database that the options name, with the driver that is used here."""
     url = _parsed(given)
-    keep_secret(url.password)
     if url.get_backend_name() not in KINDS:
         raise _usage(f"no outbox lives in {url.get_backend_name()}; {_FORM}")
     if is_file(url) and url.host:
@@ -173,7 +176,14 @@ def _postgresql_options(url: URL) -> dict[str, object]:
 
 
 def _take_slots(channel: Channel) -> None:
-    stored = stored_identity(channel)
+    try:
+        stored = stored_identity(channel)
+    except SchemaError:
+        if holds_inbox_alone(channel):
+            raise InboxAloneError(
+                f"{label_of(channel.database.engine.url, channel.database.schema)}: {_ALONE}"
+            ) from None
+        raise
     if stored is None:
         return
     if stored.version != VERSION:

@@ -30,20 +30,24 @@ _record_only = option(
     is_flag=True,
     help='A business database without an outbox: only the table for transactions with verdict="record".',
 )
+_inbox_only = option(
+    "--inbox-only",
+    is_flag=True,
+    help="The database of a consumer without an outbox: only the table for its Inbox.",
+)
 
 
 @db.command()
 @about_a_database
 @_slots
 @_record_only
+@_inbox_only
 @as_json
-def upgrade(*, target: Target, slots: int | None, record_only: bool, json: bool) -> None:
+def upgrade(*, target: Target, slots: int | None, record_only: bool, inbox_only: bool, json: bool) -> None:
     """Create the tables, or bring them up to date; does no harm when they are."""
-    if record_only:
-        _require_no_slots(slots)
-        done = _upgrade_record(target)
-    else:
-        done = _upgrade(target, slots)
+    _require_one(slots, record_only=record_only, inbox_only=inbox_only)
+    alone = record_only or inbox_only
+    done = _upgrade_one(target, inbox=inbox_only) if alone else _upgrade(target, slots)
     if json:
         show_json({"action": done.action, "before": done.before, "after": done.after})
     else:
@@ -60,12 +64,17 @@ class _Upgraded:
     after: str | None = None
 
 
-def _require_no_slots(slots: int | None) -> None:
-    if slots is not None:
+def _require_one(slots: int | None, *, record_only: bool, inbox_only: bool) -> None:
+    if record_only and inbox_only:
+        raise click.UsageError("--record-only and --inbox-only exclude each other: make one after the other")
+    if record_only and slots is not None:
         raise click.UsageError("--record-only and --slots exclude each other: records have no keys")
+    if inbox_only and slots is not None:
+        raise click.UsageError("--inbox-only and --slots exclude each other: an inbox has no keys")
 
 
-def _upgrade_record(target: Target) -> _Upgraded:
+def _upgrade_one(target: Target, *, inbox: bool) -> _Upgraded:
+    """Make the one table of a database without an outbox: that of an inbox, or of records."""
     from sqlalchemy import inspect
 
     from outbox import migrate
@@ -75,18 +84,20 @@ def _upgrade_record(target: Target) -> _Upgraded:
     engine = engine_of(target.url, create=True)
     try:
         has_outbox = inspect(engine).has_table("outbox_message", schema=target.schema)
-        is_new = migrate.upgrade_record(engine, target.schema)
+        is_new = (migrate.upgrade_inbox if inbox else migrate.upgrade_record)(engine, target.schema)
     finally:
         engine.dispose()
-    where = label_of(engine.url, target.schema)
-    if has_outbox:
+    where, table = label_of(engine.url, target.schema), "outbox_inbox" if inbox else "outbox_record"
+    if has_outbox and inbox:
+        say("warning: this database has an outbox, and its inbox with it; run: outbox db upgrade")
+    elif has_outbox:
         say(
             "warning: this database has an outbox; records belong into the business database of a producer whose outbox"
             " is elsewhere"
         )
     if is_new:
-        return _Upgraded("created", f"{where}: made the table outbox_record")
-    return _Upgraded("none", f"{where}: the table outbox_record is there already")
+        return _Upgraded("created", f"{where}: made the table {table}")
+    return _Upgraded("none", f"{where}: the table {table} is there already")
 
 
 def _upgrade(target: Target, slots: int | None) -> _Upgraded:
@@ -117,12 +128,16 @@ def _upgrade(target: Target, slots: int | None) -> _Upgraded:
 @about_a_database
 @option("--slots", type=int, help="What the application says, to be compared.")
 @_record_only
+@_inbox_only
 @as_json
-def check(*, target: Target, slots: int | None, record_only: bool, json: bool) -> None:
-    """Compare the database with what this version needs; exit code 1 when something differs."""
-    if record_only:
-        _require_no_slots(slots)
-    found = _record_findings(target) if record_only else _findings(target, slots)
+def check(*, target: Target, slots: int | None, record_only: bool, inbox_only: bool, json: bool) -> None:
+    """Compare the database with what this version needs; exit code 1 when something differs.
+
+    Where of all tables there is only an inbox, that is checked alone.
+    """
+    _require_one(slots, record_only=record_only, inbox_only=inbox_only)
+    alone = record_only or inbox_only
+    found = _findings_of_one(target, inbox=inbox_only) if alone else _findings(target, slots)
     if json:
         show_json({"findings": [{"where": each.where, "problem": each.problem, "fix": each.fix} for each in found]})
     else:
@@ -132,18 +147,22 @@ def check(*, target: Target, slots: int | None, record_only: bool, json: bool) -
     click.get_current_context().exit(1 if found else 0)
 
 
-def _record_findings(target: Target) -> list[Finding]:
+def _findings_of_one(target: Target, *, inbox: bool) -> list[Finding]:
     from contextlib import closing
 
     from outbox.cli.connection import engine_of
+    from outbox.schema import inbox_metadata, record_metadata
     from outbox.store.half_messages.record import RecordDatabase
-    from outbox.store.operations.check import record_findings
+    from outbox.store.idempotency.inbox import InboxDatabase
+    from outbox.store.operations.check import findings_of_one
 
-    engine = engine_of(target.url, make="outbox db upgrade --record-only")
+    of_database, metadata = (InboxDatabase, inbox_metadata) if inbox else (RecordDatabase, record_metadata)
+    option = "--inbox-only" if inbox else "--record-only"
+    engine = engine_of(target.url, make=f"outbox db upgrade {option}")
     try:
-        database = RecordDatabase(engine, target.schema)
+        database = of_database(engine, target.schema)
         with closing(database.open()) as channel:
-            return record_findings(channel)
+            return findings_of_one(channel, metadata(target.schema))
     finally:
         engine.dispose()
 
@@ -152,9 +171,11 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
     from outbox import migrate
     from outbox.cli.connection import open_channel
     from outbox.store.dialects.finding import Finding
-    from outbox.store.operations.check import NEWER, findings
+    from outbox.store.operations.check import NEWER, findings, holds_inbox_alone
 
     with open_channel(target.url, target.schema) as channel:
+        if holds_inbox_alone(channel):
+            return _findings_of_one(target, inbox=True)
         revision, head = migrate.current_revision(channel.database.engine, target.schema), migrate.head_revision()
         behind = revision not in (None, head) and migrate.knows(revision)
         found = findings(channel, slots, behind=behind)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from outbox.store.subscriptions.dead_letters import DeadLetter, DeadLetterFilter, Verb
 
 _HEADERS = ("SUBSCRIPTION", "ID", "TOPIC", "KEY", "ATTEMPTS", "DEAD SINCE (UTC)", "REQUEST", "ERROR")
-_SHOWN_ERROR = 80
 _WHICH = "give ids, or --all (with --topic or --key for a part); not both"
 
 _name = option("--name", help="The subscription; otherwise all.")
@@ -225,7 +224,6 @@ def _require_each(found: list[DeadLetter], ids: tuple[int, ...], names: list[str
 
 
 def _row(letter: DeadLetter) -> tuple[object, ...]:
-    error = letter.error or ""
     return (
         letter.subscription,
         letter.id,
@@ -234,7 +232,7 @@ def _row(letter: DeadLetter) -> tuple[object, ...]:
         letter.attempts,
         None if letter.parked_at is None else moment(letter.parked_at, zone=False),
         letter.request,
-        error if len(error) <= _SHOWN_ERROR else f"{error[:_SHOWN_ERROR]}…",
+        letter.error,
     )
 
 

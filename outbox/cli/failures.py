@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable
 
 import psycopg
 from sqlalchemy.exc import DBAPIError
@@ -23,22 +24,22 @@ FAILURE, USAGE, UNREACHABLE, UNFINISHED = 1, 2, 3, 4
 _NO_CONNECTION = ("08", "28", "3D", "53", "57P")
 
 
-def report_failure(error: Exception, about: str = "") -> int | None:
+def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> int | None:
     """Say what happened in one line; return the exit code, or None for an error that nobody foresaw.
 
-    `about` stands before the line, if it would not be clear what the error is about.
+    `labelled` puts before the line what the error is about, if that would not be clear.
     """
     if isinstance(error, OutboxError):
-        say(f"Error: {about}{error}")
+        say(f"Error: {labelled(str(error))}")
         return _code_of(error)
     driver = error.orig if isinstance(error, DBAPIError) and error.orig is not None else error
     if not isinstance(driver, psycopg.Error | sqlite3.Error):
         return None
     line = " ".join(str(driver).split()) or type(driver).__name__
     if _unreachable(driver):
-        say(f"Error: {about}the database cannot be reached: {line}")
+        say(f"Error: {labelled(f'the database cannot be reached: {line}')}")
         return UNREACHABLE
-    say(f"Error: {about}the database refused: {line}")
+    say(f"Error: {labelled(f'the database refused: {line}')}")
     return FAILURE
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import TYPE_CHECKING
 
 import click
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 _HEADERS = ("TRANSACTION", "GROUP", "TOPICS", "MESSAGES", "AGE", "VERDICT BY", "CHECKS", "NEXT CHECK", "LAST ANSWER")
 _NUMBERS = ("MESSAGES", "CHECKS")
-_SHOWN_ANSWER = 80
 #: Seconds to wait for a business transaction that is deciding on the same transaction.
 _PATIENCE_SECONDS = 2.0
 _BEING_DECIDED = "transaction {id} is being decided by another one that is not over yet; nothing was done, try again"
@@ -297,7 +297,7 @@ def _unchecked(channel: Channel, transactions: Sequence[HalfTransaction]) -> lis
 
 def _checks_back(database: Database, group: str, ways: Iterable[Way]) -> str:
     """Return in words who could ask about transactions of a group that have these ways to a verdict."""
-    options = [f" --schema {database.schema}" if database.schema else "", f" --group {group}"]
+    options = [f" --schema {database.schema}" if database.schema else "", f" --group {quote(group)}"]
     options += [
         " --listener MODULE:OBJECT" if "listener" in ways else "",
         " --business URL" if "record" in ways else "",
@@ -316,7 +316,6 @@ def _show(found: Sequence[HalfTransaction], what: str) -> None:
 
 
 def _row(transaction: HalfTransaction) -> tuple[object, ...]:
-    answer = transaction.last_answer or ""
     return (
         transaction.transaction_id,
         transaction.group,
@@ -326,7 +325,7 @@ def _row(transaction: HalfTransaction) -> tuple[object, ...]:
         transaction.verdict,
         transaction.checks,
         _next_check(transaction),
-        answer if len(answer) <= _SHOWN_ANSWER else f"{answer[:_SHOWN_ANSWER]}…",
+        transaction.last_answer,
     )
 
 

@@ -7,27 +7,25 @@ import getpass
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import parse_qsl, unquote
 
 import click
 from click.core import ParameterSource
 
 from outbox.cli import logs
-from outbox.cli.output import keep_secret
+from outbox.cli.output import keep_secret, say
+from outbox.runtime.secret import Secret, secrets_of, warning_of
 
 if TYPE_CHECKING:
     from outbox.store.database import Channel
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: The path of a file that holds a secret is none itself.
-_SECRET_NAMES = re.compile(r"(?i)(password|passwd|pwd|secret|token)(?!.*-file$)")
 _UNITS = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3_600, "d": 86_400, "w": 604_800}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)\s*(ms|s|min|m|h|d|w)\s*")
 
@@ -229,7 +227,7 @@ def _by_url_or_file(function: F, name: str, help: str, *, envvar: str | None = N
         given[name] = _one_of(name, given[name], given.pop(f"{name}_file"))
         return function(*args, **given)
 
-    url = option(f"--{name}", metavar="URL", envvar=envvar, callback=_no_password, help=help)
+    url = option(f"--{name}", metavar="URL", envvar=envvar, callback=no_password, help=help)
     return together(url, _file_option(name, envvar))(command)  # type: ignore[return-value]
 
 
@@ -285,7 +283,7 @@ def _no_passwords(ctx: click.Context, param: click.Parameter, values: tuple[str,
     refused: click.UsageError | None = None
     for value in values:
         try:
-            _no_password(ctx, param, value)
+            no_password(ctx, param, value)
         except click.UsageError as error:
             refused = error
     if refused is not None:
@@ -293,20 +291,17 @@ def _no_passwords(ctx: click.Context, param: click.Parameter, values: tuple[str,
     return values
 
 
-def _no_password(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+def no_password(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """Raise for a secret that every user of the machine could read in the list of processes."""
     if value is None:
         return None
     name = str(param.name)
-    secrets = secrets_of(value, userinfo_is_secret=name in ("to", "route"))
-    keep_secret(*secrets)
+    secrets = secrets_in(name, value)
+    keep_secret(secrets)
     if secrets and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
-        in_file = f"the URL to a file and give --{name}-file"
-        if name == "route":
-            in_file = "routes to a file and give --config"
         raise click.UsageError(
-            f"--{name} holds a password{_where(value)}, which everybody on this machine could read; set"
-            f" {_variable(param, ctx)} instead, or write {in_file} PATH"
+            f"--{name} holds a password{_where(secrets)}, which everybody on this machine could read; set"
+            f" {_variable(param, ctx)} instead{_in_file(name, ctx)}"
         )
     return value
 
@@ -317,24 +312,36 @@ def _variable(param: click.Parameter, ctx: click.Context) -> str:
     return f"{ctx.auto_envvar_prefix}_{str(param.name).upper()}"
 
 
-def secrets_of(url: str, *, userinfo_is_secret: bool = False) -> list[str]:
-    """Return the secrets in a URL: the password, or the whole of a token; passwords in the query."""
-    rest = url.partition("://")[2] or url
-    userinfo, at, _ = rest.rpartition("@")
-    user, colon, password = userinfo.partition(":")
-    found = [password] if at and colon else [user] if at and userinfo_is_secret else []
-    query = rest.partition("?")[2]
-    found += [value for name, value in parse_qsl(query, keep_blank_values=True) if _SECRET_NAMES.search(name)]
-    # A conninfo string instead of a URL.
-    found += re.findall(r"(?i)password\s*=\s*(\S+)", url)
-    return [secret for each in found if each for secret in {each, unquote(each)}]
+def secrets_in(name: str, value: str) -> list[Secret]:
+    """Return the secrets in the value of an option, which is the URL of a destination or of a database."""
+    if name not in ("to", "route"):
+        return secrets_of(value)
+    from outbox.senders.opening import secrets_of_destination
+
+    url = value.partition("=")[2] if name == "route" else value
+    return [*secrets_of_destination(url), *(secrets_of(value, token=True) if url != value else ())]
 
 
-def _where(url: str) -> str:
-    """Return the parameters of a URL that are taken for secrets, in words; an empty text if there are none."""
-    query = url.rpartition("@")[2].partition("?")[2]
-    names = [name for name, value in parse_qsl(query) if _SECRET_NAMES.search(name)]
-    return f" in its parameter {' and '.join(f'{name!r:.40}' for name in names)}" if names else ""
+def _in_file(name: str, ctx: click.Context) -> str:
+    """Return how to give the option by a file, in words; an empty text if it cannot be given so."""
+    what, file = ("routes", "config") if name == "route" else ("the URL", f"{name}_file")
+    if all(each.name != file for each in ctx.command.params):
+        return ""
+    return f", or write {what} to a file and give --{file.replace('_', '-')} PATH"
+
+
+def _where(secrets: Sequence[Secret]) -> str:
+    """Return where in a URL its secrets are, in words; an empty text for a password before the host."""
+    names = dict.fromkeys(f"{each.parameter!r:.40}" for each in secrets if each.parameter)
+    if names:
+        return f" in its parameter {' and '.join(names)}"
+    return " in its query" if any(each.parameter == "" for each in secrets) else ""
+
+
+def warn_of_readers(file: Path) -> None:
+    """Warn of a file that holds a secret and that everybody may read."""
+    if warning := warning_of(file):
+        say(f"warning: {warning}")
 
 
 def _one_of(name: str, url: str | None, file: Path | None) -> str | None:
@@ -373,8 +380,10 @@ def _read(name: str, file: Path) -> list[str]:
     if not urls or any(len(url.split()) > 1 for url in urls) or (len(urls) > 1 and not several):
         form = "one URL a line" if several else "one URL"
         raise click.UsageError(f"--{name}-file {file}: it should hold {form} and nothing else")
-    for url in urls:
-        keep_secret(*secrets_of(url, userinfo_is_secret=name == "to"))
+    secrets = [each for url in urls for each in secrets_in(name, url)]
+    keep_secret(secrets)
+    if secrets:
+        warn_of_readers(file)
     return urls
 
 

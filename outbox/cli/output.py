@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
-from urllib.parse import quote, quote_plus
 
 import click
 
-from outbox.runtime import text
+from outbox.runtime import secret, text
+from outbox.runtime.secret import Secret, forms_of
 
 age, counted = text.age, text.counted
 
@@ -21,25 +20,18 @@ age, counted = text.age, text.counted
 #: means something else.
 JSON_VERSION = 1
 
+#: The secrets that this process was given, in each form in which a text may hold them.
 _secrets: set[str] = set()
-_SHORTEST_SECRET = 4
-#: Credentials in a URL. `user:password@` is kept, because errors tell people to write that.
-_CREDENTIALS = re.compile(r"(?<=//)(?!user:password@)[^\s'\"]*@")
-_PASSWORD = re.compile(r"(?i)\b((?:ssl)?password|passwd|pwd|token|secret)=[^\s&'\"]*")
 
 
-def keep_secret(*secrets: str | None) -> None:
+def keep_secret(secrets: Iterable[Secret]) -> None:
     """Remember secrets, so that `scrubbed` takes them out of every text."""
-    for secret in secrets:
-        if secret and len(secret) >= _SHORTEST_SECRET:
-            _secrets.update({secret, quote(secret, safe=""), quote_plus(secret)})
+    _secrets.update(forms_of(secrets))
 
 
 def scrubbed(text: str) -> str:
     """Return a text without the secrets that are known, and without what looks like one."""
-    for secret in sorted(_secrets, key=len, reverse=True):
-        text = text.replace(secret, "…")
-    return _PASSWORD.sub(r"\1=…", _CREDENTIALS.sub("…@", text))
+    return secret.scrubbed(text, _secrets)
 
 
 def printable(value: object) -> str:

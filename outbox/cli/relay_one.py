@@ -11,7 +11,7 @@ from typing import Any
 
 from outbox.cli.connection import open_channel_of, open_database, open_outbox
 from outbox.cli.failures import UNFINISHED
-from outbox.cli.options import Target
+from outbox.cli.options import Target, me
 from outbox.cli.output import age, say
 from outbox.model.lease import Partition
 from outbox.model.message import Message
@@ -30,6 +30,7 @@ from outbox.senders.rewriting import check_rewriting
 from outbox.store.database import Channel, Database
 from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.notices import RefusalNotice
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -108,6 +109,7 @@ class Relaying:
         self._relay: Relay | None = None
         self._stop = Stop()
         self._spoke = False
+        self._refusal_notice = RefusalNotice(name)
         self._options: dict[str, Any] = {
             "name": name,
             "topics": self._topics,
@@ -250,7 +252,8 @@ class Relaying:
                 split_from=self._split_from,
                 beside=self._beside,
             )
-            Subscriptions(channel).check(declared)
+            with self._refusal_notice.noted(channel, me()):
+                Subscriptions(channel).check(declared)
             topics = "all topics" if self._topics is None else ", ".join(self._topics)
             where = f"{topics} to {self._sender.destination}, {self._beginning(channel)}"
             say(f"{self._about}{self._name}: {where}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import click
@@ -18,6 +19,7 @@ from outbox.model.subscription import require_own_name
 from outbox.relay.routes import Route, route_subscriptions
 from outbox.relay.supervisor import Relays
 from outbox.runtime.signals import stopping_on_signals
+from outbox.runtime.text import labelled
 from outbox.senders.port import destination_of
 from outbox.store.label import told_apart
 
@@ -129,14 +131,13 @@ class OneOfSeveral:
         self.relaying.close()
 
     def _end(self, *, once: bool) -> None:
-        about = f"{self.label}: "
         try:
             self.code = self.relaying.end_by_itself(once=once, patience=self.patience)
         except click.ClickException as error:
-            say(f"Error: {about}{error.message}")
+            say(f"Error: {labelled(self.label, self.name, error.message)}")
             self.code = error.exit_code
         except Exception as error:
-            code = report_failure(error, about)
+            code = report_failure(error, partial(labelled, self.label, self.name))
             if code is None:
                 raise
             self.code = code

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-from outbox.cli.options import DURATION, secrets_of
+from outbox.cli.options import DURATION, secrets_in, warn_of_readers
 from outbox.cli.output import keep_secret
 from outbox.errors import SenderError
 from outbox.relay.routes import Route
@@ -20,6 +20,8 @@ from outbox.senders.envelopes import ENVELOPES, EnvelopeName
 from outbox.senders.rewriting import check_rewriting
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+#: A variable with the name of its parameter, if it is the whole value of one.
+_BY_VARIABLE = re.compile(rf"(?:[^?&]*=)?{_VARIABLE.pattern}")
 _UNQUOTED = re.compile(r"^\s*\[routes\.[^\"'\]]*\*", re.MULTILINE)
 _FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline")
 _POLICIES = ("block", "continue")
@@ -43,19 +45,22 @@ def routes_of_file(file: Path) -> dict[str, Route]:
     """Return the routes of the tables `[routes."orders.*"]` of a TOML file, in their order."""
     try:
         content = file.read_text()
-        tables = tomllib.loads(content)
+        found = tomllib.loads(content)
     except (OSError, UnicodeDecodeError) as error:
         raise click.UsageError(f"{file}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
     except tomllib.TOMLDecodeError as error:
         quote = '; quote the pattern: [routes."orders.*"]' if _UNQUOTED.search(content) else ""
         raise click.UsageError(f"{file}: it is not TOML: {error}{quote}") from None
-    for name in tables:
+    for name in found:
         if name != "routes":
             raise click.UsageError(f'{file}: {name!r} is unknown; it holds tables such as [routes."orders.*"] only')
-    routes = tables.get("routes")
+    routes = found.get("routes")
     if not isinstance(routes, dict) or not routes:
         raise click.UsageError(f'{file}: it has no routes; write tables such as [routes."*"] with to = "nats://…"')
-    return {pattern: _Table(file, pattern, table).route() for pattern, table in routes.items()}
+    tables = [_Table(file, pattern, table) for pattern, table in routes.items()]
+    if any(each.holds_secret for each in tables):
+        warn_of_readers(file)
+    return {pattern: each.route() for pattern, each in zip(routes, tables, strict=True)}
 
 
 class _Table:
@@ -66,6 +71,11 @@ class _Table:
         if not isinstance(fields, dict):
             raise click.UsageError(f'{self._about} must be a table; write to = "nats://…" below it')
         self._fields: Mapping[str, Any] = fields
+
+    @property
+    def holds_secret(self) -> bool:
+        """True if the file itself holds a secret, and not only the name of a variable that does."""
+        return bool(secrets_in("to", _BY_VARIABLE.sub("", str(self._fields.get("to", "")))))
 
     def route(self) -> Route:
         """Return the route."""
@@ -94,7 +104,7 @@ class _Table:
         if not text:
             self._refuse("to", 'is missing; write to = "nats://host:4222", or to = "${NATS_URL}" for the environment')
         url = _VARIABLE.sub(lambda found: self._variable(found[1]), text)
-        keep_secret(*secrets_of(url, userinfo_is_secret=True))
+        keep_secret(secrets_in("to", url))
         return url
 
     def _variable(self, name: str) -> str:

@@ -14,8 +14,9 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from outbox.cli.options import Target, option, together
+from outbox.cli.options import Target, no_password, option, together
 from outbox.errors import MissingExtraError, OutboxError
+from outbox.runtime.secret import secrets_of
 from outbox.store.dialects.kinds import is_file
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ on_spark = together(
         show_default="Spark on this machine",
         help="A cluster: spark://host:7077, yarn, k8s://…, local[4].",
     ),
-    option("--remote", metavar="URL", help="A server of Spark Connect: sc://host:15002."),
+    option("--remote", metavar="URL", callback=no_password, help="A server of Spark Connect: sc://host:15002."),
 )
 
 
@@ -150,7 +151,7 @@ def _address(url: URL, variable: str, *, local: bool) -> Address:
     if is_file(url) and url.database:
         url = url.set(database=os.path.abspath(url.database))  # noqa: PTH100 - it is a text
     text = url.render_as_string(hide_password=False)
-    if url.password is None and not any("password" in name.lower() for name in url.query):
+    if not secrets_of(text):
         return Address(url=text)
     if local:
         os.environ[variable] = text

@@ -7,27 +7,29 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from shlex import quote
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from outbox.cli.options import DURATION, Target, about_a_database, as_json, option
 from outbox.cli.output import age, counted, moment, say, show_json, show_table
+from outbox.model.subscription import base_of
+from outbox.runtime.process import host_and_pid
+from outbox.runtime.text import labelled
 
 if TYPE_CHECKING:
     from outbox.store.database import Channel
     from outbox.store.operations.half_status import HalfStatus
-    from outbox.store.operations.parked_status import Trouble
+    from outbox.store.operations.parked_status import Count, Trouble
     from outbox.store.operations.status import SubscriptionStatus
+    from outbox.store.subscriptions.notices import Refused
     from outbox.store.subscriptions.readers import Hold
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _NUMBERS = _HEADERS[1:-1]
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
-#: So many characters of a worker's random name tell it from the others; `subscriptions list` shows all of them.
-_OWNER = 8
 #: Seconds before a subscription that nobody runs causes a warning, because a shorter pause is a restart.
 #: Messages that have failed for less time cause none, either.
 _IDLE_SECONDS = 60.0
@@ -40,15 +42,20 @@ _WAITS = ("waits", "wait")
 @option("--watch", is_flag=True, help="Show it again and again, until interrupted.")
 @option("--interval", type=DURATION, default="2s", help="Pause between two looks of --watch.")
 @option("--check", is_flag=True, help="End with exit code 1 if there is any warning.")
-def status(*, target: Target, json: bool, watch: bool, interval: timedelta, check: bool) -> None:
+@option("--max-lag", type=DURATION, default="5m", help="Warn of messages that have waited for longer.")
+@option("--max-dead", type=click.IntRange(0, 9_999), default=0, help="Warn of more dead letters.")
+@option("--max-backlog", type=click.IntRange(0), help="Warn when more messages wait.")
+def status(*, target: Target, json: bool, watch: bool, interval: timedelta, check: bool, **limits: Any) -> None:
     """Show what waits, since when, and who works on it.
 
     BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. DELAYED to DEAD
     count parked messages. LAG says for how long the oldest message of all these could have been sent: a
     delayed one counts from when it is due, a dead letter not at all.
 
-    Warnings say what is wrong, since when, and what to do. They tell of messages that wait for their destination, dead
-    letters, messages that have failed for a minute, and a subscription that nobody runs. A monitor uses --check.
+    Warnings say what is wrong, since when, and what to do. They tell of messages that wait for their destination, have
+    failed for a minute, or have waited for longer than --max-lag; and of dead letters. They also tell of a worker that
+    cannot begin, a subscription that nobody runs, and a log that nobody reads. A monitor uses --check. The limits count
+    for each subscription; an extract has one of its own.
 
     Where there are transactions with half messages, a second table counts their messages by producer group and real
     topic: HALF waits for a verdict, OLDEST is the age of the oldest of these, GIVEN UP waits for a person; COMMITTED
@@ -62,40 +69,80 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta, chec
         raise click.UsageError("--check and --watch exclude each other")
     show = _show_json if json else _show_table
     if watch:
-        _watch(target, show, interval)
+        _watch(target, show, interval, _Limits(**limits))
         return
-    with target.open_outbox() as channel:
-        look = _looked(channel)
-        show(look)
+    look = _look_at(target, _Limits(**limits))
+    show(look)
     if check and look.warnings:
         from outbox.cli.failures import FAILURE
 
         click.get_current_context().exit(FAILURE)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Limits:
+    """The limits beyond which a subscription causes a warning; None: there is none."""
+
+    max_lag: timedelta
+    max_dead: int
+    max_backlog: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """The result of one look at a database, at a moment of its clock."""
+    """The result of one look at a database, at a moment of its clock.
+
+    `refused`: the workers that cannot begin. `unread`: the messages of a log that no subscription reads.
+    """
 
     now: datetime
+    limits: _Limits
     standings: list[SubscriptionStatus]
+    refused: list[Refused]
+    unread: Count | None
     halves: list[HalfStatus]
 
     @property
     def warnings(self) -> list[str]:
-        """The warnings of all subscriptions."""
-        return [text for each in self.standings for text in _warnings(each, self)]
+        """All warnings: of the log, of workers that cannot begin, and of all subscriptions."""
+        known = {each.subscription.name for each in self.standings}
+        begin = [_of_refused(each, self.now) for each in self.refused if each.name not in known]
+        return [*_of_log(self), *begin, *(text for each in self.standings for text in _warnings(each, self))]
+
+    def is_refused(self, name: str) -> bool:
+        """Return whether a worker of this subscription, or of one of its routes, cannot begin."""
+        known = [each.subscription for each in self.standings]
+        return any(name in (each.name, base_of(each.name, known)) for each in self.refused)
 
 
-def _looked(channel: Channel) -> _Look:
+def _look_at(target: Target, limits: _Limits) -> _Look:
+    from outbox.cli.connection import InboxAloneError
+
+    try:
+        with target.open_outbox() as channel:
+            return _looked(channel, limits)
+    except InboxAloneError as error:
+        say(str(error))
+        return _Look(now=datetime.now(UTC), limits=limits, standings=[], refused=[], unread=None, halves=[])
+
+
+def _looked(channel: Channel, limits: _Limits) -> _Look:
     from outbox.store.operations.half_status import half_standings
-    from outbox.store.operations.status import standings
+    from outbox.store.operations.status import standings, unread
+    from outbox.store.subscriptions.notices import refused_workers
 
     now, found = standings(channel)
-    return _Look(now, found, half_standings(channel, now, found))
+    return _Look(
+        now=now,
+        limits=limits,
+        standings=found,
+        refused=refused_workers(channel),
+        unread=unread(channel, found),
+        halves=half_standings(channel, now, found),
+    )
 
 
-def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta) -> None:
+def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta, limits: _Limits) -> None:
     """Show the status again and again, over any number of lost connections."""
     from outbox.cli.failures import UNREACHABLE, report_failure
 
@@ -104,7 +151,7 @@ def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta) -
         try:
             with target.open_outbox() as channel:
                 while True:
-                    found = _looked(channel)
+                    found = _looked(channel, limits)
                     reached = True
                     if show is _show_table and sys.stdout.isatty():
                         click.clear()
@@ -141,7 +188,7 @@ def _half_row(half: HalfStatus) -> tuple[str, ...]:
 
 def _row(standing: SubscriptionStatus) -> tuple[str, ...]:
     lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.lag else "-"
-    worker = str(standing.holder.owner)[:_OWNER] + "…" if standing.is_run and standing.holder is not None else "nobody"
+    worker = host_and_pid(str(standing.holder.owner)) if standing.is_run and standing.holder is not None else "nobody"
     if standing.hold is not None:
         worker = "released" if standing.hold.released else f"held since {moment(standing.hold.since)}"
     parked = (str(count) for count in standing.parked.values())
@@ -149,14 +196,59 @@ def _row(standing: SubscriptionStatus) -> tuple[str, ...]:
 
 
 def _warnings(standing: SubscriptionStatus, look: _Look) -> list[str]:
+    notices, nobody = _of_notices(standing, look), _of_nobody(standing, look)
+    failing, dead = (_of_troubles(standing, look, *states) for states in (("waiting", "retry"), ("dead",)))
+    blocked = _of_blocked(standing) if failing or dead else []
+    # What waits for a reason that is told exceeds no limit besides.
+    exceeded = [] if notices or failing or nobody else _of_limits(standing, look.limits)
+    return [*notices, *failing, *dead, *blocked, *nobody, *exceeded]
+
+
+def _of_notices(standing: SubscriptionStatus, look: _Look) -> list[str]:
+    """Return in words what workers say of why they do not work."""
     name, holder = standing.subscription.name, standing.holder
-    told: list[str] = []
+    told = [_of_refused(each, look.now) for each in look.refused if each.name == name]
     if holder is not None and holder.notice is not None:
         since = "" if holder.noticed_at is None else f" (since {_since(holder.noticed_at, look.now)})"
-        told.append(f"{name}: {holder.notice}{since}")
-    texts = (_of_trouble(trouble, standing, look.now) for trouble in standing.troubles)
-    found = [f"{name}: {text}" for text in texts if text is not None]
-    return told + found + (_of_blocked(standing) if found else []) + _of_nobody(standing, look)
+        told.append(f"{labelled(name, name, holder.notice)}{since}")
+    return told
+
+
+def _of_troubles(standing: SubscriptionStatus, look: _Look, *states: str) -> list[str]:
+    """Return in words what did not succeed and is in one of these states."""
+    found = (_of_trouble(each, standing, look) for each in standing.troubles if each.state in states)
+    return [f"{standing.subscription.name}: {text}" for text in found if text is not None]
+
+
+def _of_log(look: _Look) -> list[str]:
+    """Return in words that messages wait in a log that no subscription reads."""
+    if look.unread is None or not look.unread.number:
+        return []
+    waiting = counted(look.unread, "message", _WAITS)
+    return [f"no subscription reads this log; {waiting}; to send them, run: outbox relay --to URL"]
+
+
+def _of_refused(refused: Refused, now: datetime) -> str:
+    """Return in words why a worker cannot begin, which says what to do."""
+    return f"{labelled(refused.name, refused.name, refused.notice)} (since {_since(refused.since, now)})"
+
+
+def _of_limits(standing: SubscriptionStatus, limits: _Limits) -> list[str]:
+    """Return in words which limits a subscription exceeds that seems to be well: more comes than it can do."""
+    # An extract reads when it is started, and has a limit of its own.
+    if standing.hold is not None:
+        return []
+    exceeded = []
+    if standing.behind > limits.max_lag:
+        oldest = age(standing.behind.total_seconds())
+        exceeded.append(f"the oldest for {oldest} (--max-lag is {age(limits.max_lag.total_seconds())})")
+    if limits.max_backlog is not None and standing.unsent.number > limits.max_backlog:
+        exceeded.append(f"more than --max-backlog {limits.max_backlog}")
+    if not exceeded:
+        return []
+    name, place = standing.subscription.name, standing.subscription.destination or "their turn"
+    waiting = f"{counted(standing.unsent, 'message', _WAITS)} for {place}, {' and '.join(exceeded)}"
+    return [f"{name}: {waiting}; whether it catches up, shows: outbox status --watch"]
 
 
 def _of_blocked(standing: SubscriptionStatus) -> list[str]:
@@ -168,26 +260,28 @@ def _of_blocked(standing: SubscriptionStatus) -> list[str]:
     return [f"{standing.subscription.name}: {held} blocked behind an earlier one of the same key that is not sent"]
 
 
-def _of_trouble(trouble: Trouble, standing: SubscriptionStatus, now: datetime) -> str | None:
+def _of_trouble(trouble: Trouble, standing: SubscriptionStatus, look: _Look) -> str | None:
     """Return in words what did not succeed; None if it is not worth a warning."""
     from outbox.store.failure import without_server
 
-    since = _since(trouble.since, now)
+    since = _since(trouble.since, look.now)
     is_check, name = standing.subscription.kind == "check", standing.subscription.name
     if trouble.state == "waiting":
         place = "an answer" if is_check else standing.subscription.destination or "their destination"
         why = without_server(trouble.error or "no reason given", place)
         return f"{counted(trouble.messages, 'message', _WAITS)} for {place} since {since}: {why}"
+    if trouble.state == "dead" and trouble.messages.number <= look.limits.max_dead:
+        return None
     if trouble.state == "dead":
         if is_check:
             # Of each transaction the first half message alone is dead; the others are blocked behind it.
             given_up = counted(trouble.messages, "transaction", ("was", "were"))
-            group = f" --group {standing.subscription.tags[0]}" if standing.subscription.tags else ""
-            decide = f"outbox half list --given-up{group}"
+            group_option = f" --group {quote(standing.subscription.tags[0])}" if standing.subscription.tags else ""
+            decide = f"outbox half list --given-up{group_option}"
             return f"{given_up} given up since {since}: {trouble.error}; to decide, run: {decide}"
         dead = counted(trouble.messages, "dead letter")
-        return f"{dead} since {since}: {trouble.error}; to decide, run: outbox dead list --name {name}"
-    if is_check or (now - trouble.since).total_seconds() < _IDLE_SECONDS:
+        return f"{dead} since {since}: {trouble.error}; to decide, run: outbox dead list --name {quote(name)}"
+    if is_check or (look.now - trouble.since).total_seconds() < _IDLE_SECONDS:
         return None
     failed = counted(trouble.messages, "message", ("failed and is", "failed and are"))
     return f"{failed} tried again, since {since}: {trouble.error}"
@@ -204,7 +298,8 @@ def _of_nobody(standing: SubscriptionStatus, look: _Look) -> list[str]:
     if standing.is_run:
         return []
     if standing.subscription.destination is None:
-        advice = f"; if nobody is to, run: outbox subscriptions drop {name}" if _others_are_used(name, all) else ""
+        unneeded = _others_are_used(name, all) and not look.is_refused(name)
+        advice = f"; if nobody is to, run: outbox subscriptions drop {quote(name)}" if unneeded else ""
         return [f"nobody has run {name} yet; it keeps every message from being purged{advice}"]
     since = "" if standing.idle is None else f", for {age(standing.idle)}"
     if holder is not None and holder.lease_until is not None:
@@ -214,10 +309,14 @@ def _of_nobody(standing: SubscriptionStatus, look: _Look) -> list[str]:
         return []
     if standing.subscription.kind == "check":
         (group,) = standing.subscription.tags or (name,)
-        advice = f"start a producer of it, or run outbox check; for its options: outbox half list --group {group}"
+        advice = (
+            f"start a producer of it, or run outbox check; for its options: outbox half list --group {quote(group)}"
+        )
         return [f"nobody checks back on group {group}{since}, and messages after its position are not purged; {advice}"]
     waits = f"{counted(standing.backlog, 'message', _WAITS)} for it, and " if standing.backlog.number else ""
-    advice = "" if standing.subscription.kind == "compensation" else f"; {_start(standing)}"
+    # A worker that cannot begin says itself what to do; the options that its relay had are the old ones.
+    has_advice = standing.subscription.kind == "compensation" or look.is_refused(name)
+    advice = "" if has_advice else f"; {_start(standing)}"
     return [f"nobody runs {name}{since}; {waits}messages after its position are not purged{advice}"]
 
 
@@ -227,8 +326,8 @@ def _start(standing: SubscriptionStatus) -> str:
     destination = subscription.destination or ""
     if "://" not in destination and destination != "stdout:":
         return "start the application that runs it"
-    topics = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
-    run = f"outbox relay --name {quote(subscription.name)}{topics} --to {destination}"
+    topics_option = "" if subscription.topics is None else f" --topics {quote(','.join(subscription.topics))}"
+    run = f"outbox relay --name {quote(subscription.name)}{topics_option} --to {quote(destination)}"
     return f"start its relay with the options that it had: {run}"
 
 
@@ -253,6 +352,7 @@ def _show_json(look: _Look) -> None:
     shown: dict[str, object] = {
         "at": look.now,
         "warnings": look.warnings,
+        "refused": [{"name": each.name, "notice": each.notice, "noticed_at": each.since} for each in look.refused],
         "subscriptions": [_as_json(each, look) for each in found],
     }
     if look.halves:

@@ -19,7 +19,7 @@ from outbox.model.message import Message
 from outbox.model.verdict import Reject, Retry, Unavailable, Verdict
 from outbox.store.database import Database
 from outbox.store.dialects.statements import arun, async_executor, executor, run
-from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxRows, prune
+from outbox.store.idempotency.inbox import PRUNED_AT_ONCE, InboxDatabase, InboxRows, prune
 from outbox.writing.engines import engine_of, own_engine_of
 from outbox.writing.handles import Handle, of_scope, require_async
 from outbox.writing.scopes import Propagation, Scopes, require_plain_function
@@ -88,10 +88,11 @@ class Inbox:
         if isinstance(bind, Home):
             if schema not in (None, bind.database.schema):
                 raise ValueError("an Outbox knows its schema; leave schema= out")
-            self._database, self._scopes = bind.database, bind
+            self._database: Database = bind.database
+            self._scopes = bind
             own_engine: Engine | None = None
         else:
-            self._database = Database(engine_of(bind), schema)
+            self._database = InboxDatabase(engine_of(bind), schema)
             self._scopes = Scopes(bind, one_writer=self._database.dialect.one_writer)
             own_engine = own_engine_of(bind)
         # The inbox has its own, also with an Outbox: no worker has to be woken because a message was handled.

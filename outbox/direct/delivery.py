@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import logging
-import os
-import secrets
-import socket
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import timedelta
+from shlex import quote
 
 from outbox.errors import OutboxError, SubscriptionError
 from outbox.model.destination import same_destination
@@ -18,6 +16,7 @@ from outbox.model.topics import Topics
 from outbox.model.verdict import Done, Unavailable, Verdict
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.process import unique_name
 from outbox.senders.opening import Destination, open_sender
 from outbox.senders.port import Sender, deadline_of, destination_of
 from outbox.senders.serialized import SerializedSender
@@ -56,7 +55,7 @@ class DirectDelivery:
         self._destination = destination
         self._name = name
         self._log = Log(Limits(), Selection(only=name))
-        self._writer = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self._writer = unique_name()
         self._channel: Channel | None = None
         self._sender: Sender | None = None
         self._refresh_at = 0.0
@@ -96,7 +95,7 @@ class DirectDelivery:
         if own is not None and own.destination is not None and not same_destination(own.destination, destination):
             raise SubscriptionError(
                 f"subscription {self._name!r} sends to {own.destination}, this writer to {destination}; give it the"
-                f" same, or run: outbox subscriptions alter {self._name}"
+                f" same, or run: outbox subscriptions alter {quote(self._name)}"
             )
         self.right = self._declare(subscriptions, destination, deadline_of(self._sender).total_seconds())
         # Read again, because a split may have been before the compensation; there is none after it.
@@ -122,7 +121,7 @@ class DirectDelivery:
             raise SubscriptionError(
                 f"{name} sends what it finds {stored:g} s after a commit, and one call to {destination} may take"
                 f" {deadline:g} s; give the destination a shorter deadline, or stop the relay and run: outbox"
-                f" subscriptions alter {name} --grace {grace.total_seconds():g}s"
+                f" subscriptions alter {quote(name)} --grace {grace.total_seconds():g}s"
             )
         return right
 

@@ -17,6 +17,7 @@ from tenacity.wait import wait_base
 from outbox.relay.restarts import AGAIN, Supervision
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
+from outbox.runtime.text import labelled
 from outbox.runtime.wakeup import Wake
 from outbox.store.label import told_apart
 from outbox.worker.activity_log import activity_logger
@@ -27,8 +28,8 @@ logger = logging.getLogger("outbox")
 #: Seconds between two checks of relays that were asked to stop. The end of a relay is noticed at once.
 _LOOK_SECONDS = 1.0
 
-#: The database of the relay of this thread.
-_label: ContextVar[str | None] = ContextVar("outbox_label", default=None)
+#: The label of the relay of this thread, and the name of its subscription.
+_about: ContextVar[tuple[str, str] | None] = ContextVar("outbox_about", default=None)
 
 
 class OneRelay(Protocol):
@@ -187,7 +188,7 @@ class _Beside:
         """Call `work` in a thread of its own, which does not keep the process alive."""
 
         def perform() -> None:
-            _label.set(self.label)
+            _about.set((self.label, self.relay.name))
             try:
                 work(self)
             except Exception as error:
@@ -230,7 +231,9 @@ def _labels(relays: Sequence[OneRelay]) -> list[str]:
 
 def _say_where(record: logging.LogRecord) -> bool:
     """Begin the lines of a relay's thread with its database; leave every other line as it is."""
-    label = _label.get()
-    if label is not None:
-        record.msg = f"{label.replace('%', '%%') if record.args else label}: {record.msg}"
+    about = _about.get()
+    if about is not None:
+        text = record.getMessage()
+        before = labelled(*about, text).removesuffix(text)
+        record.msg = f"{before.replace('%', '%%') if record.args else before}{record.msg}"
     return True

@@ -31,5 +31,20 @@ def counted(number: object, noun: str, verbs: tuple[str, str] | None = None) -> 
     return said if verbs is None else f"{said} {verbs[0 if one else 1]}"
 
 
+def labelled(label: str, name: str, text: str) -> str:
+    """Return a text with its label before it; a subscription's name that both have is said once.
+
+    `name`: the name, with which the label may end.
+    """
+    if not label.endswith(name):
+        return f"{label}: {text}"
+    where = label.removesuffix(name).rstrip()
+    if text.startswith((f"{name}: ", f"{name} ")):
+        return f"{where} {text}".lstrip()
+    if text.startswith((f"subscription {name!r}", f"subscription {name}: ", f"subscription {name} ")):
+        return f"{where}: {text}" if where else text
+    return f"{label}: {text}"
+
+
 def _short(number: float) -> str:
     return f"{number:.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")

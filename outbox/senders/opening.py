@@ -10,10 +10,12 @@ from typing import Any, cast
 from outbox.errors import SenderError
 from outbox.model.message import Message
 from outbox.model.verdict import Verdict
+from outbox.runtime.secret import Secret, secrets_of
 from outbox.senders.asynchronous import AsyncFunctionSender, AsyncObjectSender, AsyncSender
 from outbox.senders.function import FunctionSender
 from outbox.senders.port import Sender, destination_of
 from outbox.senders.urls import perhaps_meant, split_url
+from outbox.senders.webhook_url import secrets_of_endpoint
 
 #: Packages offer senders in this group of entry points: the name is a URL scheme, the value a `(url: str) -> Sender`.
 ENTRY_POINTS = "outbox.senders"
@@ -55,6 +57,12 @@ def open_sender(sender: Destination) -> Sender:
 def is_offered(url: str) -> bool:
     """Return whether an installed package offers the scheme of a destination's URL."""
     return bool(_offers(split_url(url).scheme))
+
+
+def secrets_of_destination(url: str) -> list[Secret]:
+    """Return the secrets of a destination's URL, which may be malformed; a single name before the @ is a token."""
+    is_webhook = url.partition("://")[0].lower() in ("http", "https")
+    return secrets_of_endpoint(url) if is_webhook else secrets_of(url, token=True)
 
 
 def _awaited(sender: Any, verbs: Sequence[Any]) -> Sender:

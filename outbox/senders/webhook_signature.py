@@ -11,8 +11,13 @@ from __future__ import annotations
 
 import base64
 import hmac
+import logging
 import os
 from pathlib import Path
+
+from outbox.runtime.secret import warning_of
+
+logger = logging.getLogger("outbox")
 
 ID = "webhook-id"
 TIMESTAMP = "webhook-timestamp"
@@ -48,6 +53,9 @@ class Secrets:
 
     def __init__(self, file: Path | None) -> None:
         self._file = file
+        warning = None if file is None else warning_of(file)
+        if warning is not None:
+            logger.warning("%s", warning)
 
     def keys(self) -> tuple[bytes, ...]:
         """Return the keys to sign with; none if there is neither a file nor the variable.

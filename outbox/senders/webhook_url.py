@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit, urlunsplit
+from urllib.parse import urlunsplit
 
 from outbox.errors import SenderError
+from outbox.runtime.secret import Secret, forms_of, secrets_of, without
 from outbox.senders.address import Address
 from outbox.senders.urls import split_url
 from outbox.senders.webhook_format import Format, format_named
@@ -29,8 +30,6 @@ _SOURCE = "/outbox"
 #: From so much likeness on, as `difflib` measures it, a parameter is a mistyped option.
 _MISTYPED = 0.85
 _URI_REFERENCE = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
-#: Shorter values of a query are hardly secrets, and would be hidden wherever they happen to stand in a text.
-_SHORTEST_SECRET = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class Target:
     """An endpoint, and how to send to it.
 
     `shown`: the URL for people, without credentials and query. `url`: what is called, without credentials.
-    `authorization`: the header of that name. `hidden`: what no text may show, the longest first.
+    `authorization`: the header of that name. `hidden`: what no text may show.
     `sends_events`: the format is one of CloudEvents.
     """
 
@@ -72,13 +71,14 @@ class Target:
         if not 0 < address.only_host(443)[1] < 65_536:
             address.refuse("the port must be a number from 1 to 65535")
         hosts = parts.netloc.rpartition("@")[2]
-        proxy = _proxy(address)
+        authorization = _authorization(address)
+        token = (authorization or "").removeprefix("Basic ")
         return cls(
             shown=address.shown,
             url=urlunsplit((parts.scheme, hosts, parts.path or "/", theirs, "")),
-            authorization=_authorization(address),
-            proxy=proxy,
-            hidden=_hidden(address, theirs, proxy),
+            authorization=authorization,
+            proxy=_proxy(address),
+            hidden=forms_of([*secrets_of_endpoint(url), Secret(token)]),
             seconds=address.timeout(timeout),
             most=_most(address),
             format=_format(address),
@@ -89,9 +89,12 @@ class Target:
 
     def without_secrets(self, text: str) -> str:
         """Return a text of the endpoint, which may repeat what it was sent, without what must not be shown."""
-        for secret in self.hidden:
-            text = text.replace(secret, "…")
-        return text
+        return without(text, self.hidden)
+
+
+def secrets_of_endpoint(url: str) -> list[Secret]:
+    """Return the secrets of a webhook's URL: every parameter that is no option of ours may be one."""
+    return secrets_of(url, token=True, options=OPTIONS)
 
 
 def _refuse_mistyped(address: Address, names: Sequence[str]) -> None:
@@ -162,12 +165,3 @@ def _proxy(address: Address) -> str | None:
     if not is_proxy:
         address.refuse("proxy must be http://host:port or https://host:port")
     return proxy
-
-
-def _hidden(address: Address, query: str, proxy: str | None) -> tuple[str, ...]:
-    """Return the secrets of a URL in every form in which an answer may repeat them."""
-    token = (_authorization(address) or "").removeprefix("Basic ")
-    credentials = {address.password or address.user, token, proxy and urlsplit(proxy).password}
-    values = {value for _, value in parse_qsl(query)} | {each.partition("=")[2] for each in query.split("&")}
-    found = {each for each in credentials if each} | {each for each in values if len(each) >= _SHORTEST_SECRET}
-    return tuple(sorted(found, key=len, reverse=True))

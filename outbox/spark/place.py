@@ -11,12 +11,12 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
 from outbox.errors import DatabaseError, OptionError
+from outbox.runtime.secret import is_secret_name
 from outbox.store.dialects.kinds import is_file
 from outbox.store.label import label_of
 
 _FORM = "write postgresql://host:5432/name or sqlite:////absolute/path"
 _POSTGRESQL = ("postgresql", "postgres")
-_SECRETS = ("password", "passwd", "pwd", "sslpassword", "token")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +58,7 @@ class Address:
         return _parsed(text, f"the environment variable {self.env}")
 
     def _require_no_password(self, url: URL) -> None:
-        if url.password is not None or any(name.lower() in _SECRETS for name in url.query):
+        if url.password is not None or any(is_secret_name(name) for name in url.query):
             raise OptionError(
                 f"{self.names[0]}: holds a password, which plans, logs and event logs would show; set {self.names[1]}"
                 f" to the name of an environment variable that holds the URL, or {self.names[2]} to a service of libpq"

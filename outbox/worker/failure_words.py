@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Protocol
 
 from outbox.model.message import Message
@@ -52,7 +53,8 @@ class Sending:
         """Say how many became dead letters, which is the first, and how to decide on them."""
         letters = counted(len(messages), "more dead letter")
         first = f"message {messages[0].id} of topic {messages[0].topic}"
-        return f"{letters}, the first is {first}: {error}; to decide, run: outbox dead list --name {self.subscription}"
+        decide = f"outbox dead list --name {quote(self.subscription)}"
+        return f"{letters}, the first is {first}: {error}; to decide, run: {decide}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,7 @@ class CheckingBack:
         It counts transactions, because a verdict is about a transaction, however many half messages that has.
         """
         transactions = counted(len({each.key for each in messages}), "more transaction", ("was", "were"))
-        decide = f"outbox half list --given-up --group {self.group}"
+        decide = f"outbox half list --given-up --group {quote(self.group)}"
         return f"{transactions} given up, the first is {messages[0].key}: {error}; to decide, run: {decide}"
 
 

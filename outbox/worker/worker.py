@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import secrets
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
@@ -16,6 +15,7 @@ from outbox.model.subscription import Declaration, Start, Subscription
 from outbox.model.verdict import describe
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
+from outbox.runtime.process import unique_name
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
 from outbox.runtime.wakeup import Wake
@@ -29,6 +29,7 @@ from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.notices import RefusalNotice
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.activity_log import Activity
 from outbox.worker.calls import Caller, Handler, HungCalls
@@ -105,6 +106,7 @@ class Worker:
         self._unsettled = Unsettled()
         #: True when a worker, perhaps this one, has written to the database why it does not work.
         self._noticed = False
+        self._refusal_notice = RefusalNotice(declared.name)
 
     @property
     def stopping(self) -> bool:
@@ -115,12 +117,13 @@ class Worker:
     def owner(self) -> str:
         """The name under which this worker holds its lease.
 
-        It is random and new after each start and each fork, so that nobody takes this worker for an earlier one.
+        Host and process, for people, and a random part that is new after each start and each fork, so that nobody takes
+        this worker for an earlier one.
         """
         return self._owner
 
     def _new_owner(self) -> None:
-        self._owner = secrets.token_hex(8)
+        self._owner = unique_name()
 
     def run(self, *, gives_up: bool = True) -> None:
         """Work until `stop` is called.
@@ -208,11 +211,17 @@ class Worker:
         elif passes:
             self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
         else:
-            self._note(line)
+            # Where its declaration is refused, that was noted already, because such a worker may have no lease.
+            if not isinstance(error, SubscriptionError):
+                self._note(line)
             raise error
 
     def _declare(self, channel: Channel) -> Subscription:
         ensure_outbox(channel)
+        with self._refusal_notice.noted(channel, self.owner):
+            return self._declared_on(channel)
+
+    def _declared_on(self, channel: Channel) -> Subscription:
         known = Subscriptions(channel).find(self._declared.name)
         if known is None and self._known:
             # Declared anew, the subscription would begin at its start, and everything would be sent again.

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import psycopg
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import URL, Connection, Engine, event
 from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
@@ -154,9 +154,11 @@ class Transactions:
         if engine.dialect.name != self._dialect.name:
             raise DatabaseError(f"the outbox is on {self._dialect.name}, this connection is to {engine.dialect.name}")
         if engine.dialect.driver not in self._dialect.drivers:
-            known = ", ".join(sorted(self._dialect.drivers))
+            # psycopg serves engines that block and those that are awaited by the same URL.
+            url = URL.create(self._dialect.blocking, database=engine.url.database, host=engine.url.host)
             raise DatabaseError(
-                f"{engine.dialect.driver} does not tell whether a transaction failed; use one of these drivers: {known}"
+                f"{engine.dialect.driver} does not tell whether a transaction failed; write the engine's URL as"
+                f" {url.set(port=engine.url.port).render_as_string()}"
             )
 
     def _require_home(self, found: Any) -> None:

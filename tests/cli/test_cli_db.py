@@ -6,14 +6,18 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import sqlalchemy
 from alembic import command
-from sqlalchemy import text
+from sqlalchemy import make_url, text
+from sqlalchemy.orm import Session
 
-from outbox import Outbox, Relay, create_engine, migrate
+from outbox import Inbox, Message, Outbox, Relay, create_engine, migrate
+from outbox.errors import SchemaError
 from outbox.schema import VERSION_TABLE, metadata
+from outbox.store.label import label_of
 from tests.cli.test_cli_relay import PROGRAM, bodies, send
 from tests.support.command_line import outbox
 
@@ -159,6 +163,107 @@ def test_another_number_of_slots_is_the_databases_own_matter(empty, tmp_path):
     ended = outbox(empty, "relay", "--to", f"file://{tmp_path / 'out'}", "--until-empty")
 
     assert (ended.code, bodies(tmp_path / "out"), outbox(empty, "db", "check").code) == (0, ["1"], 0)
+
+
+@pytest.fixture(params=["postgresql", "sqlite"])
+def billing(request, tmp_path):
+    """The database of a consumer that has no outbox, with its own tables."""
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path / 'billing.db'}"
+    else:
+        postgres = request.getfixturevalue("postgres")
+        url = postgres.create_database("billing_inbox")
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text("CREATE TABLE invoices (id int)"))
+    yield engine
+    engine.dispose()
+    if request.param == "postgresql":
+        postgres.drop_database("billing_inbox")
+
+
+def tables_of(engine) -> list[str]:
+    return sorted(sqlalchemy.inspect(engine).get_table_names())
+
+
+def test_a_consumers_own_database_gets_an_inbox_and_nothing_else(billing):
+    """Nothing there warns of what a consumer has not."""
+    said = [outbox(billing, "db", "upgrade", "--inbox-only") for _ in range(2)]
+    inbox = Inbox(billing, consumer="billing")
+    with Session(billing) as session, session.begin():
+        first = inbox.once(session, Message("orders", b"1"))
+    pruned = inbox.prune()
+    checked = [outbox(billing, "db", "check", *only) for only in ([], ["--inbox-only"])]
+    status, as_json = outbox(billing, "status", "--check"), outbox(billing, "status", "--json").json
+
+    place = label_of(billing.url)
+    assert [(each.code, each.err) for each in said] == [
+        (0, f"{place}: made the table outbox_inbox\n"),
+        (0, f"{place}: the table outbox_inbox is there already\n"),
+    ]
+    assert (tables_of(billing), first, pruned) == (["invoices", "outbox_inbox"], True, 0)
+    assert [(each.code, each.err) for each in checked] == [(0, "everything is as it should be\n")] * 2
+    assert (status.code, status.err) == (0, f"{place}: only the inbox of a consumer is here, where nothing waits\n")
+    assert (as_json["warnings"], as_json["subscriptions"]) == ([], [])
+
+
+def test_an_inbox_that_is_damaged_is_found(billing):
+    without = outbox(billing, "db", "check", "--inbox-only", "--json")
+    outbox(billing, "db", "upgrade", "--inbox-only")
+    with billing.begin() as connection:
+        connection.execute(text("DROP INDEX outbox_inbox_expires_at"))
+    damaged = [outbox(billing, "db", "check", "--json", *only).json["findings"] for only in ([], ["--inbox-only"])]
+
+    (missing,) = without.json["findings"]
+    assert (missing["where"], "run: outbox db upgrade --inbox-only --database" in missing["fix"]) == (
+        "outbox_inbox",
+        True,
+    )
+    assert [[each["where"] for each in found] for found in damaged] == [["index outbox_inbox_expires_at"]] * 2
+
+
+def test_a_command_about_messages_says_that_there_is_only_an_inbox(billing):
+    outbox(billing, "db", "upgrade", "--inbox-only")
+
+    ended = outbox(billing, "relay", "--to", "stdout:", "--once")
+
+    assert (ended.code, "only the inbox of a consumer is here" in ended.err) == (1, True)
+
+
+def test_a_consumer_that_lacks_its_inbox_is_told_what_makes_it(billing):
+    makes = "outbox_inbox is not there; run: outbox db upgrade --inbox-only --database"
+    with pytest.raises(SchemaError, match=makes), Session(billing) as session:
+        Inbox(billing, consumer="billing").once(session, Message("orders", b"1"))
+
+
+def test_an_inbox_becomes_a_whole_outbox_with_what_it_remembers(billing):
+    outbox(billing, "db", "upgrade", "--inbox-only")
+    message = Message("orders", b"1")
+    with Session(billing) as session, session.begin():
+        assert Inbox(billing, consumer="billing").once(session, message)
+
+    upgraded = outbox(billing, "db", "upgrade")
+    with Session(billing) as session:
+        again = Inbox(billing, consumer="billing").once(session, message)
+
+    assert (upgraded.code, outbox(billing, "db", "check").code, again) == (0, 0, False)
+    assert [each["name"] for each in outbox(billing, "status", "--json").json["subscriptions"]] == ["relay"]
+
+
+def test_an_inbox_beside_an_outbox_is_warned_of(engine):
+    """Its outbox has one already."""
+    ended = outbox(engine, "db", "upgrade", "--inbox-only")
+
+    assert (ended.code, "has an outbox, and its inbox" in ended.err) == (0, True)
+
+
+@pytest.mark.parametrize("more", [["--slots", "8"], ["--record-only"]])
+@pytest.mark.parametrize("verb", ["upgrade", "check"])
+def test_an_inbox_excludes_what_it_does_not_have(empty, verb, more):
+    assert (outbox(empty, "db", verb, "--inbox-only", *more).code, Path(make_url(empty).database or "").exists()) == (
+        2,
+        False,
+    )
 
 
 def test_status_is_a_table(sqlite_engine):

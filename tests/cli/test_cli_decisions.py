@@ -114,6 +114,19 @@ def test_they_are_listed_with_what_happened(engine, dead):
     ]
 
 
+@ONE_DATABASE
+def test_a_pipe_gets_the_whole_error(engine):
+    """Its reader looks for the words at the end, too."""
+    error = " ".join(str(number) for number in range(100))
+    with (shop := Outbox(engine)).begin() as session:
+        shop.send(session, "orders", b"1")
+    Relay(shop, lambda _message: Reject(error)).until_empty()
+
+    line = outbox(engine, "dead", "list").out.splitlines()[-1]
+
+    assert line.endswith(f"  {error}")
+
+
 @pytest.mark.parametrize(
     ("options", "places"),
     [

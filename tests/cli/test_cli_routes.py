@@ -1,6 +1,7 @@
 """`outbox relay --route` and `--config`: several destinations by topic, and the mistakes that one can make."""
 
 import json
+import re
 import signal
 
 import pytest
@@ -54,9 +55,7 @@ def test_no_route_begins_while_another_one_cannot(shop, tmp_path):
 
     ended = outbox(shop, "relay", *to, "--until-empty")
 
-    waits = (
-        "Error: relay:mail: relay:mail waits until all routes can begin: subscription 'relay:orders.paid' is not there"
-    )
+    waits = "Error: relay:mail waits until all routes can begin: subscription 'relay:orders.paid' is not there yet"
     assert (ended.code, waits in ended.err) == (2, True), ended.err
     assert (paid.exists(), mail.exists(), topics(rest)) == (False, False, ["orders.placed", "orders.paid"])
 
@@ -104,6 +103,28 @@ def test_a_process_goes_on_with_one_route_while_the_other_is_down(pg_engine, tmp
 
     assert code == 0
     assert process.said[-2:] == ["relay:orders.*: stopped; 0 sent", "relay: stopped; 2 sent"]
+
+
+def test_a_process_whose_routes_cannot_begin_is_told_by_status_and_names_each_route_once(shop, tmp_path):
+    """It tries again until somebody splits what is stored; each line says the name of its route once."""
+    rest, log = tmp_path / "rest", tmp_path / "log"
+    outbox(shop, "relay", "--to", f"file://{rest}", "--until-empty")
+    arguments = ["--route", f"orders.*=file://{tmp_path / 'orders'}", "--route", f"*=file://{rest}", *QUICK, "-v"]
+    split = ["subscriptions", "split", "relay", "--topics", "orders.*", "--to", f"file://{tmp_path / 'orders'}"]
+
+    with running([url_of(shop)], log, *arguments) as process:
+        refused = eventually(lambda: len(outbox(shop, "status", "--json").json["refused"]) == 2)
+        warned = outbox(shop, "status", "--check")
+        outbox(shop, *split)
+        works = eventually(lambda: outbox(shop, "status", "--check").code == 0)
+        process.ended(signal.SIGTERM)
+        said = "\n".join(process.said)
+
+    assert (refused, warned.code, works) == (True, 1, True)
+    assert "subscription 'relay:orders.*' is not there yet" in said
+    doubled = re.findall(r"^.*\b(relay(?::orders\.\*)?): (?:subscription )?'?\1'?[: ].*$", said, re.MULTILINE)
+    assert doubled == []
+    assert "the options that it had" not in warned.err
 
 
 def test_a_single_destination_gets_other_topics(shop, tmp_path):

@@ -9,6 +9,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import quote
 
 import psutil
 import pytest
@@ -69,6 +70,42 @@ def test_a_destination_password_as_an_argument_is_refused(command, variable, url
 
     fixes = variable in ended.err and "--to-file" in ended.err
     assert (ended.code, fixes, shows(ended)) == (2, True, False)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "where"),
+    [
+        (f"sig={ENCODED}", "its parameter 'sig'"),
+        (f"key={ENCODED}&most=4", "its parameter 'key'"),
+        (f"most=4&code={CANARY}", "its parameter 'code'"),
+        (f"%66ormat={ENCODED}", "its parameter '%66ormat'"),
+        (ENCODED, "its query"),
+        (f"{ENCODED}=", "its query"),
+        (f"most=4&{ENCODED}", "its query"),
+        (f"proxy=http%3A%2F%2Fann%3A{ENCODED}%40proxy%3A3128", "its parameter 'proxy'"),
+        (f"proxy=http://ann:{ENCODED}@proxy:3128", "its parameter 'proxy'"),
+    ],
+)
+@pytest.mark.parametrize(("command", "before"), [("relay --to", ""), ("relay --route", "orders=")])
+def test_a_secret_of_an_endpoint_as_an_argument_is_refused(parameters, where, command, before):
+    """Every parameter that is no option of ours may be one."""
+    url = f"{before}https://127.0.0.1:1/hook?{parameters}"
+    ended = outbox("postgresql://localhost:1/shop", *command.split(), url)
+
+    assert (ended.code, "holds a password" in ended.err, where in ended.err, shows(ended)) == (2, True, True, False)
+
+
+def test_the_options_of_a_webhook_are_no_secrets(sqlite_engine):
+    url = "https://127.0.0.1:1/hook?most=4&format=cloudevents&source=/shop&proxy=http://proxy:3128"
+    ended = outbox(sqlite_engine, "relay", "--until-empty", "--to", url)
+
+    assert ended.code == 0, ended.err
+
+
+def test_a_token_for_spark_connect_as_an_argument_is_refused(sqlite_engine, tmp_path):
+    ended = outbox(sqlite_engine, "extract", str(tmp_path), "--remote", f"sc://localhost:1/;token={ENCODED}")
+
+    assert (ended.code, "--remote holds a password" in ended.err, shows(ended)) == (2, True, False)
 
 
 @pytest.mark.parametrize(("option", "is_secret"), [("secret-file", False), ("pwd", True), ("pwd-files", True)])
@@ -218,6 +255,51 @@ def test_the_secrets_of_a_destination_are_shown_nowhere(door: Door, waiting: Eng
     assert (isinstance(verdict, Done), [isinstance(each, Done) for each in works]) == (False, [True])
     assert traces_in(refused + accepted) == []
     assert "127.0.0.1" in refused
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        f"sig={ENCODED}",
+        f"{ENCODED}",
+        f"code={CANARY}",
+        f"proxy=http%3A%2F%2Fann%3A{ENCODED.replace('%', '%25')}%40127.0.0.1%3A1",
+    ],
+)
+def test_the_secrets_of_an_endpoint_are_shown_nowhere(parameters, waiting, caplog):
+    said, [verdict] = said_of(f"http://127.0.0.1:1/hook?{parameters}", waiting, caplog)
+
+    assert not isinstance(verdict, Done)
+    assert traces_in(said) == []
+
+
+@pytest.mark.parametrize("option", ["to", "database", "config", "secret"])
+def test_a_file_with_a_secret_that_others_may_read_is_warned_of(option, waiting, tmp_path):
+    """Once, with the command that mends it; not where the file holds no secret, or only its owner may read it."""
+    file = tmp_path / "file of a secret"
+    content = {
+        "to": f"nats://ann:{ENCODED}@127.0.0.1:1",
+        "database": f"postgresql://ann:{ENCODED}@127.0.0.1:1/shop",
+        "config": f'[routes."*"]\nto = "nats://ann:{ENCODED}@127.0.0.1:1"\n',
+        "secret": f"whsec_{base64.b64encode(CANARY.encode()).decode()}",
+    }[option]
+    to = f"http://127.0.0.1:1/hook?secret-file={quote(str(file))}" if option == "secret" else "stdout:"
+    given = {
+        "to": ["--to-file", str(file)],
+        "database": ["--database-file", str(file), "--to", "stdout:"],
+        "config": ["--config", str(file)],
+        "secret": ["--to", to],
+    }[option]
+
+    def warned(mode: int, text: str) -> int:
+        file.write_text(text)
+        file.chmod(mode)
+        ended = outbox(waiting, "relay", "--once", "--give-up-after", "100ms", *given)
+        return ended.err.count(f"everybody on this machine may read it; run: chmod o-r '{file}'")
+
+    harmless = content.replace(f"ann:{ENCODED}@", "")
+    assert [warned(0o644, content), warned(0o640, content)] == [1, 0]
+    assert warned(0o644, harmless) == (1 if option == "secret" else 0)
 
 
 SCHEMES = {

@@ -23,9 +23,9 @@ from tests.support.pages import TOP, run
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
-    """A folder with nothing in it but the tables that `outbox db upgrade` makes."""
+    """A folder with nothing in it but the table that `outbox db upgrade --inbox-only` makes."""
     monkeypatch.chdir(tmp_path)
-    migrate.upgrade(create_engine("sqlite:///billing.db"))
+    migrate.upgrade_inbox(create_engine("sqlite:///billing.db"))
 
 
 def invoices(page) -> list[int]:

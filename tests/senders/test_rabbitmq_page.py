@@ -21,9 +21,9 @@ PAGE = (TOP / "docs" / "rabbitmq.md").read_text()
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):
-    """What the page defines, in a folder with nothing in it but the tables that `outbox db upgrade` makes."""
+    """What the page defines, in a folder with nothing in it but what `outbox db upgrade --inbox-only` makes."""
     monkeypatch.chdir(tmp_path)
-    migrate.upgrade(create_engine("sqlite:///billing.db"))
+    migrate.upgrade_inbox(create_engine("sqlite:///billing.db"))
     return run(PAGE, "docs/rabbitmq.md")
 
 

@@ -40,7 +40,7 @@ def folder(tmp_path, monkeypatch):
     """
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    migrate.upgrade(create_engine("sqlite:///billing.db"))
+    migrate.upgrade_inbox(create_engine("sqlite:///billing.db"))
     for name, code in FILES.items():
         (tmp_path / name).write_text(code)
     yield tmp_path

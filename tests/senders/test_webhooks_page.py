@@ -37,7 +37,7 @@ def served(app) -> Iterator[str]:
 def page(tmp_path, monkeypatch):
     """The page's code, run from top to bottom in a folder with nothing in it but the tables of `outbox db upgrade`."""
     monkeypatch.chdir(tmp_path)
-    migrate.upgrade(create_engine("sqlite:///billing.db"))
+    migrate.upgrade_inbox(create_engine("sqlite:///billing.db"))
     return run(PAGE, "docs/webhooks.md")
 
 

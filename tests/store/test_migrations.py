@@ -181,15 +181,18 @@ def test_an_upgrade_leaves_subscriptions_without_a_hold(empty):
     assert (differences(empty), meta(empty)) == ([], (schema.VERSION, 256))
 
 
-def test_processes_that_start_together_may_all_make_the_table_of_records(empty):
+@pytest.mark.parametrize(
+    ("upgrade", "table"), [(migrate.upgrade_record, "outbox_record"), (migrate.upgrade_inbox, "outbox_inbox")]
+)
+def test_processes_that_start_together_may_all_make_a_table_that_stands_alone(empty, upgrade, table):
     where = "app" if empty.dialect.name == "postgresql" else None
     engines = [sqlalchemy.create_engine(empty.url) for _ in range(4)]
     with ThreadPoolExecutor(4) as pool:
-        made = list(pool.map(lambda each: migrate.upgrade_record(each, where), engines))
+        made = list(pool.map(lambda each: upgrade(each, where), engines))
     for engine in engines:
         engine.dispose()
 
-    assert (sorted(made), inspect(empty).get_table_names(where)) == ([False, False, False, True], ["outbox_record"])
+    assert (sorted(made), inspect(empty).get_table_names(where)) == ([False, False, False, True], [table])
 
 
 def test_a_second_upgrade_is_harmless(empty):

@@ -1,18 +1,28 @@
 """Status in an outage: how long the oldest message has not been sent, what waits, for what, since when and why."""
 
+import os
 import re
+import shlex
+import socket
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from datetime import timedelta
 
 import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Done, Outbox, Reject, Relay, Retry, Unavailable
+from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
+from outbox.model.limits import HALF_TOPIC
+from outbox.model.subscription import Declaration
+from outbox.relay.routes import routes
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.store.test_status import standing
 from tests.support.command_line import outbox
+from tests.support.leases import step_clock
 from tests.support.waiting import eventually
 
 
@@ -217,3 +227,173 @@ def test_a_relay_that_is_gone_is_told_with_what_to_do(engine):
     waits = "2 messages wait for it, and messages after its position are not purged"
     run = "start its relay with the options that it had: outbox relay --name relay --to nats://h:4222"
     assert (said.code, said.err) == (1, f"warning: nobody runs relay, for 2 min; {waits}; {run}\n")
+
+
+def write_long_ago(engine: Engine, seconds: int, number: int = 1) -> None:
+    """Write messages, as if it had been so long ago."""
+    send(engine, *["fine"] * number)
+    ago = {
+        "postgresql": "created_at - make_interval(secs => :seconds)",
+        "sqlite": "strftime('%Y-%m-%d %H:%M:%f', created_at, '-' || :seconds || ' seconds')",
+    }[engine.dialect.name]
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE outbox_message SET created_at = {ago}"), {"seconds": seconds})
+
+
+@contextmanager
+def at_work(engine: Engine) -> Iterator[None]:
+    """A worker that has sent something holds the lease, and does not get on."""
+    Relay(Outbox(engine), Destination()).until_empty()
+    with closing(Outbox(engine).database.open()) as channel:
+        assert Leases(channel).acquire(Partition("relay"), "w", timedelta(minutes=10))
+        yield
+
+
+@pytest.mark.parametrize(
+    ("seconds", "options", "code"),
+    [
+        (240, (), 0),
+        (360, (), 1),
+        (360, ("--max-lag", "10m"), 0),
+        (90, ("--max-lag", "1m"), 1),
+        (240, ("--max-backlog", "2"), 1),
+        (240, ("--max-backlog", "3"), 0),
+    ],
+)
+def test_a_worker_that_is_too_slow_is_told_by_how_far_it_is_behind(engine, seconds, options, code):
+    """Nothing fails, so that nothing but the lag and the backlog tells of it."""
+    with at_work(engine):
+        write_long_ago(engine, seconds, 3)
+
+        said = outbox(engine, "status", "--check", *options)
+
+    told = "warning: relay: 3 messages wait for nats://h:4222, "
+    assert (said.code, said.err.startswith(told), "outbox status --watch" in said.err) == (code, bool(code), bool(code))
+
+
+def test_a_lag_is_told_with_its_limit(engine):
+    with at_work(engine):
+        write_long_ago(engine, 360)
+
+        told = outbox(engine, "status", "--max-backlog", "0").err
+
+    oldest = "the oldest for 6 min (--max-lag is 5 min) and more than --max-backlog 0"
+    watch = "whether it catches up, shows: outbox status --watch"
+    assert told == f"warning: relay: 1 message waits for nats://h:4222, {oldest}; {watch}\n"
+
+
+def test_parked_messages_that_wait_are_behind(engine):
+    """The position has passed them, and their failure is of just now."""
+    send(engine, "shy")
+    Relay(Outbox(engine), Destination()).until_empty()
+    with engine.begin() as connection:
+        ago = {"postgresql": "created_at - interval '6 minutes'", "sqlite": "datetime(created_at, '-6 minutes')"}
+        connection.execute(text(f"UPDATE outbox_parked SET created_at = {ago[engine.dialect.name]}"))
+
+    late, many = (outbox(engine, "status", "--check", *options) for options in ((), ("--max-backlog", "0")))
+
+    assert (late.code, "the oldest for 6 min" in late.err, "more than --max-backlog 0" in many.err) == (1, True, True)
+
+
+def test_a_grace_is_not_behind(engine):
+    """A subscription that reads ten minutes after the commit is on time after six."""
+    with closing(Outbox(engine).database.open()) as channel:
+        declared = Declaration(name="late", destination="nats://h:4222", grace=timedelta(minutes=10))
+        Subscriptions(channel).declare(declared)
+        Leases(channel).acquire(Partition("late"), "w", timedelta(minutes=10))
+        with at_work(engine):
+            write_long_ago(engine, 360)
+
+            warnings = outbox(engine, "status", "--json").json["subscriptions"]
+
+    assert [(each["name"], len(each["warnings"])) for each in warnings] == [("late", 0), ("relay", 1)]
+
+
+@pytest.mark.parametrize(("most", "code"), [("0", 1), ("1", 1), ("2", 0)])
+def test_so_many_dead_letters_are_none_of_a_monitors_business(engine, most, code):
+    send(engine, "bad", "bad")
+    Relay(Outbox(engine), Destination()).until_empty()
+
+    assert outbox(engine, "status", "--check", "--max-dead", most).code == code
+
+
+def test_a_log_that_nobody_reads_is_told(engine):
+    """The reader of half messages reads no others, and these do not count."""
+    assert outbox(engine, "subscriptions", "drop", "relay", "--yes").code == 0
+    empty = outbox(engine, "status", "--check")
+    send(engine, "fine", "fine")
+    with Outbox(engine).database.engine.begin() as connection:
+        connection.execute(text(f"UPDATE outbox_message SET topic = '{HALF_TOPIC}' WHERE id = 2"))
+    with closing(Outbox(engine).database.open()) as channel:
+        Subscriptions(channel).declare(Declaration(name="check:shop", destination=None, kind="check", tags=("shop",)))
+
+    said = outbox(engine, "status", "--check")
+
+    told = "warning: no subscription reads this log; 1 message waits; to send them, run: outbox relay --to URL"
+    assert (empty.code, empty.err, said.code, told in said.err.splitlines()) == (0, "", 1, True)
+
+
+def declared_in_vain(engine: Engine) -> list[Relay]:
+    """The relays of routes that cannot begin, because one subscription has had all topics so far."""
+    Relay(Outbox(engine), Destination()).until_empty()
+    age = {
+        "postgresql": "settled_at - interval '2 minutes'",
+        "sqlite": "strftime('%Y-%m-%d %H:%M:%f', settled_at, '-120 seconds')",
+    }[engine.dialect.name]
+    with engine.begin() as connection:
+        connection.execute(text(f"UPDATE outbox_progress SET settled_at = {age}"))
+    return routes(Outbox(engine), {"a*": Destination(), "*": Destination()})
+
+
+def test_a_route_that_cannot_begin_is_told_at_once_and_until_it_can(engine):
+    """It has no lease yet that a worker could write on; and the options that its relay had are not advised."""
+    for relay in declared_in_vain(engine):
+        with pytest.raises(SubscriptionError):
+            relay.until_empty()
+
+    told = outbox(engine, "status", "--check")
+
+    split = "outbox subscriptions split relay --topics 'a*' --to nats://h:4222 --as 'relay:a*'"
+    warnings = told.err.splitlines()
+    assert (told.code, split in warnings[0], " (since " in warnings[0]) == (1, True, True)
+    assert warnings[0].startswith("warning: subscription 'relay:a*' is not there yet, and 'relay' has its topics")
+    assert warnings[1].startswith("warning: subscription 'relay' has topics all, this worker asks for !a*")
+    assert "the options that it had" not in told.err
+
+    assert outbox(engine, *shlex.split(split)[1:]).code == 0
+    for relay in routes(Outbox(engine), {"a*": Destination(), "*": Destination()}):
+        relay.until_empty()
+    assert outbox(engine, "status", "--check").code == 0
+
+
+def test_a_notice_of_who_tries_no_more_is_gone_after_a_while(engine):
+    """As if the minute had passed: it may be a mistake of a person, beside a relay that works."""
+    refused, _ = declared_in_vain(engine)
+    with pytest.raises(SubscriptionError):
+        refused.until_empty()
+    before = outbox(engine, "status", "--json").json["refused"]
+    step_clock(engine, timedelta(minutes=1))
+
+    assert ([each["name"] for each in before], outbox(engine, "status", "--json").json["refused"]) == (["relay:a*"], [])
+
+
+def test_the_first_moment_of_a_refusal_is_kept(engine):
+    refused, _ = declared_in_vain(engine)
+
+    def since() -> str:
+        with pytest.raises(SubscriptionError):
+            refused.until_empty()
+        return str(outbox(engine, "status", "--json").json["refused"][0]["noticed_at"])
+
+    first, second = since(), since()
+    assert first == second
+
+
+def test_the_worker_is_told_by_its_host_and_process(engine):
+    """So that one knows where to look."""
+    here = f"{socket.gethostname()}:{os.getpid()}"
+    with Outbox(engine).running(Destination()):
+        assert eventually(lambda: status(engine)["live"])
+        shown, whole = outbox(engine, "status").out, status(engine)["worker"]
+
+    assert (shown.split()[-1], whole.startswith(f"{here}:")) == (here, True)

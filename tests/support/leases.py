@@ -29,7 +29,7 @@ def lease_left(engine: Engine) -> float:
 def notice(engine: Engine) -> str:
     """What a worker says of why it does not work."""
     with engine.connect() as connection:
-        return connection.execute(text("SELECT notice FROM outbox_lease")).scalar_one() or ""
+        return connection.execute(text("SELECT max(notice) FROM outbox_lease")).scalar_one() or ""
 
 
 def epoch(engine: Engine) -> int:

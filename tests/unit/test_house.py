@@ -1,6 +1,7 @@
 """The house: no circles, no private doors between files, and short ways down."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -116,3 +117,33 @@ def test_a_function_that_takes_both_would_be_seen():
     sources = ("def f(database, channel): ...", "def f(channel, *, database): ...", "def f(channel, name): ...")
 
     assert [any(map(takes_both, ast.walk(ast.parse(source)))) for source in sources] == [True, True, False]
+
+
+#: The commands that texts advise, up to the end of the sentence or of its part.
+ADVISED = re.compile(
+    r"outbox (?:relay|check|half|dead|subscriptions|extract|report|purge|db|restore)\b(?:\{[^}]*\}|[^;.,{])*"
+)
+#: Values that a shell takes as they are: numbers, plain identifiers, options of our own.
+PLAIN = {"id", "schema", "verb", "where", "self._only", "grace.total_seconds()"}
+
+
+def unquoted() -> Iterator[str]:
+    """Values in commands that a text advises, as nobody has quoted them: names hold `*`, blanks and quotes."""
+    for path, node in nodes():
+        if isinstance(node, ast.JoinedStr):
+            parts = (each.value if isinstance(each, ast.Constant) else f"{{{unparsed(each)}}}" for each in node.values)
+            for command in ADVISED.findall("".join(map(str, parts))):
+                values = re.findall(r"\{([^}]*)\}", command)
+                yield from (
+                    f"{path}: {each} in {command}"
+                    for each in values
+                    if each not in PLAIN and "quote(" not in each and "option" not in each
+                )
+
+
+def unparsed(value: ast.expr) -> str:
+    return ast.unparse(value.value) if isinstance(value, ast.FormattedValue) else ast.unparse(value)
+
+
+def test_a_command_that_a_text_advises_can_be_pasted_into_a_shell():
+    assert list(unquoted()) == []

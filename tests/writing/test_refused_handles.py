@@ -5,12 +5,13 @@ import re
 import sqlite3
 from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
+from types import SimpleNamespace
 from typing import Any
 
 import psycopg
 import pytest
 from sqlalchemy import Engine
-from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker
+from sqlalchemy.ext.asyncio import AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from outbox import DatabaseError, Message, Outbox
@@ -122,3 +123,17 @@ def test_a_connection_that_is_closed_is_the_driver_s_error(pg_engine):
         connection.close()
         with pytest.raises(psycopg.OperationalError, match="closed"):
             outbox.send(connection, "orders", b"")
+
+
+def test_a_driver_that_does_not_tell_of_failures_is_refused_with_the_url_that_works():
+    """No driver is needed for that, and no password is told."""
+    driver = SimpleNamespace(paramstyle="numeric_dollar", __version__="0.30")
+    engine = create_async_engine("postgresql+asyncpg://ann:secret@db1:5433/shop?ssl=require", module=driver)
+
+    with pytest.raises(DatabaseError) as raised:
+        Outbox(engine)
+
+    assert str(raised.value) == (
+        "asyncpg does not tell whether a transaction failed; write the engine's URL as"
+        " postgresql+psycopg://db1:5433/shop"
+    )

@@ -28,6 +28,18 @@ _PRUNE = """
 """
 
 
+class InboxDatabase(Database):
+    """A consumer's database, which may have only one of our tables: the inbox."""
+
+    _needed, _only = "the table outbox_inbox is", " --inbox-only"
+    described = "the inbox"
+    elsewhere = "where nobody would find what was handled; use an Inbox on the database of the transaction"
+
+    def _command(self, verb: str) -> str:
+        """Return a command that names this database, because commands take that of the outbox by default."""
+        return f"{super()._command(verb)}{self._named}"
+
+
 class InboxRows:
     """Writes the inbox of one outbox."""
 

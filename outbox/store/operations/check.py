@@ -7,19 +7,32 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import ClauseElement, Column, Connection, DefaultClause, Index, Inspector, Table, inspect, text
+from sqlalchemy import (
+    ClauseElement,
+    Column,
+    Connection,
+    DefaultClause,
+    Index,
+    Inspector,
+    MetaData,
+    Table,
+    inspect,
+    text,
+)
 from sqlalchemy.dialects import registry
 from sqlalchemy.schema import CreateColumn, CreateIndex, CreateTable
 
 from outbox.errors import DatabaseError
 from outbox.model.message import slot_of
-from outbox.schema import VERSION, Tables, record_metadata
+from outbox.schema import VERSION, Tables
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding
 from outbox.store.identity import Identity
 from outbox.store.log.log import Log
 
 _MISSING = "is missing"
+#: The tables in the database of a consumer without an outbox.
+INBOX_ALONE = {"outbox_inbox"}
 #: The fix where a later version has made the tables.
 NEWER = "install a newer outbox-log"
 _MOST_SLOTS = 32_767
@@ -68,10 +81,15 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
     return found
 
 
-def record_findings(channel: Channel) -> list[Finding]:
-    """Return everything about the table of a business database that is not as this version needs it."""
+def holds_inbox_alone(channel: Channel) -> bool:
+    """Return whether of our tables there is only the inbox, as in the database of a consumer without an outbox."""
+    with channel.database.engine.connect() as connection:
+        return tables_there(connection, channel.database.tables) == INBOX_ALONE
+
+
+def findings_of_one(channel: Channel, metadata: MetaData) -> list[Finding]:
+    """Return everything about the one table of a database without an outbox that is not as this version needs it."""
     database = channel.database
-    metadata = record_metadata(database.schema)
     (table,) = metadata.tables.values()
     with database.engine.connect() as connection:
         inspector = inspect(connection)

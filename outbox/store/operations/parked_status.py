@@ -13,7 +13,7 @@ MOST_COUNTED = 10_000
 STATES = ("delayed", "waiting", "retry", "blocked", "dead")
 
 #: States whose messages will be sent without a person, as soon as nothing holds them back.
-_UNSENT = ("waiting", "retry", "blocked")
+UNSENT = ("waiting", "retry", "blocked")
 #: The most errors of one state that are listed, and the most characters of each.
 _MOST_TROUBLES = 5
 _MOST_ERROR = 500
@@ -114,7 +114,7 @@ class _Looks:
     def status(self) -> ParkedStatus:
         """Return the status, from looks at all states."""
         looks = {state: self.look(state) for state in STATES}
-        unsent = [looks[state].due for state in _UNSENT]
+        unsent = [looks[state].due for state in UNSENT]
         if looks["delayed"].number:
             unsent.append(self._moment(self._rows(_OVERDUE)[0][0]))
         troubles = self._by_error("waiting") if looks["waiting"].number else ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from outbox.model.lease import Holder, Partition
@@ -15,7 +15,7 @@ from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
-from outbox.store.operations.parked_status import MOST_COUNTED, Count, Trouble, status_of_parked
+from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.readers import Hold, Readers
@@ -55,6 +55,17 @@ class SubscriptionStatus:
     def is_run(self) -> bool:
         """True while a worker holds its lease."""
         return self.holder is not None and self.holder.live
+
+    @property
+    def unsent(self) -> Count:
+        """The messages that wait: of the log, and the parked ones that need no person and no later moment."""
+        counts = [self.backlog, *(self.parked[state] for state in UNSENT)]
+        return Count(sum(each.number for each in counts), about=any(each.about for each in counts))
+
+    @property
+    def behind(self) -> timedelta:
+        """For how long the oldest message could have been sent, its grace left out; 0 if that is not known."""
+        return max(timedelta(0), timedelta(seconds=0.0 if self.lag_about else self.lag) - self.subscription.grace)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +113,23 @@ _SAMPLE = """
 """
 _UNSETTLED = "NOT (number < :head AND NOT {in_base}) AND NOT (id <= :after AND number < :target AND NOT {in_target})"
 _NOW = "SELECT {now}"
+#: Messages of the log, by primary key up to the limit.
+_WRITTEN = """
+    SELECT count(CASE WHEN topic <> :half THEN 1 END) FROM (SELECT topic FROM {message} ORDER BY id LIMIT :limit) AS r
+"""
 
 
 def standings(channel: Channel) -> tuple[datetime, list[SubscriptionStatus]]:
     """Return the database's clock, and the status of all subscriptions, sorted by name."""
     now = channel.database.moment(channel.rows(_NOW)[0][0])
     return now, [_standing(channel, each, now) for each in Subscriptions(channel).all()]
+
+
+def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
+    """Return how many messages are in a log that no subscription reads; 0 if one does. Half messages do not count."""
+    if any(each.subscription.kind in ("relay", "extract") for each in found):
+        return Count(0)
+    return Count.upto(channel.rows(_WRITTEN, half=HALF_TOPIC, limit=MOST_COUNTED + 1)[0][0])
 
 
 def _standing(channel: Channel, subscription: Subscription, now: datetime) -> SubscriptionStatus:

@@ -51,7 +51,7 @@ _TAKE_BACK = """
 #: A notice that is repeated keeps its first moment.
 _NOTICE = """
     UPDATE {lease} SET noticed_at = CASE WHEN notice = :notice THEN noticed_at ELSE {later} END, notice = :notice
-    WHERE subscription = :subscription
+    WHERE subscription = :subscription AND partition >= 0
 """
 #: Prevents a new epoch until the transaction ends, without writing a new version of the row.
 _HOLD = """

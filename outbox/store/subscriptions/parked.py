@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from shlex import quote
 from typing import Any, Literal
 
 from outbox.errors import DatabaseError
@@ -354,7 +355,7 @@ class Parked:
                 f"{name}: message {id} of the log cannot be parked, because another message is parked under this id;"
                 " nothing was settled. Ids are given out again when the log was truncated or its sequence restored:"
                 " run outbox db check, which says how to mend the sequence. Then replay or discard the parked message"
-                f" (outbox dead show {id} --name {name}); the worker goes on when it is gone"
+                f" (outbox dead show {id} --name {quote(name)}); the worker goes on when it is gone"
             )
 
     def _run(self, statement: str, ids: Collection[int]) -> None:

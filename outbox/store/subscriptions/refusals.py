@@ -102,9 +102,9 @@ def taken_topics(stored: Subscription, topics: Sequence[str] | None, known: Sequ
     patterns = [each.name[len(base) + 1 :] or ANYTHING for each in (*owners, stored)]
     # The first that matches takes a message, so the wider ones come last.
     patterns.sort(key=lambda each: (-len(each.replace(ANYTHING, "")), each.count(ANYTHING)))
-    run = " ".join(_option("route", f"{each}=URL") for each in patterns)
+    options = " ".join(_option("route", f"{each}=URL") for each in patterns)
     named = " and ".join(repr(each.name) for each in owners)
-    return f"{named} would send some of these topics too; run outbox relay with routes: {run}"
+    return f"{named} would send some of these topics too; run outbox relay with routes: {options}"
 
 
 def _require_split(declared: Declaration, base: str, known: Sequence[Subscription]) -> None:
@@ -134,7 +134,7 @@ def _require_same_destination(follower: Subscription, declared: Declaration) -> 
         raise SubscriptionError(
             f"the direct writers of {declared.name!r} send to {there}, this worker to {here}; give it and them the"
             " same destination. If this worker is right, stop the writers and run: outbox subscriptions alter"
-            f" {declared.name} {_option('to', here)}"
+            f" {shlex.quote(declared.name)} {_option('to', here)}"
         )
 
 
