@@ -44,7 +44,7 @@ _DEFAULT_TIMEOUT = timedelta(seconds=6)
     "--check-timeout",
     type=DURATION,
     default="5s",
-    help="Time limit of one question; an answer that comes later counts as UNKNOWN.",
+    help="Time limit of a question, and of a look into the business database; a later answer counts as UNKNOWN.",
 )
 @option("--once", is_flag=True, help="Ask about what is due, then end.")
 def check(

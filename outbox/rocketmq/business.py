@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 
 from sqlalchemy import Connection, Engine
@@ -12,6 +13,7 @@ from outbox.errors import DatabaseError, MQClientError, NoTransactionError, Verd
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.store.database import Database
 from outbox.store.dialects.statements import executor, run
+from outbox.store.half_messages.half import Half
 from outbox.store.half_messages.op import Op, Ops
 from outbox.store.half_messages.record import RecordDatabase, Records
 from outbox.writing.handles import DriverConnection
@@ -19,6 +21,13 @@ from outbox.writing.transaction import Transactions
 
 #: Seconds for which a checker that writes a verdict waits for a business transaction that is under way.
 PATIENCE_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Elsewhere:
+    """The records of a transaction are in another business database; `mismatch` says in which."""
+
+    mismatch: str
 
 
 class Business:
@@ -78,6 +87,20 @@ class Business:
         """
         with self._connections.one() as channel, self._database.explained():
             return self._records.fence(channel, transaction, patience=patience)
+
+    def outcome(self, half: Half) -> Op | Elsewhere:
+        """Return the verdict of a business transaction; record a rollback if it has none.
+
+        Raises:
+            DatabaseError: no record can be read.
+        """
+        mismatch = self.mismatch(half.recorded_in)
+        if mismatch is not None:
+            return Elsewhere(mismatch)
+        stands = self.fence(half.transaction)
+        if stands is None:
+            raise DatabaseError("the record that stood before is gone")
+        return stands
 
     def mismatch(self, recorded_in: str | None) -> str | None:
         """Return an error text if a half message names another database than this one; None if it does not."""

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Retry, Verdict, describe
 from outbox.rocketmq.broker import Broker
-from outbox.rocketmq.business import PATIENCE_SECONDS, Business
-from outbox.rocketmq.connections import on_channel
+from outbox.rocketmq.business import PATIENCE_SECONDS, Business, Elsewhere
+from outbox.rocketmq.connections import Connections, on_channel
 from outbox.rocketmq.listener import Question
-from outbox.rocketmq.questions import Questions
+from outbox.rocketmq.questions import Answer, Hanging, Respondent, Unasked, ask_all
 from outbox.rocketmq.states import op_of
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.throttled_log import ThrottledLog
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import run
-from outbox.store.half_messages.half import Half, half_of
+from outbox.store.half_messages.half import Half, Way, half_of, real_message
 from outbox.store.half_messages.op import DecidedHalves, Op, Pending
 
 logger = logging.getLogger("outbox")
@@ -31,6 +32,10 @@ _AGAIN = timedelta(seconds=1)
 #: Answers for transactions about which this process cannot find out anything.
 NO_LISTENER = "no listener here"
 NO_BUSINESS = "the business database is not known here: business=… (or --business) is missing"
+#: Why another process of the group may find out something that this one cannot.
+_LACKING = "transactions wait for a listener or a business database that this process does not have"
+#: More calls than this never overlap: a worker makes no other one while eight of its calls hang.
+_MOST_CALLS = 10
 #: The pause between two questions is longer than the interval by a random part of it, up to this one.
 _JITTER = 0.1
 
@@ -41,8 +46,8 @@ class CheckPolicy:
 
     `transaction_timeout`: no transaction is asked about before this age. `interval`: the pause between two questions.
     `most`: after so many UNKNOWNs the transaction is given up and waits for a person. `age_limit`: beyond this age it
-    is given up too, unless a database says what became of it. `question`: the time limit of one question. `threads`:
-    the most questions at once.
+    is given up too, unless a database says what became of it. `question`: the time limit of one question, and of one
+    look into a business database. `threads`: the most questions at once.
     """
 
     transaction_timeout: timedelta = timedelta(seconds=6)
@@ -54,7 +59,11 @@ class CheckPolicy:
 
 
 class Checker:
-    """Handles half messages: finds the verdict on their transactions, or says when to ask again."""
+    """Handles half messages: finds the verdict on their transactions, or says when to ask again.
+
+    A call that is past its deadline goes on beside the next one. Each call has a connection of its own, because on a
+    common one the transaction of the second call would be a part of the first one's, and be taken back with it.
+    """
 
     def __init__(
         self,
@@ -65,29 +74,38 @@ class Checker:
         business: Business | None = None,
         *,
         spread: Callable[[], float] = random.random,
-        at_a_loss: Callable[[], None] = lambda: None,
+        at_a_loss: Callable[[str], None] = lambda _why: None,
     ) -> None:
-        """`spread`: returns numbers from 0 to 1, by which questions are spread. `at_a_loss`: called when there is a
-        transaction about which only another process can find out something.
+        """`spread`: returns numbers from 0 to 1, by which questions are spread. `at_a_loss`: called with the reason
+        when there is a transaction about which only another process can find out something.
         """
         self._broker = broker
-        self._by = f"check {group}"
+        self._group = group
         self._policy = policy
-        self._business = business
-        self._questions = (
-            None
-            if question is None
-            else Questions(question, seconds=policy.question.total_seconds(), threads=policy.threads)
-        )
         self._spread = spread
         self._at_a_loss = at_a_loss
+        self._connections = Connections(broker.database.open, _MOST_CALLS)
+        self._seconds = policy.question.total_seconds()
+        #: Who is asked, by the way to the verdict.
+        self._respondents: dict[Way, Respondent] = {}
+        if question is not None:
+            self._respondents["listener"] = Respondent(
+                lambda row: question(real_message(row)), threads=policy.threads, seconds=self._seconds
+            )
+        if business is not None:
+            # One look at a time: while one hangs, a second one would hang as well.
+            self._respondents["record"] = Respondent(
+                lambda row: business.outcome(half_of(row)), threads=1, seconds=self._seconds
+            )
+        # Calls that overlap share these two: at worst a line is logged twice.
         self._logged: set[str] = set()
-        self._channel: Channel | None = None
+        self._hanging_log: dict[Way, ThrottledLog] = {way: ThrottledLog(logger) for way in self._respondents}
 
     def check(self, rows: Sequence[Message]) -> list[Verdict]:
         """Find out what became of the transactions of these half messages; return one verdict for each row."""
         try:
-            return self._check(rows)
+            with self._connections.one() as channel:
+                return self._check(channel, rows)
         except Exception as error:
             # The fault is the database's or ours, so nothing is counted against a transaction.
             self.close()
@@ -95,72 +113,117 @@ class Checker:
             return [self._later(describe(error), _AGAIN) for _ in rows]
 
     def close(self) -> None:
-        """Close the connection; a later call opens another one."""
-        channel, self._channel = self._channel, None
-        if channel is not None:
-            channel.close()
+        """Close the connections; a later call opens others."""
+        self._connections.close()
 
-    def _check(self, rows: Sequence[Message]) -> list[Verdict]:
-        heads = {row.key or "": row for row in reversed(rows)}
-        channel = self._open_channel()
+    def _check(self, channel: Channel, rows: Sequence[Message]) -> list[Verdict]:
+        # In the order of their oldest messages, because messages are restored in the order of the verdicts.
+        heads: dict[str, Message] = {}
+        for row in rows:
+            heads.setdefault(row.key or "", row)
+        halves = {transaction: half_of(row) for transaction, row in heads.items()}
         pending = DecidedHalves(channel).pending(heads, self._policy.transaction_timeout)
-        verdicts: dict[str, Verdict] = {}
-        to_ask: list[Message] = []
-        until = clock() + self._policy.question.total_seconds()
-        for transaction, row in heads.items():
-            if clock() > until:
-                # Many business transactions are under way, and the calls before waited for each of them.
-                verdicts[transaction] = self._later("there was no time for it", _AGAIN)
-                continue
-            found = self._without_question(channel, half_of(row), pending.get(transaction))
-            if found is None:
-                to_ask.append(row)
-            else:
-                verdicts[transaction] = found
-        verdicts |= self._ask(channel, to_ask)
+        answers = self._ask([row for key, row in heads.items() if self._is_due(halves[key], pending.get(key))])
+        until = clock() + self._seconds
+        verdicts = {
+            transaction: self._verdict(channel, half, pending.get(transaction), answers.get(transaction), until)
+            for transaction, half in halves.items()
+        }
+        self._read_back(channel, verdicts, pending)
         return [verdicts[row.key or ""] for row in rows]
 
-    def _without_question(self, channel: Channel, half: Half, pending: Pending | None) -> Verdict | None:
-        """Return the verdict on a transaction without asking a listener; None if a listener has to be asked."""
+    def _is_due(self, half: Half, pending: Pending | None) -> bool:
+        """Return whether it may be asked now what became of a transaction."""
+        if pending is None or pending.op is not None or pending.immune_for >= timedelta(0):
+            return False
+        # A database knows the outcome at any age, so its answer counts beyond the age limit, too.
+        return half.way != "listener" or pending.age <= self._policy.age_limit
+
+    def _ask(self, rows: Sequence[Message]) -> Mapping[str | None, Answer | Unasked]:
+        """Ask the listener and the business database about transactions, both at the same time."""
+        asked = [(row, half_of(row).way) for row in rows]
+        questions = [(row, self._respondents[way]) for row, way in asked if way in self._respondents]
+        answers = ask_all(questions, seconds=self._seconds)
+        for way in {way for _, way in asked if way in self._respondents}:
+            hanging = self._respondents[way].hanging()
+            if hanging is not None:
+                self._tell(way, hanging)
+        return answers
+
+    def _tell(self, way: Way, hanging: Hanging) -> None:
+        """Warn of questions that hang; if they are all that may be asked, let another process of the group ask."""
+        oldest = f"for {hanging.seconds:.0f} s (transaction {hanging.transaction})"
+        if way == "record":
+            text = f"the business database has not answered {oldest}; its transactions wait, others go on"
+        else:
+            rest = (
+                "no other is asked here until one of them returns, or this process is started again"
+                if hanging.all_threads
+                else "others are asked by the other threads"
+            )
+            number = f"{hanging.number} of {self._policy.threads} questions"
+            text = f"{number} to the listener hang, the oldest {oldest}; {rest}"
+        self._hanging_log[way].warning("check:%s: %s", self._group, text)
+        if way == "listener" and hanging.all_threads:
+            self._at_a_loss("the questions to the listener of this process hang")
+
+    def _verdict(
+        self, channel: Channel, half: Half, pending: Pending | None, answer: Answer | Unasked | None, until: float
+    ) -> Verdict:
+        """Return the verdict on the half messages of a transaction. `until`: when to begin no more waits for locks."""
         if pending is None or pending.op is not None:
             return DONE
         if pending.immune_for >= timedelta(0):
             return Retry("immune", pending.immune_for + _TICK, counts=False)
-        too_old = pending.age > self._policy.age_limit
-        found = None if half.way == "listener" else self._by_database(channel, half, pending)
-        # A database knows the outcome at any age, so its answer counts beyond the age limit, too.
-        return Reject(f"given up: older than {self._policy.age_limit}") if too_old and found is not DONE else found
+        if half.way == "listener" and not self._is_due(half, pending):
+            return self._given_up()
+        found = self._found(channel, half, pending, answer, until)
+        return self._given_up() if pending.age > self._policy.age_limit and found is not DONE else found
 
-    def _by_database(self, channel: Channel, half: Half, pending: Pending) -> Verdict:
-        """Find out from a database what became of a transaction; if it cannot say yet, return when to look again."""
+    def _found(
+        self, channel: Channel, half: Half, pending: Pending, answer: Answer | Unasked | None, until: float
+    ) -> Verdict:
+        """Write what is found out about a transaction; if that is nothing yet, return when to look again."""
+        if isinstance(answer, Unasked):
+            return self._later(answer.value, _AGAIN if answer is Unasked.NO_TIME else None)
+        if half.way == "listener":
+            return self._by_listener(channel, half.transaction, answer)
         if half.way == "record":
-            return self._by_record(channel, half)
+            return self._by_record(channel, half.transaction, answer)
         left = half.fence_after - pending.age
         if half.way == "commit" and left >= timedelta(0):
             # An absent op says nothing yet, because the business transaction writes it as its last statement.
             return self._later("not committed yet", min(left + _TICK, self._policy.interval))
-        return self._fenced(channel, half)
-
-    def _fenced(self, channel: Channel, half: Half) -> Verdict:
-        """Roll back a transaction whose op its business transaction writes, unless that is still writing it."""
+        if clock() > until:
+            # Many business transactions are under way, and the looks before waited for each of them.
+            return self._later(Unasked.NO_TIME.value, _AGAIN)
+        # Its business transaction writes the op: it is rolled back, unless that is still writing it.
         return self._decided(channel, half.transaction, "rollback")
 
-    def _by_record(self, channel: Channel, half: Half) -> Verdict:
-        if self._business is None:
-            self._at_a_loss()
+    def _by_listener(self, channel: Channel, transaction: str, answer: Answer | None) -> Verdict:
+        if answer is None:
+            self._at_a_loss(_LACKING)
+            return self._later(NO_LISTENER)
+        if answer.raised:
+            logger.warning("the check of transaction %s raised %s", transaction, answer.reason)
+        op = op_of(answer.returned)
+        if op is None:
+            return Retry(answer.reason, self._spaced(self._policy.interval))
+        return self._decided(channel, transaction, op)
+
+    def _by_record(self, channel: Channel, transaction: str, answer: Answer | None) -> Verdict:
+        if answer is None:
+            self._at_a_loss(_LACKING)
             return self._later(NO_BUSINESS)
-        try:
-            mismatch = self._business.mismatch(half.recorded_in)
-            if mismatch is not None:
-                self._log_once(half.transaction, mismatch)
-                self._at_a_loss()
+        match answer.returned:
+            case Elsewhere(mismatch):
+                self._log_once(transaction, mismatch)
+                self._at_a_loss(_LACKING)
                 return self._later(mismatch)
-            stands = self._business.fence(half.transaction)
-        except Exception as error:
-            return self._later(f"the business database does not say: {describe(error)}")
-        if stands is None:
-            return self._later("the business database does not say")
-        return self._decided(channel, half.transaction, stands)
+            case "commit" | "rollback" as op:
+                return self._decided(channel, transaction, op)
+            case _:
+                return self._later(f"the business database does not say: {answer.reason}")
 
     def _log_once(self, transaction: str, mismatch: str) -> None:
         """Log only the first transaction of each other business database, because one may have very many."""
@@ -168,33 +231,14 @@ class Checker:
             self._logged.add(mismatch)
             logger.warning("transaction %s: %s", transaction, mismatch)
 
-    def _ask(self, channel: Channel, rows: list[Message]) -> dict[str, Verdict]:
-        """Ask the listener about transactions, several at a time."""
-        verdicts: dict[str, Verdict] = {}
-        if not rows:
-            return verdicts
-        if self._questions is None:
-            self._at_a_loss()
-            return {row.key or "": self._later(NO_LISTENER) for row in rows}
-        for row, answer in self._questions.ask(rows):
-            transaction = row.key or ""
-            if answer is None:
-                verdicts[transaction] = self._later("its last question is open still, or too many others are")
-                continue
-            op = op_of(answer.state)
-            if op is None:
-                verdicts[transaction] = Retry(answer.reason, self._spaced(self._policy.interval))
-            else:
-                verdicts[transaction] = self._decided(channel, transaction, op)
-        return verdicts
-
     def _decided(self, channel: Channel, transaction: str, op: Op) -> Verdict:
         """Write the verdict. Wait briefly for a business transaction that is writing one; then try again later."""
         decide = self._broker.ops.commit if op == "commit" else self._broker.ops.roll_back
         crash_point("check.before_end")
         try:
             with channel.transaction(patience=PATIENCE_SECONDS):
-                decision = run(on_channel(channel), decide(transaction, by=self._by))
+                decision = run(on_channel(channel), decide(transaction, by=f"check {self._group}"))
+                crash_point("check.in_end")
         except Exception as error:
             if not self._broker.database.transient(error):
                 raise
@@ -206,6 +250,19 @@ class Checker:
             logger.warning("transaction %s: the answer was %s, but %s stands", transaction, op, decision.op)
         return DONE
 
+    def _read_back(self, channel: Channel, verdicts: dict[str, Verdict], pending: Mapping[str, Pending]) -> None:
+        """Take back each `Done` whose verdict is not committed, because what is done is never looked at again."""
+        written = [key for key, verdict in verdicts.items() if verdict is DONE and _is_open(pending.get(key))]
+        if not written:
+            return
+        now = DecidedHalves(channel).pending(written, self._policy.transaction_timeout)
+        for transaction in written:
+            if _is_open(now.get(transaction)):
+                verdicts[transaction] = self._later("its verdict was written and is not there", _AGAIN)
+
+    def _given_up(self) -> Reject:
+        return Reject(f"given up: older than {self._policy.age_limit}")
+
     def _later(self, why: str, after: timedelta | None = None) -> Retry:
         """Return a retry that does not count as an UNKNOWN, because nobody was asked."""
         return Retry(why, self._policy.interval if after is None else after, counts=False)
@@ -213,7 +270,7 @@ class Checker:
     def _spaced(self, interval: timedelta) -> timedelta:
         return interval * (1 + _JITTER * self._spread())
 
-    def _open_channel(self) -> Channel:
-        if self._channel is None:
-            self._channel = self._broker.database.open()
-        return self._channel
+
+def _is_open(pending: Pending | None) -> bool:
+    """Return whether a transaction has half messages and no verdict."""
+    return pending is not None and pending.op is None

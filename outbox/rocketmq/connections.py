@@ -20,13 +20,15 @@ class Connections:
     def __init__(self, open_channel: Callable[[], Channel], most: int) -> None:
         self._open = open_channel
         self._most = most
+        #: How often `close` was called.
+        self._closed = 0
         self._reset()
         in_child(self._reset)
 
     @contextmanager
     def one(self) -> Iterator[Channel]:
         """Yield a connection that nobody else uses meanwhile; close it if the block raises."""
-        free = self._free
+        free, closed = self._free, self._closed
         try:
             channel = free.get(timeout=_WAIT_SECONDS)
         except Empty:
@@ -43,10 +45,14 @@ class Connections:
             channel = None
             raise
         finally:
+            if channel is not None and self._closed != closed:
+                channel.close()
+                channel = None
             free.put(channel)
 
     def close(self) -> None:
-        """Close the connections that nobody uses."""
+        """Close the connections that nobody uses; the others are closed when they are given back."""
+        self._closed += 1
         for _ in range(self._most):
             try:
                 channel = self._free.get_nowait()

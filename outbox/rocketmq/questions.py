@@ -1,99 +1,178 @@
-"""Questions to a listener: several at once, each on a thread of its own, because a question may hang."""
+"""Questions about transactions, several at once, each on a thread of its own, because a question may hang."""
 
 from __future__ import annotations
 
-import logging
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from enum import Enum
+from queue import Empty, SimpleQueue
 
 from outbox.model.message import Message
-from outbox.model.verdict import DONE, Verdict, describe
-from outbox.rocketmq.listener import Question
+from outbox.model.verdict import describe
 from outbox.rocketmq.states import LocalTransactionState, TransactionResolution
 from outbox.runtime.clock import clock
-from outbox.store.half_messages.half import real_message
-from outbox.worker.calls import Call, Caller
-
-logger = logging.getLogger("outbox")
+from outbox.runtime.fork import in_child
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The `state` that a listener returned; if it is no verdict, the `reason` says why."""
+    """What was returned to a question; if that is no verdict, the `reason` says why. `raised`: an error was raised."""
 
-    state: object
+    returned: object
     reason: str
+    raised: bool = False
 
 
-class Questions:
-    """Asks a listener several questions at once, each on a thread of its own, because a question may hang."""
+class Unasked(Enum):
+    """Why a question was not asked."""
 
-    def __init__(self, question: Question, *, seconds: float, threads: int) -> None:
-        """`seconds`: the time limit of one question; `threads`: the most questions at once."""
-        self._question = question
-        self._seconds = seconds
-        self._threads = threads
-        #: Questions that hang, by transaction. Each transaction has one thread at most, so that one whose question
-        #: hangs for ever leaves the other threads free.
-        self._hung: dict[str | None, Call] = {}
+    OPEN = "its last question is open still"
+    BUSY = "too many other questions hang"
+    NO_TIME = "there was no time for it"
 
-    def ask(self, rows: Sequence[Message]) -> list[tuple[Message, Answer | None]]:
-        """Ask about the transaction of each row; return the rows with their answers.
 
-        An answer is None if the question was not asked. Then the time of one question is over, or an earlier question
-        about this transaction hangs, or too many about others do.
+@dataclass(frozen=True, slots=True)
+class Hanging:
+    """The questions that are past their time limit.
+
+    `number`: how many; `all_threads`: no thread is left for another one. `seconds`: for how long the oldest is open.
+    """
+
+    number: int
+    all_threads: bool
+    seconds: float
+    transaction: str | None
+
+
+Answered = SimpleQueue[tuple[str | None, Answer]]
+
+
+class Respondent:
+    """A listener or a business database, with the questions that it has not answered yet.
+
+    Several calls of a checker may use it at the same time. They share its threads, and no two of them ask about the
+    same transaction. A question that hangs for ever keeps one thread, and the others stay free.
+    """
+
+    def __init__(self, ask: Callable[[Message], object], *, threads: int, seconds: float) -> None:
+        """`ask`: returns the answer about the transaction of a half row. `threads`: the most questions at once.
+        `seconds`: the time limit of one question.
         """
-        until = clock() + self._seconds
-        self._forget_those_that_ended()
-        answers: list[tuple[Message, Answer | None]] = [(row, None) for row in rows if row.key in self._hung]
-        waiting = [row for row in rows if row.key not in self._hung]
-        while waiting:
-            self._forget_those_that_ended()
-            free = self._threads - len(self._hung)
-            if free <= 0 or clock() >= until:
-                return answers + [(row, None) for row in waiting]
-            portion, waiting = waiting[:free], waiting[free:]
-            answers += self._answers(portion)
-        return answers
+        self._ask = ask
+        self._threads = threads
+        self._seconds = seconds
+        self._reset()
+        in_child(self._reset)
 
-    def _forget_those_that_ended(self) -> None:
-        self._hung = {transaction: call for transaction, call in self._hung.items() if not call.finished}
+    def _reset(self) -> None:
+        """Begin without questions: at first, and in a forked process, because their threads stay with the parent."""
+        self._lock = threading.Lock()
+        #: The moment at which each open question was asked, by transaction.
+        self._open: dict[str | None, float] = {}
 
-    def _answers(self, rows: Sequence[Message]) -> list[tuple[Message, Answer | None]]:
-        answered: dict[int | None, object] = {}
+    def begin(self, row: Message, answered: Answered) -> Unasked | None:
+        """Ask about the transaction of a row; the answer will be in `answered`. Return why it could not be asked."""
+        with self._lock:
+            if row.key in self._open:
+                return Unasked.OPEN
+            if len(self._open) >= self._threads:
+                return Unasked.BUSY
+            threading.Thread(target=self._answer, args=(row, answered), name="outbox-question", daemon=True).start()
+            self._open[row.key] = clock()
+        return None
 
-        def put(messages: Sequence[Message]) -> Sequence[Verdict]:
-            answered[messages[0].id] = self._question(messages[0])
-            return [DONE]
+    def hanging(self) -> Hanging | None:
+        """Return which questions hang; None if none does."""
+        with self._lock:
+            open_for = {transaction: clock() - began for transaction, began in self._open.items()}
+        late = {transaction: seconds for transaction, seconds in open_for.items() if seconds >= self._seconds}
+        if not late:
+            return None
+        oldest = max(late, key=lambda transaction: late[transaction])
+        return Hanging(len(late), len(late) >= self._threads, late[oldest], oldest)
 
-        calls = [(row, _called(put, real_message(row))) for row in rows]
-        until = clock() + self._seconds
-        found: list[tuple[Message, Answer | None]] = []
-        for row, call in calls:
-            call.wait(max(0.0, until - clock()))
-            if not call.finished:
-                self._hung[row.key] = call
-                found.append((row, Answer(None, f"no answer within {self._seconds:g} s")))
-            elif call.error is not None:
-                logger.warning("the check of transaction %s raised %s", row.key, describe(call.error))
-                found.append((row, Answer(None, describe(call.error))))
+    def _answer(self, row: Message, answered: Answered) -> None:
+        try:
+            returned = self._ask(row)
+            answer = Answer(returned, _reason(returned))
+        except BaseException as error:
+            # Also SystemExit and KeyboardInterrupt, which end only this thread.
+            answer = Answer(None, describe(error), raised=True)
+        with self._lock:
+            self._open.pop(row.key, None)
+        answered.put((row.key, answer))
+
+
+class _Round:
+    """Questions that are asked together."""
+
+    def __init__(self, questions: Sequence[tuple[Message, Respondent]], seconds: float) -> None:
+        self._waiting = list(questions)
+        self._seconds = seconds
+        self._until = clock() + seconds
+        self._answered: Answered = SimpleQueue()
+        #: The moment until which each open question is waited for, by transaction.
+        self._limits: dict[str | None, float] = {}
+        self.answers: dict[str | None, Answer | Unasked] = {}
+
+    def run(self) -> None:
+        """Ask as long as there is time for it, and wait for the answers."""
+        self._begin()
+        while self._limits:
+            self._wait_for_one()
+            self._begin()
+        for row, respondent in self._waiting:
+            hanging = respondent.hanging()
+            self.answers[row.key] = Unasked.BUSY if hanging is not None and hanging.all_threads else Unasked.NO_TIME
+
+    def _begin(self) -> None:
+        """Ask as many questions as can be asked now, the first ones first."""
+        waiting, self._waiting = self._waiting, []
+        in_time, busy = clock() < self._until, set[Respondent]()
+        for row, respondent in waiting:
+            if not in_time or respondent in busy:
+                self._waiting.append((row, respondent))
+                continue
+            unasked = respondent.begin(row, self._answered)
+            if unasked is None:
+                self._limits[row.key] = clock() + self._seconds
+            elif unasked is Unasked.OPEN:
+                self.answers[row.key] = unasked
             else:
-                state = answered.get(row.id)
-                found.append((row, Answer(state, _reason(state))))
-        return found
+                busy.add(respondent)
+                self._waiting.append((row, respondent))
+
+    def _wait_for_one(self) -> None:
+        """Wait for the next answer, or for the time limit of the oldest question."""
+        try:
+            transaction, answer = self._answered.get(timeout=max(0.0, min(self._limits.values()) - clock()))
+        except Empty:
+            now = clock()
+            for transaction in [each for each, limit in self._limits.items() if limit <= now]:
+                del self._limits[transaction]
+                self.answers[transaction] = Answer(None, f"no answer within {self._seconds:g} s")
+        else:
+            if self._limits.pop(transaction, None) is not None:
+                self.answers[transaction] = answer
 
 
-def _called(put: Callable[[Sequence[Message]], Sequence[Verdict]], message: Message) -> Call:
-    caller = Caller(put)
-    call = caller.start([message])
-    caller.close()
-    return call
+def ask_all(questions: Sequence[tuple[Message, Respondent]], *, seconds: float) -> dict[str | None, Answer | Unasked]:
+    """Ask about the transactions of these rows, the first ones first; return the answers by transaction.
+
+    Each respondent has as many questions at once as it has threads. No question begins after `seconds`, and none is
+    waited for longer than `seconds`.
+    """
+    together = _Round(questions, seconds)
+    together.run()
+    return together.answers
 
 
-def _reason(state: object) -> str:
-    if state is LocalTransactionState.UNKNOW or state is TransactionResolution.UNKNOWN:
+def _reason(returned: object) -> str:
+    """Return why an answer is no verdict, for one that is none."""
+    if returned is LocalTransactionState.UNKNOW or returned is TransactionResolution.UNKNOWN:
         return "UNKNOWN"
     with suppress(Exception):
-        return f"UNKNOWN, because the answer is no state: {state!r:.200}"
-    return f"UNKNOWN, because the answer is no state but a {type(state).__name__}"
+        return f"UNKNOWN, because the answer is no state: {returned!r:.200}"
+    return f"UNKNOWN, because the answer is no state but a {type(returned).__name__}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 
 from outbox.model.retry import RetryPolicy
@@ -11,6 +12,7 @@ from outbox.rocketmq.broker import Broker, declaration_of
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.listener import Question
+from outbox.runtime.clock import clock
 from outbox.store.log.limits import Limits
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
@@ -20,6 +22,9 @@ logger = logging.getLogger("outbox")
 
 #: Seconds for which the lease is left to others: longer than a worker that stands by needs to take it.
 _ASIDE_SECONDS = 2.0
+#: Seconds for which this process works at least before it leaves the lease to others again: it still has transactions
+#: that are decided without what it lacks.
+_TURN_SECONDS = 5.0
 #: The most half messages that are checked together.
 _ROWS = 200
 #: The deadline of one check, in time limits of a question: two rounds of questions, and some time for the database.
@@ -44,7 +49,9 @@ class CheckService:
             declaration_of(group, policy.transaction_timeout),
             self._checker.check,
             start="latest",
-            policy=HandlerPolicy(retry=RetryPolicy(attempts=policy.most), deadline=policy.question * _ROUNDS),
+            policy=HandlerPolicy(
+                retry=RetryPolicy(attempts=policy.most), deadline=policy.question * _ROUNDS, least=policy.threads
+            ),
             settings=settings or Settings(limits=Limits(rows=_ROWS)),
         )
         self._group = group
@@ -52,8 +59,9 @@ class CheckService:
         self._stopped = False
         #: `_endless`: `run` goes on until it is stopped. `_aside`: the lease is given back for a while.
         self._endless = self._aside = False
-        #: The level at which a missing listener or business database is logged: a warning the first time only.
-        self._log_level = logging.WARNING
+        self._turn_ends = -math.inf
+        #: The reasons for leaving the lease to others that were logged as a warning.
+        self._logged: set[str] = set()
         self._supervision: Supervision | None = None
         self._thread: threading.Thread | None = None
 
@@ -68,19 +76,17 @@ class CheckService:
             self._endless = False
             self._checker.close()
 
-    def _step_aside(self) -> None:
-        """Give the lease back for a while, because another process of the group may have the listener, or the business
-        database, that this one lacks.
-        """
-        if self._endless and not self._aside:
-            level, self._log_level = self._log_level, logging.DEBUG
+    def _step_aside(self, why: str) -> None:
+        """Give the lease back for a while, because another process of the group may find out what this one cannot."""
+        if self._endless and not self._aside and clock() >= self._turn_ends:
             logger.log(
-                level,
-                "check:%s: transactions wait for a listener or a business database that this process does not have;"
-                " others are let go first for %g s",
+                logging.DEBUG if why in self._logged else logging.WARNING,
+                "check:%s: %s; others are let go first for %g s",
                 self._group,
+                why,
                 _ASIDE_SECONDS,
             )
+            self._logged.add(why)
             self._aside = True
             self._worker.stop()
 
@@ -88,7 +94,9 @@ class CheckService:
         """Leave the lease to others for a while; return False if a stop was asked."""
         self._aside = False
         self._worker.reset()
-        return not self._stopped and self._worker.rest(_ASIDE_SECONDS)
+        goes_on = not self._stopped and self._worker.rest(_ASIDE_SECONDS)
+        self._turn_ends = clock() + _TURN_SECONDS
+        return goes_on
 
     def once(self) -> None:
         """Check everything that is due, then return."""

@@ -113,6 +113,21 @@ class LeaseContract:
 
         assert seen == [Progress(EARLIEST), Progress(Position(8))]
 
+    def test_a_channel_has_one_transaction_at_a_time(self, channel: Channel) -> None:
+        """Refuse a second one while the first is open: as a part of the first it could be taken back with it."""
+        leases, progress = _declared(channel), ProgressLog(channel)
+        lease = _taken(leases, "holder", _LONG)
+        refused = False
+        with channel.transaction():
+            assert progress.settle(lease, 1, Progress(Position(7)), Log().now(channel).incarnation)
+            try:
+                with channel.transaction():
+                    pass
+            except Exception:
+                refused = True
+
+        assert (refused, _stored(progress)) == (True, Progress(Position(7)))
+
 
 class ParkedContract:
     """The tests of parked messages: which of them may be tried now, and in which order."""

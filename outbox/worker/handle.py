@@ -89,7 +89,7 @@ class BatchHandler:
         self._failure_log = failure_log
         self._limit = self._most = most
         self._careful_until = most
-        self._size = 1
+        self._size = policy.least
         self._accepts = 0
         #: By log id, the number of accepted messages at the first failure; in the order of the last failures.
         self._failed_alone: dict[int | None, int] = {}
@@ -419,7 +419,8 @@ class BatchHandler:
         if self._accepts >= self._careful_until:
             self._most, self._careful_until = min(2 * self._most, self._limit), self._accepts + self._limit
         allowed = self._policy.deadline.total_seconds() * _SHARE_OF_DEADLINE
-        self._size = next_size(self._size, count, call.seconds, allowed=allowed, most=self._most)
+        size = next_size(self._size, count, call.seconds, allowed=allowed, most=self._most)
+        self._size = max(self._policy.least, size)
 
     def _pause(self) -> bool:
         self._failures += 1

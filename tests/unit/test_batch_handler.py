@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -39,6 +40,27 @@ def test_calls_shrink_to_a_share_of_the_deadline():
     Stage(handler, HASTY).run(messages(*[None] * 12))
 
     assert [len(call) for call in handler.calls] == [1] * 12
+
+
+@pytest.mark.parametrize("share", [0.2, 0.9])
+def test_calls_have_the_least_number_of_messages_however_long_they_take(monkeypatch, share):
+    """The handler handles the messages of a call at the same time."""
+    monkeypatch.setattr(Call, "seconds", HASTY.deadline.total_seconds() * share)
+    handler = Handler()
+
+    Stage(handler, replace(HASTY, least=4)).run(messages(*[None] * 10))
+
+    assert [len(call) for call in handler.calls] == [4, 4, 2]
+
+
+def test_after_a_failure_a_call_has_one_message_to_be_blamed(monkeypatch):
+    """Then as many as before."""
+    monkeypatch.setattr(Call, "seconds", HASTY.deadline.total_seconds())
+    handler = Handler(raising(2))
+
+    Stage(handler, replace(HASTY, least=4)).run(messages(*[None] * 8))
+
+    assert [len(call) for call in handler.calls][:3] == [4, 1, 4]
 
 
 # Verdicts

@@ -6,6 +6,8 @@ import signal
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
+from queue import SimpleQueue
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -16,6 +18,7 @@ from outbox.direct.sends import DirectSends
 from outbox.model.subscription import Declaration
 from outbox.model.verdict import DONE
 from outbox.rocketmq.connections import Connections
+from outbox.rocketmq.questions import Respondent, Unasked
 from outbox.runtime import fork
 from outbox.runtime.fair_lock import FairLock
 from outbox.store.database import Database
@@ -139,6 +142,23 @@ def test_a_producers_connections_stay_with_the_parent():
 
     with connections.one() as channel:
         assert in_a_child(opens_its_own)
+
+
+def test_open_questions_stay_with_the_parent():
+    """Their threads do: in the child nobody would answer them. It may ask about the same transaction."""
+    let_go = threading.Event()
+    row = Message("half", b"", key="transaction")
+    respondent = Respondent(lambda _row: let_go.wait(60), threads=1, seconds=0)
+    respondent._lock.acquire()
+    child_asks = partial(in_a_child, lambda: respondent.begin(row, SimpleQueue()) is None)
+    while_locked = child_asks()
+    respondent._lock.release()
+    first = respondent.begin(row, SimpleQueue())
+    while_open = child_asks()
+    again = respondent.begin(row, SimpleQueue())
+    let_go.set()
+
+    assert (while_locked, first, while_open, again) == (True, None, True, Unasked.OPEN)
 
 
 def test_direct_sends_begin_anew_there():

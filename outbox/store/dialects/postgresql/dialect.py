@@ -42,6 +42,7 @@ _SETTINGS = """
 """
 
 
+_IN_TRANSACTION = frozenset((psycopg.pq.TransactionStatus.INTRANS, psycopg.pq.TransactionStatus.INERROR))
 #: The payload of a writer's notification: for how many milliseconds it pauses.
 _MILLISECONDS = re.compile(r"[0-9]{1,6}")
 #: Seconds for the first two, a count, and milliseconds for the last.
@@ -92,7 +93,14 @@ class PostgresChannel:
 
     @contextmanager
     def transaction(self, *, patience: float | None = None) -> Iterator[None]:
-        """Run the statements inside between BEGIN and COMMIT on this connection."""
+        """Run the statements inside between BEGIN and COMMIT on this connection.
+
+        Raises:
+            DatabaseError: a transaction is open on it already.
+        """
+        if self._driver.info.transaction_status in _IN_TRANSACTION:
+            # The driver would make a savepoint, and whoever opened the transaction could take this one back.
+            raise DatabaseError("a connection has one transaction at a time; another call needs another connection")
         with self._driver.transaction():
             if patience is not None:
                 self._driver.execute(f"SET LOCAL lock_timeout = {int(patience * 1000)}")
