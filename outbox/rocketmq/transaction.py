@@ -55,6 +55,8 @@ class Transaction:
         self._declare = declare
         self._business = business
         self._sent: set[UUID] = set()
+        #: The messages that a business transaction has restored; None: none has done so yet.
+        self._restored: frozenset[UUID] | None = None
         self._half = Half(transaction=str(uuid7()) if id is None else id, group=group, way=way, fence_after=fence_after)
         #: `_ended`: `commit()` or `rollback()` has ended it. `_joined`: `join` or `commit(handle)` has left the verdict
         #: to a business transaction.
@@ -81,6 +83,7 @@ class Transaction:
 
         Raises:
             MQClientError: RocketMQ would refuse the message, or the transaction is over.
+            VerdictStandsError: a checker or another process has ended the transaction; nothing was stored.
             InvalidMessageError: the message is against a limit of the log.
         """
         message = Message(topic, body, **fields)
@@ -98,10 +101,7 @@ class Transaction:
         if self._ended:
             raise MQClientError(f"transaction {self.id} is over; begin another one")
         if self._decided is not None and self._decided.leaves_behind():
-            raise MQClientError(
-                f"transaction {self.id} was committed in its business transaction, which would leave this message"
-                " behind; send before commit(session)"
-            )
+            raise self._left_behind()
         immunity = immunity_of(message)
         half = replace(
             self._half,
@@ -113,8 +113,13 @@ class Transaction:
         headers = stored_headers(traced(own, trace_headers()))
         slot = slot_of(message.key, self._broker.database.slots)
         self._declare()
+        restored = self._restored
         place = self._broker.prepare(half, message, slot, headers)
+        # The id is noted before the look, and a business transaction that restores looks at the ids after it has noted
+        # what it has restored. So one of both notices a message that the business, isolated from it, has not restored.
         self._sent.add(message.message_id)
+        if self._restored is not restored and message.message_id not in (self._restored or ()):
+            raise self._left_behind()
         return place, MessageQueue(message.topic, slot)
 
     # Verdicts
@@ -233,6 +238,12 @@ class Transaction:
     def _end(self, op: Op) -> None:
         end_by_word(self._broker, self._business, self.id, op, group=self._half.group, way=self.verdict)
 
+    def _left_behind(self) -> MQClientError:
+        return MQClientError(
+            f"transaction {self.id} was committed in its business transaction, which would leave this message behind;"
+            f" send before {'the business transaction begins' if self.verdict == 'join' else 'commit(session)'}"
+        )
+
     def _require_sent(self) -> None:
         if not self._sent:
             raise MQClientError("Transactional message has not been sent yet")
@@ -250,9 +261,11 @@ class Transaction:
             # right before its commit.
             return
         with or_doomed(transactions, self._broker.ops, connection):
-            decision = run(executor(connection), self._broker.ops.commit(self.id, by=self._by, group=self._half.group))
+            decision = run(
+                executor(connection), self._broker.ops.commit_in(self.id, by=self._by, group=self._half.group)
+            )
             if decision.op is None:
-                self._require_all(0)
+                self._require_all(frozenset())
             self._require_first(connection, decision)
             self._require_all(decision.restored)
         transactions.sent(connection)
@@ -298,18 +311,23 @@ class Transaction:
 
     def _restore_on(self, connection: DriverConnection) -> None:
         self._require_all(run(executor(connection), self._broker.ops.restore(self.id)))
+        if self._decided is not None:
+            self._decided.restored = True
 
-    def _require_all(self, restored: int) -> None:
-        if restored < len(self._sent):
+    def _require_all(self, restored: frozenset[UUID]) -> None:
+        """Raise unless the business transaction has restored all messages, whose ids are given."""
+        self._restored = restored
+        sent = frozenset(self._sent)
+        if not sent <= restored:
             raise MQClientError(
-                f"of the {len(self._sent)} half messages of transaction {self.id} the business transaction sees"
-                f" {restored}: it decided inside a savepoint that was rolled back, or began before they were sent and"
-                " is isolated from them; send before it begins"
+                f"of the {len(sent)} half messages of transaction {self.id} the business transaction sees"
+                f" {len(sent & restored)}: it decided inside a savepoint that was rolled back, or began before they"
+                " were sent and is isolated from them; send before it begins"
             )
 
     def _require_still_there(self, connection: DriverConnection) -> None:
         if run(executor(connection), self._broker.ops.standing(self.id)).op != "commit":
-            self._require_all(0)
+            self._require_all(frozenset())
 
 
 class _Decided:
@@ -318,13 +336,13 @@ class _Decided:
     def __init__(self, transactions: Transactions, connection: DriverConnection, *, restored: bool = False) -> None:
         self._transactions = transactions
         self._connection = connection
-        self._restored = restored
+        self.restored = restored
         #: The object that stands for it; None on a driver's own connection.
         self.transaction = transactions.running(connection)
 
     def leaves_behind(self) -> bool:
         """Return whether it would not deliver a message that is sent now."""
-        return self._restored and self.is_running()
+        return self.restored and self.is_running()
 
     def is_running(self) -> bool:
         """Return whether it still runs; on a driver's own connection whether any transaction runs, perhaps the next."""
