@@ -128,6 +128,12 @@ class Broker:
         require(decision, transaction, op, group)
         return decision.first
 
+    def restore(self, transaction: str) -> None:
+        """Append those messages of a committed transaction that its business transaction has not appended."""
+        self._require_no_transaction()
+        if self._run(lambda: self.ops.restore_missing(transaction)):
+            self.outbox.notifier.hint()
+
     def standing(self, transaction: str) -> Decision:
         """Return the decision that stands; its `op` is None if there is no verdict."""
         return self._on_channel(lambda channel: run(on_channel(channel), self.ops.standing(transaction)))

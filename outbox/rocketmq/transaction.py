@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +18,7 @@ from outbox.errors import MQClientError, NoTransactionError, VerdictStandsError
 from outbox.model.limits import checked_headers, stored_headers
 from outbox.model.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced, uuid7
 from outbox.model.trace_context import trace_headers
+from outbox.model.verdict import describe
 from outbox.rocketmq.broker import Broker, require
 from outbox.rocketmq.business import before_commit, or_doomed
 from outbox.rocketmq.limits import check_message, immunity_of
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from outbox.rocketmq.business import Business
     from outbox.writing.handles import DriverConnection, Handle
 
+logger = logging.getLogger("outbox")
+
 
 class Transaction:
     """Any number of messages that one verdict delivers or drops; made by `TransactionMQProducer.begin_transaction`.
@@ -38,6 +42,9 @@ class Transaction:
     As a context manager it is committed when the block ends normally, unless a business transaction decides (see
     `verdict`). If the block raises, no verdict is written, because the error may come from a commit whose answer was
     lost. Then check-back decides.
+
+    However a block is left whose transaction was joined, the messages are restored if the business transaction was
+    committed in a way that nobody was told of: by the driver's own `commit()`, or by a COMMIT as text.
     """
 
     def __init__(
@@ -170,6 +177,8 @@ class Transaction:
 
         If it is not clear whether a call worked, call it again.
 
+        After a `join` it restores the messages if nobody was told of the business transaction's commit.
+
         Args:
             handle: the business transaction that the verdict is to be part of, if any. Make this call the last in it.
 
@@ -184,6 +193,7 @@ class Transaction:
             self._joined = True
         else:
             self._end("commit")
+            self._restore_unseen()
             self._ended = True
 
     def rollback(self) -> None:
@@ -211,11 +221,14 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None or self._ended or not self._sent:
+        if not self._sent or self._ended:
             return
-        if self._joined:
+        if kind is not None:
+            self._try_to_restore_unseen()
+        elif self._joined:
             if self.verdict == "record":
                 self.commit()
+            self._restore_unseen()
         elif self.verdict == "listener":
             self.commit()
         else:
@@ -237,6 +250,28 @@ class Transaction:
 
     def _end(self, op: Op) -> None:
         end_by_word(self._broker, self._business, self.id, op, group=self._half.group, way=self.verdict)
+
+    def _restore_unseen(self, *, sure: bool = True) -> None:
+        """Restore the messages of a joined business transaction if it was committed and nobody was told of that.
+
+        `sure`: a business transaction that has restored messages was committed with them, or not at all.
+        """
+        if self.verdict != "join" or self._decided is None or (sure and self._decided.restored):
+            return
+        if self._broker.standing(self.id).op == "commit":
+            self._broker.restore(self.id)
+            self._decided.restored = True
+
+    def _try_to_restore_unseen(self) -> None:
+        """Restore the messages as above; raise nothing, because another error is under way."""
+        try:
+            self._restore_unseen(sure=False)
+        except Exception as error:
+            logger.error(
+                "the messages of transaction %s were perhaps not restored, call commit() again: %s",
+                self.id,
+                describe(error),
+            )
 
     def _left_behind(self) -> MQClientError:
         return MQClientError(
@@ -310,6 +345,9 @@ class Transaction:
             raise NoTransactionError("a savepoint is open on this connection; decide outside of every savepoint")
 
     def _restore_on(self, connection: DriverConnection) -> None:
+        if self._decided is not None and self._decided.restored:
+            # It was committed before, and nobody was told of that.
+            return
         self._require_all(run(executor(connection), self._broker.ops.restore(self.id)))
         if self._decided is not None:
             self._decided.restored = True

@@ -43,6 +43,11 @@ _RESTORE = f"""
     ORDER BY id RETURNING CAST(message_id AS text)
 """
 _IS_COMMIT = "EXISTS (SELECT 1 FROM {op} WHERE transaction_id = :transaction AND op = 'commit'{by_this_one})"
+#: A message is appended after its half message.
+_IS_MISSING = """
+    NOT EXISTS (SELECT 1 FROM {message} AS restored WHERE restored.id > {message}.id
+                AND restored.message_id = {message}.message_id AND restored.topic <> '{half_topic}')
+"""
 #: A statement of its own: the snapshot of the one before may be older than the row that it met.
 _STANDING = f"""
     SELECT (SELECT op FROM {{op}} WHERE transaction_id = :transaction),
@@ -118,6 +123,8 @@ class Ops:
         self._restore = database.sql(_RESTORE, decided=database.sql(_IS_COMMIT, by_this_one=""), **columns)
         own = database.sql(_IS_COMMIT, by_this_one=f" AND {dialect.outermost}")
         self._restore_own = database.sql(_RESTORE, decided=own, **columns)
+        missing = database.sql(f"{_IS_COMMIT} AND {_IS_MISSING}", by_this_one="", half_topic=HALF_TOPIC)
+        self._restore_missing = database.sql(_RESTORE, decided=missing, **columns)
         lock = lock_by(dialect.own_text)
         self._lock = None if lock is None else database.sql(f"SELECT {lock}")
         if lock is not None:
@@ -177,6 +184,16 @@ class Ops:
         if self._lock is not None:
             yield Statement(self._lock, bound)
         return _ids((yield Statement(self._restore, bound, returns=True)))
+
+    def restore_missing(self, transaction: str) -> Script[frozenset[UUID]]:
+        """Append those messages of a committed transaction that nobody has appended yet; return their ids.
+
+        Call it in a transaction that does nothing else. It looks through all that was appended since the half messages.
+        """
+        bound = {"transaction": transaction}
+        if self._lock is not None:
+            yield Statement(self._lock, bound)
+        return _ids((yield Statement(self._restore_missing, bound, returns=True)))
 
     def standing(self, transaction: str) -> Script[Decision]:
         """Read which verdict stands."""
