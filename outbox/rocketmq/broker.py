@@ -92,7 +92,8 @@ class Broker:
         """Store a half message; return its place in the log.
 
         Raises:
-            MQClientError: transactions are switched off; the server is a replica; the transaction has a verdict.
+            VerdictStandsError: the transaction has a verdict; nothing was stored.
+            MQClientError: transactions are switched off; or the server is a replica.
             DatabaseError: on SQLite this thread has a transaction open.
         """
         if self._rejects:
@@ -101,7 +102,7 @@ class Broker:
         place = self._run(lambda: self._halves.append(half, message, slot, headers))
         if place is None:
             stands = self.standing(half.transaction)
-            raise MQClientError(f"transaction {half.transaction} is over ({stands.op}); begin another one")
+            raise VerdictStandsError(half.transaction, stands.op or "rollback", "send", stands.by)
         crash_point("half.after_prepare")
         return place
 
@@ -126,6 +127,12 @@ class Broker:
             self.outbox.notifier.hint()
         require(decision, transaction, op, group)
         return decision.first
+
+    def restore(self, transaction: str) -> None:
+        """Append those messages of a committed transaction that its business transaction has not appended."""
+        self._require_no_transaction()
+        if self._run(lambda: self.ops.restore_missing(transaction)):
+            self.outbox.notifier.hint()
 
     def standing(self, transaction: str) -> Decision:
         """Return the decision that stands; its `op` is None if there is no verdict."""

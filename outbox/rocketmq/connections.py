@@ -70,13 +70,20 @@ class Connections:
 
 
 def on_channel(channel: Channel) -> Execute:
-    """Return the function that executes statements on a connection of our own."""
+    """Return the function that executes statements on a connection of our own.
+
+    A statement that returns nothing is sent together with the next one that returns rows, in one transaction.
+    """
+    waiting: list[Statement] = []
 
     def execute(statement: Statement) -> list[Row]:
-        assert not isinstance(statement.parameters, list)
-        if statement.returns:
-            return channel.rows(statement.sql, **statement.parameters)
-        channel.run(statement.sql, **statement.parameters)
-        return []
+        if not statement.returns:
+            waiting.append(statement)
+            return []
+        if not waiting:
+            return channel.rows(statement.sql, **statement.bound)
+        together = [*waiting, statement]
+        waiting.clear()
+        return channel.rows_of_last(together)
 
     return execute

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +18,7 @@ from outbox.errors import MQClientError, NoTransactionError, VerdictStandsError
 from outbox.model.limits import checked_headers, stored_headers
 from outbox.model.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced, uuid7
 from outbox.model.trace_context import trace_headers
+from outbox.model.verdict import describe
 from outbox.rocketmq.broker import Broker, require
 from outbox.rocketmq.business import before_commit, or_doomed
 from outbox.rocketmq.limits import check_message, immunity_of
@@ -31,6 +33,8 @@ if TYPE_CHECKING:
     from outbox.rocketmq.business import Business
     from outbox.writing.handles import DriverConnection, Handle
 
+logger = logging.getLogger("outbox")
+
 
 class Transaction:
     """Any number of messages that one verdict delivers or drops; made by `TransactionMQProducer.begin_transaction`.
@@ -38,6 +42,9 @@ class Transaction:
     As a context manager it is committed when the block ends normally, unless a business transaction decides (see
     `verdict`). If the block raises, no verdict is written, because the error may come from a commit whose answer was
     lost. Then check-back decides.
+
+    However a block is left whose transaction was joined, the messages are restored if the business transaction was
+    committed in a way that nobody was told of: by the driver's own `commit()`, or by a COMMIT as text.
     """
 
     def __init__(
@@ -55,6 +62,8 @@ class Transaction:
         self._declare = declare
         self._business = business
         self._sent: set[UUID] = set()
+        #: The messages that a business transaction has restored; None: none has done so yet.
+        self._restored: frozenset[UUID] | None = None
         self._half = Half(transaction=str(uuid7()) if id is None else id, group=group, way=way, fence_after=fence_after)
         #: `_ended`: `commit()` or `rollback()` has ended it. `_joined`: `join` or `commit(handle)` has left the verdict
         #: to a business transaction.
@@ -81,6 +90,7 @@ class Transaction:
 
         Raises:
             MQClientError: RocketMQ would refuse the message, or the transaction is over.
+            VerdictStandsError: a checker or another process has ended the transaction; nothing was stored.
             InvalidMessageError: the message is against a limit of the log.
         """
         message = Message(topic, body, **fields)
@@ -98,10 +108,7 @@ class Transaction:
         if self._ended:
             raise MQClientError(f"transaction {self.id} is over; begin another one")
         if self._decided is not None and self._decided.leaves_behind():
-            raise MQClientError(
-                f"transaction {self.id} was committed in its business transaction, which would leave this message"
-                " behind; send before commit(session)"
-            )
+            raise self._left_behind()
         immunity = immunity_of(message)
         half = replace(
             self._half,
@@ -113,8 +120,13 @@ class Transaction:
         headers = stored_headers(traced(own, trace_headers()))
         slot = slot_of(message.key, self._broker.database.slots)
         self._declare()
+        restored = self._restored
         place = self._broker.prepare(half, message, slot, headers)
+        # The id is noted before the look, and a business transaction that restores looks at the ids after it has noted
+        # what it has restored. So one of both notices a message that the business, isolated from it, has not restored.
         self._sent.add(message.message_id)
+        if self._restored is not restored and message.message_id not in (self._restored or ()):
+            raise self._left_behind()
         return place, MessageQueue(message.topic, slot)
 
     # Verdicts
@@ -165,6 +177,8 @@ class Transaction:
 
         If it is not clear whether a call worked, call it again.
 
+        After a `join` it restores the messages if nobody was told of the business transaction's commit.
+
         Args:
             handle: the business transaction that the verdict is to be part of, if any. Make this call the last in it.
 
@@ -179,6 +193,7 @@ class Transaction:
             self._joined = True
         else:
             self._end("commit")
+            self._restore_unseen()
             self._ended = True
 
     def rollback(self) -> None:
@@ -206,11 +221,14 @@ class Transaction:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is not None or self._ended or not self._sent:
+        if not self._sent or self._ended:
             return
-        if self._joined:
+        if kind is not None:
+            self._try_to_restore_unseen()
+        elif self._joined:
             if self.verdict == "record":
                 self.commit()
+            self._restore_unseen()
         elif self.verdict == "listener":
             self.commit()
         else:
@@ -233,6 +251,34 @@ class Transaction:
     def _end(self, op: Op) -> None:
         end_by_word(self._broker, self._business, self.id, op, group=self._half.group, way=self.verdict)
 
+    def _restore_unseen(self, *, sure: bool = True) -> None:
+        """Restore the messages of a joined business transaction if it was committed and nobody was told of that.
+
+        `sure`: a business transaction that has restored messages was committed with them, or not at all.
+        """
+        if self.verdict != "join" or self._decided is None or (sure and self._decided.restored):
+            return
+        if self._broker.standing(self.id).op == "commit":
+            self._broker.restore(self.id)
+            self._decided.restored = True
+
+    def _try_to_restore_unseen(self) -> None:
+        """Restore the messages as above; raise nothing, because another error is under way."""
+        try:
+            self._restore_unseen(sure=False)
+        except Exception as error:
+            logger.error(
+                "the messages of transaction %s were perhaps not restored, call commit() again: %s",
+                self.id,
+                describe(error),
+            )
+
+    def _left_behind(self) -> MQClientError:
+        return MQClientError(
+            f"transaction {self.id} was committed in its business transaction, which would leave this message behind;"
+            f" send before {'the business transaction begins' if self.verdict == 'join' else 'commit(session)'}"
+        )
+
     def _require_sent(self) -> None:
         if not self._sent:
             raise MQClientError("Transactional message has not been sent yet")
@@ -250,9 +296,11 @@ class Transaction:
             # right before its commit.
             return
         with or_doomed(transactions, self._broker.ops, connection):
-            decision = run(executor(connection), self._broker.ops.commit(self.id, by=self._by, group=self._half.group))
+            decision = run(
+                executor(connection), self._broker.ops.commit_in(self.id, by=self._by, group=self._half.group)
+            )
             if decision.op is None:
-                self._require_all(0)
+                self._require_all(frozenset())
             self._require_first(connection, decision)
             self._require_all(decision.restored)
         transactions.sent(connection)
@@ -297,19 +345,27 @@ class Transaction:
             raise NoTransactionError("a savepoint is open on this connection; decide outside of every savepoint")
 
     def _restore_on(self, connection: DriverConnection) -> None:
+        if self._decided is not None and self._decided.restored:
+            # It was committed before, and nobody was told of that.
+            return
         self._require_all(run(executor(connection), self._broker.ops.restore(self.id)))
+        if self._decided is not None:
+            self._decided.restored = True
 
-    def _require_all(self, restored: int) -> None:
-        if restored < len(self._sent):
+    def _require_all(self, restored: frozenset[UUID]) -> None:
+        """Raise unless the business transaction has restored all messages, whose ids are given."""
+        self._restored = restored
+        sent = frozenset(self._sent)
+        if not sent <= restored:
             raise MQClientError(
-                f"of the {len(self._sent)} half messages of transaction {self.id} the business transaction sees"
-                f" {restored}: it decided inside a savepoint that was rolled back, or began before they were sent and"
-                " is isolated from them; send before it begins"
+                f"of the {len(sent)} half messages of transaction {self.id} the business transaction sees"
+                f" {len(sent & restored)}: it decided inside a savepoint that was rolled back, or began before they"
+                " were sent and is isolated from them; send before it begins"
             )
 
     def _require_still_there(self, connection: DriverConnection) -> None:
         if run(executor(connection), self._broker.ops.standing(self.id)).op != "commit":
-            self._require_all(0)
+            self._require_all(frozenset())
 
 
 class _Decided:
@@ -318,13 +374,13 @@ class _Decided:
     def __init__(self, transactions: Transactions, connection: DriverConnection, *, restored: bool = False) -> None:
         self._transactions = transactions
         self._connection = connection
-        self._restored = restored
+        self.restored = restored
         #: The object that stands for it; None on a driver's own connection.
         self.transaction = transactions.running(connection)
 
     def leaves_behind(self) -> bool:
         """Return whether it would not deliver a message that is sent now."""
-        return self._restored and self.is_running()
+        return self.restored and self.is_running()
 
     def is_running(self) -> bool:
         """Return whether it still runs; on a driver's own connection whether any transaction runs, perhaps the next."""

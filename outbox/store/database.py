@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from datetime import datetime
 from importlib import import_module
@@ -19,7 +19,7 @@ from outbox.schema import SLOTS, Tables, tables
 from outbox.store.dialects.dialect import Dialect, DriverChannel, Hint
 from outbox.store.dialects.kinds import KINDS
 from outbox.store.dialects.sql import Sql
-from outbox.store.dialects.statements import Row
+from outbox.store.dialects.statements import Row, Statement
 from outbox.store.label import label_of
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -187,6 +187,13 @@ class Channel:
     def run(self, statement: str, /, **parameters: Any) -> int:
         """Run a statement and return how many rows it touched."""
         return self._driver_channel.run(self._filled(statement), parameters)
+
+    def rows_of_last(self, statements: Sequence[Statement]) -> list[Row]:
+        """Run statements in one transaction, or in the one that is open, and return the rows of the last one.
+
+        Where statements cost round trips, they are sent together.
+        """
+        return self._driver_channel.rows_of_last([(self._filled(each.sql), each.bound) for each in statements])
 
     def _filled(self, statement: str) -> Sql:
         return statement if isinstance(statement, Sql) else self.database.sql(statement)

@@ -24,6 +24,7 @@ COMMIT, ROLLBACK, UNKNOW = (
     LocalTransactionState.ROLLBACK_MESSAGE,
     LocalTransactionState.UNKNOW,
 )
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 #: So young that it is over before anybody looks.
 IMMUNITY = timedelta(milliseconds=1)
 AT_ONCE, HOUR = timedelta(0), timedelta(hours=1)
@@ -62,7 +63,7 @@ def producer_of(outbox: Outbox, listener: Any = None, group: str = GROUP, **opti
 
 def half_rows(outbox: Outbox) -> list[Message]:
     """The half messages of the group without a verdict, as the check service reads them."""
-    return delivered(outbox.database, name="rows", kind="check", topics=("RMQ_SYS_TRANS_HALF_TOPIC",), tags=(GROUP,))
+    return delivered(outbox.database, name="rows", kind="check", topics=(HALF_TOPIC,), tags=(GROUP,))
 
 
 def looked_at(
@@ -134,7 +135,14 @@ def parked(engine: Engine) -> list[tuple[str, int]]:
 def halves(engine: Engine) -> int:
     """How many half messages there are."""
     with engine.connect() as connection:
-        counted = connection.execute(
-            text("SELECT count(*) FROM outbox_message WHERE topic = 'RMQ_SYS_TRANS_HALF_TOPIC'")
-        )
+        counted = connection.execute(text(f"SELECT count(*) FROM outbox_message WHERE topic = '{HALF_TOPIC}'"))
         return int(counted.scalar_one())
+
+
+def waiting(engine: Engine) -> int:
+    """How many wait for a lock."""
+    statement = text(
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    )
+    with engine.connect() as connection:
+        return int(connection.execute(statement).scalar_one())

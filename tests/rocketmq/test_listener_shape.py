@@ -357,7 +357,7 @@ def test_a_message_that_was_decided_is_not_sent_again(engine, outbox):
     message = Message("orders", "1")
     sent(outbox, Listener(COMMIT), message)
     again = Listener(COMMIT)
-    with pytest.raises(MQClientError, match=r"is over \(commit\)"):
+    with pytest.raises(VerdictStandsError, match="was committed before"):
         sent(outbox, again, message)
 
     assert (again.executed, arrived(outbox), arrived(outbox)) == ([], ["1"], [])

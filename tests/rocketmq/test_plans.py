@@ -6,7 +6,7 @@ installation goes through, and may touch only so many pages, by the index of hal
 
 import uuid
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -121,7 +121,7 @@ class Asked:
 
 
 def of_a_transaction(database: Database, rows: int) -> dict[str, Any]:
-    """What a transaction without a verdict does, by its name; each of them a generator of statements."""
+    """What a transaction without a verdict does, by its name; each of them a script."""
     ops, halves, open_one = Ops(database), Halves(database), f"tx-{rows // 2 + 1}"
     return {
         "half": halves.append(Half(transaction=open_one, group=GROUP, way="commit"), Message("orders", b"1"), 0, "{}"),
@@ -162,18 +162,46 @@ class Work:
     indexes: frozenset[str]
 
 
+def work_of_script(engine: Engine, script: Any, mode: str) -> Work:
+    """Run the statements of a script as prepared ones in one transaction, tell what they touched, and undo it."""
+    done: list[Work] = []
+    with a_connection(engine, mode) as connection, suppress(StopIteration):
+        statement = next(script)
+        while True:
+            done.append(_work(connection, statement.sql, statement.parameters))
+            # As if the statement had done what it is for.
+            statement = script.send([(str(uuid.UUID(int=0)), None, None, None, None)])
+    return Work(
+        pages=sum(each.pages for each in done),
+        walked=frozenset[str]().union(*(each.walked for each in done)),
+        indexes=frozenset[str]().union(*(each.indexes for each in done)),
+    )
+
+
 def work(engine: Engine, statement: str, parameters: dict[str, Any], mode: str) -> Work:
     """Run a statement as a prepared one, tell what it touched, and undo what it did."""
+    with a_connection(engine, mode) as connection:
+        return _work(connection, statement, parameters)
+
+
+@contextmanager
+def a_connection(engine: Engine, mode: str) -> Iterator[psycopg.Connection[Any]]:
+    """A connection that plans in this way; what it did is undone."""
+    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(url, cursor_factory=psycopg.ClientCursor) as connection:
+        connection.execute(f"SET plan_cache_mode = {mode}")
+        yield connection
+        connection.rollback()
+
+
+def _work(connection: psycopg.Connection[Any], statement: str, parameters: Any) -> Work:
     names = list(dict.fromkeys(_PARAMETER.findall(statement)))
     numbered = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
     places = f"({', '.join(['%s'] * len(names))})" if names else ""
     explain = f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) EXECUTE question {places}"
-    url = engine.url.set(drivername="postgresql").render_as_string(hide_password=False)
-    with psycopg.connect(url, cursor_factory=psycopg.ClientCursor) as connection:
-        connection.execute(f"SET plan_cache_mode = {mode}")
-        connection.execute(f"PREPARE question AS {numbered}")
-        found = connection.execute(explain, [parameters[name] for name in names]).fetchone()
-        connection.rollback()
+    connection.execute(f"PREPARE question AS {numbered}")
+    found = connection.execute(explain, [parameters[name] for name in names]).fetchone()
+    connection.execute("DEALLOCATE question")
     assert found is not None
     plan = found[0][0]["Plan"]
     done = [node for node in nodes(plan) if node.get("Actual Loops")]
@@ -192,9 +220,9 @@ OF_THE_LOG = {"outbox_message_half", "outbox_message_pkey", "outbox_op_pkey"}
 @pytest.mark.parametrize("name", ONE)
 def test_a_transaction_costs_the_same_among_very_many_without_a_verdict(logs, rows, name, state):
     log, mode = STATES[state]
-    statement, parameters, _ = next(of_a_transaction(Database(logs[log]), rows)[name])
+    script = of_a_transaction(Database(logs[log]), rows)[name]
 
-    done = work(logs[log], statement, parameters, mode)
+    done = work_of_script(logs[log], script, mode)
 
     assert not done.walked, done
     assert done.indexes <= OF_THE_LOG, done

@@ -1,13 +1,16 @@
 """Connections of our own are made as the application's are, and leave its pool alone."""
 
+import sqlite3
 from contextlib import closing
 
+import psycopg
 import pytest
 import sqlalchemy
 from sqlalchemy import event, text
 from sqlalchemy.pool import NullPool, QueuePool
 
 from outbox import Outbox
+from outbox.store.dialects.statements import Statement
 
 
 def backends_of(engine, transactions):
@@ -67,3 +70,20 @@ def test_what_the_application_does_to_each_connection_is_done_to_ours(pg_engine,
     with closing(outbox.database.open()) as channel:
         assert channel.rows("SELECT current_setting('application_name')") == [("shop",)]
     assert seen == ["dialled"]
+
+
+def test_statements_that_are_sent_together_are_one_transaction(engine):
+    """Alone, and as a part of one that is open."""
+    write = Statement("UPDATE outbox_meta SET slots = slots + 1")
+    read = Statement("SELECT slots FROM outbox_meta", returns=True)
+    wrong = Statement("SELECT nothing FROM outbox_meta", returns=True)
+    with closing(Outbox(engine).database.open()) as channel:
+        found = channel.rows_of_last([write, write, read])
+        with pytest.raises((psycopg.Error, sqlite3.Error)):
+            channel.rows_of_last([write, wrong])
+        with pytest.raises(ZeroDivisionError), channel.transaction():
+            inside = channel.rows_of_last([write, read])
+            raise ZeroDivisionError
+        after = channel.rows(read.sql)
+
+    assert (found, inside, after) == ([(258,)], [(259,)], [(258,)])

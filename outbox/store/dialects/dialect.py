@@ -47,6 +47,12 @@ class DriverChannel(Protocol):
     def run(self, statement: str, parameters: Parameters) -> int:
         """Run a statement and return how many rows it touched."""
 
+    def rows_of_last(self, statements: Sequence[tuple[str, Parameters]]) -> list[Row]:
+        """Run statements in one transaction, or in the one that is open, and return the rows of the last one.
+
+        Where statements cost round trips, they are sent together.
+        """
+
     def transaction(self, *, patience: float | None = None) -> AbstractContextManager[None]:
         """Commit the statements inside together, or not at all. `patience`: how long to wait for a lock, in seconds."""
 
@@ -176,6 +182,10 @@ class Dialect:
     bind_pairs: Callable[[Sequence[tuple[str, UUID]]], Parameters]
     #: Makes other writers of the keys in `:keys` wait until the transaction ends; None where only one can write.
     lock_keys: str | None
+    #: SQL expressions that lock the text `{text}` until the transaction ends; `{seed}` keeps apart texts of different
+    #: kinds. Many share the lock, or one has it alone. None where only one transaction can write.
+    share_text: str | None
+    own_text: str | None
     #: Whether one transaction at a time can write, so that a second one of the same thread would wait for ever.
     one_writer: bool
     #: Whether this thread or task has a transaction open on the engine, for which a connection of our own would wait.

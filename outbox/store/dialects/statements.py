@@ -31,6 +31,12 @@ class Statement(NamedTuple):
     parameters: Parameters | list[Parameters] = NONE
     returns: bool = False
 
+    @property
+    def bound(self) -> dict[str, Any]:
+        """The parameters, which are not a list of them."""
+        assert isinstance(self.parameters, dict), "a list of parameters is for databases without round trips"
+        return self.parameters
+
 
 #: Yields statements, is sent their rows, and returns a result in the end.
 Script = Generator[Statement, Sequence[Row], R]
@@ -73,7 +79,7 @@ def async_executor(connection: psycopg.AsyncConnection[Any]) -> Callable[[Statem
     async def execute(statement: Statement) -> Sequence[Row]:
         # The connection's own cursor class may want other parameters and give other rows.
         cursor = psycopg.AsyncCursor(connection, row_factory=tuple_row)
-        await cursor.execute(pyformat(statement.sql).encode(), _one(statement))
+        await cursor.execute(pyformat(statement.sql).encode(), statement.bound)
         return await cursor.fetchall() if statement.returns else ()
 
     return execute
@@ -87,7 +93,7 @@ def _on_core(connection: Connection) -> Execute:
             result = connection.execute(_text(statement.sql), statement.parameters)
             return result.all() if statement.returns else ()
         # SQLAlchemy's compiler would cost as much as everything else that `send` does.
-        result = connection.exec_driver_sql(pyformat(statement.sql), _one(statement))
+        result = connection.exec_driver_sql(pyformat(statement.sql), statement.bound)
         if not statement.returns:
             return ()
         # Rows as the driver gives them, because making SQLAlchemy's rows costs a tenth of the whole statement.
@@ -102,15 +108,10 @@ def _on_core(connection: Connection) -> Execute:
 def _on_psycopg(connection: psycopg.Connection[Any]) -> Execute:
     def execute(statement: Statement) -> Sequence[Row]:
         cursor = psycopg.Cursor(connection, row_factory=tuple_row)
-        cursor.execute(pyformat(statement.sql).encode(), _one(statement))
+        cursor.execute(pyformat(statement.sql).encode(), statement.bound)
         return cursor.fetchall() if statement.returns else ()
 
     return execute
-
-
-def _one(statement: Statement) -> dict[str, Any]:
-    assert isinstance(statement.parameters, dict), "a list of parameters is for databases without round trips"
-    return statement.parameters
 
 
 @lru_cache(maxsize=128)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -41,6 +42,11 @@ _INSERT = f"""
     WHERE NOT EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = CAST(:transaction AS text))
     RETURNING id
 """
+#: The lock that keeps the sends and the verdict of a transaction apart: sends share it, the verdict has it alone. A
+#: statement sees nothing that is committed after its own beginning. So each side takes the lock in a statement before
+#: the one that looks for what the other side has written. A verdict writes its own row before it takes the lock: others
+#: may wait for that row until a business transaction ends, and hold no lock meanwhile.
+_LOCKED = {"text": ":transaction", "seed": zlib.crc32(b"half messages and verdicts")}
 
 _MILLISECOND = timedelta(milliseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -111,6 +117,8 @@ class Halves:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._insert = database.sql(_INSERT)
+        share = lock_by(database.dialect.share_text)
+        self._share = None if share is None else database.sql(f"SELECT {share}")
 
     def append(self, half: Half, message: Message, slot: int, headers: str) -> Script[int | None]:
         """Append a half message and return its log id; None: its transaction has a verdict already.
@@ -126,8 +134,15 @@ class Halves:
             "body": message.body,
             "content_type": message.content_type,
         }
+        if self._share is not None:
+            yield Statement(self._share, bound)
         rows = yield Statement(self._insert, bound, returns=True)
         return rows[0][0] if rows else None
+
+
+def lock_by(template: str | None) -> str | None:
+    """Return the SQL expression that takes the lock on `:transaction`; None where only one transaction can write."""
+    return None if template is None else template.format(**_LOCKED)
 
 
 def half_of(row: Message) -> Half:

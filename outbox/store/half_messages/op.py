@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal
+from uuid import UUID
 
 from outbox.model.lease import Lease
 from outbox.model.limits import HALF_TOPIC
@@ -14,8 +15,8 @@ from outbox.model.position import Position
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.sql import Sql
-from outbox.store.dialects.statements import Script, Statement
-from outbox.store.half_messages.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way
+from outbox.store.dialects.statements import Row, Script, Statement
+from outbox.store.half_messages.half import IMMUNITY, RECORDED_IN, RESTORED, WAY, Way, lock_by
 
 Op = Literal["commit", "rollback"]
 
@@ -39,9 +40,14 @@ _RESTORE = f"""
     FROM {{message}}
     WHERE {_HALVES} AND {{decided}}
       AND id IN (SELECT min(id) FROM {{message}} WHERE {_HALVES} GROUP BY message_id)
-    ORDER BY id RETURNING id
+    ORDER BY id RETURNING CAST(message_id AS text)
 """
-_IS_COMMIT = "EXISTS (SELECT 1 FROM {op} WHERE transaction_id = :transaction AND op = 'commit')"
+_IS_COMMIT = "EXISTS (SELECT 1 FROM {op} WHERE transaction_id = :transaction AND op = 'commit'{by_this_one})"
+#: A message is appended after its half message.
+_IS_MISSING = """
+    NOT EXISTS (SELECT 1 FROM {message} AS restored WHERE restored.id > {message}.id
+                AND restored.message_id = {message}.message_id AND restored.topic <> '{half_topic}')
+"""
 #: A statement of its own: the snapshot of the one before may be older than the row that it met.
 _STANDING = f"""
     SELECT (SELECT op FROM {{op}} WHERE transaction_id = :transaction),
@@ -66,15 +72,15 @@ _PENDING = f"""
 class Decision:
     """The result of a verdict on a transaction.
 
-    `op`: the verdict that stands; None: the transaction is not known. `first`: this call wrote it, and `restored` is
-    the number of messages that it appended. `group`, `way`, `recorded_in` and `by` are set only where the verdict was
+    `op`: the verdict that stands; None: the transaction is not known. `first`: this call wrote it, and `restored` has
+    the ids of the messages that it appended. `group`, `way`, `recorded_in` and `by` are set only where the verdict was
     read back: the first three are of its half messages, and `by` is who decided. `outermost`: the verdict was written
     outside of every savepoint.
     """
 
     op: Op | None
     first: bool
-    restored: int = 0
+    restored: frozenset[UUID] = frozenset()
     group: str | None = None
     way: Way | None = None
     recorded_in: str | None = None
@@ -114,9 +120,16 @@ class Ops:
         known = database.sql(_KNOWN)
         self._decide = database.sql(_DECIDE, known=known, outermost=dialect.outermost)
         self._join = database.sql(_DECIDE, known="TRUE", outermost=dialect.outermost)
-        self._restore = database.sql(_RESTORE, decided=database.sql(_IS_COMMIT), **columns)
-        after = database.sql(_RESTORE, decided="EXISTS (SELECT 1 FROM decided)", **columns)
-        self._commit = Sql(f"WITH decided AS ({self._decide}) {after}, (SELECT outermost FROM decided)")
+        self._restore = database.sql(_RESTORE, decided=database.sql(_IS_COMMIT, by_this_one=""), **columns)
+        own = database.sql(_IS_COMMIT, by_this_one=f" AND {dialect.outermost}")
+        self._restore_own = database.sql(_RESTORE, decided=own, **columns)
+        missing = database.sql(f"{_IS_COMMIT} AND {_IS_MISSING}", by_this_one="", half_topic=HALF_TOPIC)
+        self._restore_missing = database.sql(_RESTORE, decided=missing, **columns)
+        lock = lock_by(dialect.own_text)
+        self._lock = None if lock is None else database.sql(f"SELECT {lock}")
+        if lock is not None:
+            # The lock is taken for the row that was written, after it.
+            self._decide = Sql(f"WITH decided AS ({self._decide}) SELECT outermost, {lock} FROM decided")
         self._standing = database.sql(
             _STANDING,
             way=dialect.header.format(headers="headers", name=WAY),
@@ -124,19 +137,28 @@ class Ops:
         )
 
     def commit(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
-        """Write the commit and append the messages, both or neither. Call it inside a transaction."""
+        """Write the commit and append the messages, both or neither, in a transaction that does nothing else.
+
+        On a connection of our own this is one round trip, and needs no transaction around it.
+        """
+        if self._lock is None:
+            return (yield from self.commit_in(transaction, by=by, group=group))
         bound = self._bound(transaction, "commit", by, group)
-        if self._database.dialect.chains_writes:
-            rows = yield Statement(self._commit, bound, returns=True)
-            if rows:
-                return Decision(op="commit", first=True, restored=len(rows), outermost=bool(rows[0][1]))
-        else:
-            decided = yield Statement(self._decide, bound, returns=True)
-            if decided:
-                crash_point("half.before_restore")
-                rows = yield Statement(self._restore, bound, returns=True)
-                return Decision(op="commit", first=True, restored=len(rows), outermost=bool(decided[0][0]))
+        yield Statement(self._decide, bound)
+        rows = yield Statement(self._restore_own, bound, returns=True)
+        if rows:
+            return Decision(op="commit", first=True, restored=_ids(rows))
         return (yield from self.standing(transaction))
+
+    def commit_in(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
+        """Write the commit and append the messages as a part of a transaction."""
+        bound = self._bound(transaction, "commit", by, group)
+        decided = yield Statement(self._decide, bound, returns=True)
+        if not decided:
+            return (yield from self.standing(transaction))
+        crash_point("half.before_restore")
+        rows = yield Statement(self._restore, bound, returns=True)
+        return Decision(op="commit", first=True, restored=_ids(rows), outermost=bool(decided[0][0]))
 
     def roll_back(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
         """Write the rollback, unless a verdict stands already."""
@@ -146,16 +168,32 @@ class Ops:
         return (yield from self.standing(transaction))
 
     def join(self, transaction: str, *, by: str) -> Script[Decision]:
-        """Write the commit at the beginning of a business transaction; call `restore` at its end."""
+        """Write the commit at the beginning of a business transaction; call `restore` at its end.
+
+        Messages may be sent in between, so no lock is taken yet.
+        """
         decided = yield Statement(self._join, self._bound(transaction, "commit", by, None), returns=True)
         if decided:
             return Decision(op="commit", first=True, outermost=bool(decided[0][0]))
         return (yield from self.standing(transaction))
 
-    def restore(self, transaction: str) -> Script[int]:
-        """Append the messages that the half messages hold, if the op is commit; return how many."""
+    def restore(self, transaction: str) -> Script[frozenset[UUID]]:
+        """Append the messages that the half messages hold, if the op is commit; return their ids."""
         crash_point("half.before_restore")
-        return len((yield Statement(self._restore, {"transaction": transaction}, returns=True)))
+        bound = {"transaction": transaction}
+        if self._lock is not None:
+            yield Statement(self._lock, bound)
+        return _ids((yield Statement(self._restore, bound, returns=True)))
+
+    def restore_missing(self, transaction: str) -> Script[frozenset[UUID]]:
+        """Append those messages of a committed transaction that nobody has appended yet; return their ids.
+
+        Call it in a transaction that does nothing else. It looks through all that was appended since the half messages.
+        """
+        bound = {"transaction": transaction}
+        if self._lock is not None:
+            yield Statement(self._lock, bound)
+        return _ids((yield Statement(self._restore_missing, bound, returns=True)))
 
     def standing(self, transaction: str) -> Script[Decision]:
         """Read which verdict stands."""
@@ -169,6 +207,10 @@ class Ops:
 
     def _bound(self, transaction: str, op: Op, by: str, group: str | None) -> dict[str, object]:
         return {"transaction": transaction, "op": op, "decided_by": by, "producer_group": group}
+
+
+def _ids(rows: Sequence[Row]) -> frozenset[UUID]:
+    return frozenset(UUID(row[0]) for row in rows)
 
 
 class DecidedHalves:

@@ -91,6 +91,18 @@ class PostgresChannel:
         """Run a statement and return how many rows it touched."""
         return self._cursor.execute(pyformat(statement).encode(), parameters).rowcount
 
+    def rows_of_last(self, statements: Sequence[tuple[str, Parameters]]) -> list[Row]:
+        """Run statements in one transaction and return the rows of the last one; in one round trip if libpq is able to.
+
+        The server takes statements that are sent together for one transaction.
+        """
+        *before, (last, parameters) = statements
+        with self._driver.pipeline() if psycopg.Pipeline.is_supported() else self._driver.transaction():
+            for statement, bound in before:
+                self._driver.execute(pyformat(statement).encode(), bound)
+            self._cursor.execute(pyformat(last).encode(), parameters)
+        return self._cursor.fetchall()
+
     @contextmanager
     def transaction(self, *, patience: float | None = None) -> Iterator[None]:
         """Run the statements inside between BEGIN and COMMIT on this connection.
@@ -404,6 +416,8 @@ DIALECT = Dialect(
     # Locked in the order of the keys, so that two writers of two keys cannot wait for each other.
     lock_keys="SELECT pg_advisory_xact_lock(hashtextextended(key, :seed))"
     " FROM (SELECT key FROM unnest(CAST(:keys AS text[])) AS k(key) ORDER BY key) AS ordered",
+    share_text="pg_advisory_xact_lock_shared(hashtextextended(CAST({text} AS text), {seed}))",
+    own_text="pg_advisory_xact_lock(hashtextextended(CAST({text} AS text), {seed}))",
     one_writer=False,
     waits_for_itself=lambda _engine: False,
     commits_every_statement=commits_every_statement,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from typing import Any
 from weakref import WeakSet
 
@@ -85,6 +85,11 @@ class SqliteChannel:
         """Run a statement and return how many rows it touched."""
         with self._working(statement):
             return self._driver.execute(statement, parameters).rowcount
+
+    def rows_of_last(self, statements: Sequence[tuple[str, Parameters]]) -> list[Row]:
+        """Run statements in one transaction and return the rows of the last one."""
+        with nullcontext() if self._driver.in_transaction else self.transaction():
+            return [self.rows(statement, parameters) for statement, parameters in statements][-1]
 
     def _working(self, statement: str) -> AbstractContextManager[Any]:
         """Return the context for a statement: a transaction for a write outside of one, else only the lock."""

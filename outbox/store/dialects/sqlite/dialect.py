@@ -169,6 +169,8 @@ DIALECT = Dialect(
     " FROM json_each(:pairs) WHERE true) AS pairs",
     bind_pairs=lambda pairs: {"pairs": json.dumps([(name, id.hex) for name, id in pairs])},
     lock_keys=None,
+    share_text=None,
+    own_text=None,
     one_writer=True,
     waits_for_itself=waits_for_itself,
     commits_every_statement=commits_every_statement,

@@ -1,0 +1,142 @@
+"""A business transaction that joined, and a commit that SQLAlchemy is not told of: its messages are delivered, too."""
+
+import logging
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, text
+from sqlalchemy.orm import Session
+
+from outbox import Outbox
+from outbox.errors import DatabaseError
+from outbox.rocketmq import TransactionMQProducer
+from tests.rocketmq.parts import arrived, check_back, producer_of, verdicts
+from tests.support.orders import Base, customers
+
+INSERT = text("INSERT INTO orders (customer) VALUES ('ann')")
+
+
+@pytest.fixture
+def producer(outbox: Outbox, engine: Engine):
+    """A producer whose business is beside the outbox."""
+    Base.metadata.create_all(engine)
+    made = producer_of(outbox)
+    yield made
+    made.shutdown()
+
+
+def by_driver(session: Session) -> None:
+    """As after a COPY, which only the driver knows."""
+    session.connection().connection.driver_connection.commit()  # type: ignore[union-attr]
+
+
+def by_text(session: Session) -> None:
+    session.execute(text("COMMIT"))
+
+
+HOW = pytest.mark.parametrize("commit", [by_driver, by_text])
+
+
+def joined(producer: TransactionMQProducer, session: Session, transaction: Any, commit: Any) -> None:
+    """A business whose commit nobody is told of."""
+    transaction.join(session)
+    session.execute(text("INSERT INTO orders (customer) VALUES (:customer)"), {"customer": transaction.id})
+    commit(session)
+
+
+@HOW
+def test_leaving_the_block_restores_what_a_commit_that_nobody_saw_has_left(engine, outbox, producer, commit):
+    with producer.begin_transaction(verdict="join") as transaction:
+        transaction.send("orders", "1")
+        transaction.send("orders", "2")
+        with Session(engine) as session:
+            joined(producer, session, transaction, commit)
+    check_back(outbox)
+
+    assert (customers(engine), verdicts(engine)) == ([transaction.id], {transaction.id: "commit"})
+    assert (arrived(outbox), arrived(outbox)) == (["1", "2"], [])
+
+
+@HOW
+def test_leaving_the_block_by_an_exception_restores_as_well(engine, outbox, producer, commit):
+    """The commit stands, whatever went wrong after it."""
+    with pytest.raises(ZeroDivisionError), producer.begin_transaction(verdict="join") as transaction:
+        transaction.send("orders", "1")
+        with Session(engine) as session:
+            joined(producer, session, transaction, commit)
+            raise ZeroDivisionError
+
+    assert (arrived(outbox), arrived(outbox)) == (["1"], [])
+
+
+@HOW
+def test_without_a_block_a_commit_by_word_restores(engine, outbox, producer, commit):
+    transaction = producer.begin_transaction(verdict="join")
+    transaction.send("orders", "1")
+    with Session(engine) as session:
+        joined(producer, session, transaction, commit)
+    transaction.commit()
+    transaction.commit()
+
+    assert (arrived(outbox), arrived(outbox)) == (["1"], [])
+
+
+@HOW
+def test_a_commit_that_is_seen_after_one_that_was_not_restores_once(engine, outbox, producer, commit):
+    """Before the block is left, or after it."""
+    for left_first in (False, True):
+        transaction = producer.begin_transaction(verdict="join")
+        transaction.send("orders", str(left_first))
+        with Session(engine) as session:
+            with transaction:
+                joined(producer, session, transaction, commit)
+                if not left_first:
+                    session.execute(text("SELECT 1"))
+                    session.commit()
+            session.commit()
+
+    assert (arrived(outbox), arrived(outbox)) == (["False", "True"], [])
+
+
+def test_leaving_the_block_inside_the_business_leaves_the_messages_to_its_commit(engine, outbox, producer):
+    with Session(engine) as session:
+        transaction = producer.begin_transaction(verdict="join")
+        transaction.send("orders", "1")
+        with transaction:
+            transaction.join(session)
+            session.execute(INSERT)
+        session.commit()
+
+    assert (customers(engine), arrived(outbox), arrived(outbox)) == (["ann"], ["1"], [])
+
+
+def test_leaving_the_block_of_a_business_that_was_rolled_back_restores_nothing(engine, outbox, producer):
+    with producer.begin_transaction(verdict="join") as transaction:
+        transaction.send("orders", "1")
+        with Session(engine) as session:
+            transaction.join(session)
+            session.rollback()
+
+    assert (verdicts(engine), arrived(outbox)) == ({}, [])
+
+
+@pytest.mark.parametrize("by_exception", [False, True])
+def test_what_cannot_be_restored_is_told(engine, outbox, producer, monkeypatch, caplog, by_exception):
+    """And another commit by word makes up for it."""
+    transaction = producer.begin_transaction(verdict="join")
+    transaction.send("orders", "1")
+
+    def fails(*_args: Any) -> bool:
+        raise DatabaseError("no connection")
+
+    with Session(engine) as session:
+        joined(producer, session, transaction, by_text)
+    with monkeypatch.context() as away, caplog.at_level(logging.ERROR, "outbox"):
+        away.setattr(producer._broker, "restore", fails)
+        with pytest.raises(ZeroDivisionError if by_exception else DatabaseError), transaction:
+            if by_exception:
+                raise ZeroDivisionError
+    told = f"the messages of transaction {transaction.id} were perhaps not restored" in caplog.text
+    transaction.commit()
+
+    assert (told, arrived(outbox), arrived(outbox)) == (by_exception, ["1"], [])
