@@ -28,7 +28,7 @@ from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
-from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.leases import Leases, LeaseWatch
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.activity_log import Activity
 from outbox.worker.calls import Caller, Handler, HungCalls
@@ -42,7 +42,6 @@ from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Unsettled
-from outbox.worker.standby import LeaseWatch
 
 logger = logging.getLogger("outbox")
 #: Says which worker works and which stands by. A logger of its own, because many people want to see these lines and
@@ -372,7 +371,10 @@ class Worker:
         """Log that this worker stands by; only once, over any number of lost connections."""
         if not self._stands_by:
             self._stands_by = True
-            lease_logger.info("%s: another worker holds the lease; standing by", self._declared.name)
+            watched = (holder.length or self._settings.lease).total_seconds()
+            held = "another worker holds the lease; standing by"
+            left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
+            lease_logger.info("%s: %s", self._declared.name, held if holder.live else left)
         # A lease that was never renewed may be that of a command, which holds it for a short time.
         length, differs = self._settings.lease, bool(holder.renewals) and holder.length != self._settings.lease
         if differs and holder.length is not None and not self._leases_differ:
