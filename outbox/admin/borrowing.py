@@ -9,13 +9,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
-from outbox.errors import SubscriptionError
+from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import BID_SECONDS, Leases, LeaseWatch
+from outbox.store.subscriptions.subscriptions import Subscriptions
 
 lease_logger = logging.getLogger("outbox.lease")
 
@@ -82,6 +83,21 @@ def all_borrowed(
         yield borrowing.leases
     finally:
         borrowing.give_back()
+
+
+@contextmanager
+def changing(channel: Channel, leases: Sequence[Lease], incarnation: str) -> Iterator[None]:
+    """Begin a transaction beside which nobody else changes a subscription, or takes one of these leases.
+
+    Raises:
+        LeaseLostError: another worker has one of them, or the server was restarted; nothing was changed.
+    """
+    with Subscriptions(channel).changing():
+        for lease in leases:
+            if not Leases(channel).hold(lease, incarnation):
+                lost = "a worker took the lease meanwhile, or the server was restarted; nothing was changed"
+                raise LeaseLostError(f"{lease.partition.subscription}: {lost}")
+        yield
 
 
 class _Borrowing:

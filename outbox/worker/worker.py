@@ -216,11 +216,9 @@ class Worker:
         if known is None and self._known:
             # Declared anew, the subscription would begin at its start, and everything would be sent again.
             raise SubscriptionError(f"subscription {self._declared.name!r} was dropped under this worker")
-        if known is None and self._start is None:
-            raise SubscriptionError(f"there is no subscription {self._declared.name!r}")
         # Once it has begun, it does not depend on the others: what is altered of one route stops that one only.
         declared = replace(self._declared, beside=()) if self._known else self._declared
-        subscription = Subscriptions(channel).declare(declared, self._start or "latest")
+        subscription = Subscriptions(channel).declare(declared, None if self._known else self._start)
         if not self._known:
             # Only by a worker that begins: one that reconnects does not undo what a newer worker has stored.
             subscription = Subscriptions(channel).store_hosts(subscription, self._declared)
