@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
 
-from outbox.admin.borrowing import LENGTH, WAIT, all_borrowed, borrowed
+from outbox.admin.borrowing import LENGTH, WAIT, all_borrowed, borrowed, changing
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.subscription import Subscription, compensation_of
 from outbox.runtime.failpoints import crash_point
@@ -77,7 +77,7 @@ def alter(
     both = [each for each in (changed, follower) if each is not None]
     with all_borrowed(channel, both, wait=wait) as leases:
         crash_point("command.before_alter")
-        with Settlement(channel, leases[0], incarnation).held():
+        with changing(channel, leases, incarnation):
             now = Subscriptions(channel).get(changed.name)
             if changed.topics not in (stored.topics, now.topics):
                 _require_own_topics(channel, now, stored, changed)
@@ -111,9 +111,11 @@ def drop(channel: Channel, subscription: Subscription) -> None:
 
     Raises:
         WorkerAliveError: somebody holds the lease.
+        LeaseLostError: a worker took the lease meanwhile; nothing was dropped.
     """
     follower = Subscriptions(channel).find(compensation_of(subscription.name))
     doomed = [each for each in (follower, subscription) if each is not None]
-    with all_borrowed(channel, doomed):
+    incarnation = Log().now(channel).incarnation
+    with all_borrowed(channel, doomed) as leases, changing(channel, leases, incarnation):
         for each in doomed:
             Subscriptions(channel).drop(each.name)

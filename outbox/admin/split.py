@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from shlex import quote
 
-from outbox.admin.borrowing import WAIT, borrowed
+from outbox.admin.borrowing import WAIT, borrowed, changing
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
 from outbox.model.position import EARLIEST, Progress
@@ -18,7 +18,6 @@ from outbox.store.log.log import Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.settle import Settlement
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,10 +70,9 @@ def split(
     with borrowed(channel, stored, wait=wait) as lease:
         settled = ProgressLog(channel).newest(Partition(stored.name, stored.generation))
         progress = Progress(EARLIEST) if settled is None else settled.progress
-        with Settlement(channel, lease, incarnation).held():
+        with changing(channel, [lease], incarnation):
             if subscriptions.get(name) != stored:
                 raise SubscriptionError(f"{name} was altered meanwhile; try again")
-            # First, because from here on a writer that begins waits, and then sees which topics are left.
             subscriptions.alter(origin)
             _require_no_direct_writers(subscriptions, stored)
             if subscriptions.leaves_to_writers(name, moved, progress.base):

@@ -1,4 +1,4 @@
-"""Leases as values: the partition, the holder, and the lease that may be taken."""
+"""Leases as values: the partition, its lease, and the holder of the lease."""
 
 from __future__ import annotations
 
@@ -52,18 +52,3 @@ class Holder:
     notice: str | None = None
     noticed_at: datetime | None = None
     wanted: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
-    """The condition on a lease that is taken. One that was released, or is the taker's own, may always be taken.
-
-    `expired`: only if it has expired by the clock of the database. `seen`: only if it is still as it was seen.
-    """
-
-    expired: bool = True
-    seen: Holder | None = None
-
-
-#: Any lease that has expired.
-EXPIRED = Claim()

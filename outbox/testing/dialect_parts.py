@@ -22,22 +22,24 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _NAME = "contract"
 _PARTITION = Partition(_NAME)
-_LONG, _OVER = timedelta(minutes=10), timedelta(seconds=-1)
+_LONG = timedelta(minutes=10)
 
 
 class LeaseContract:
     """The tests of leases: only the holder of the newest epoch may write progress, on the server that it read from."""
 
     def test_a_lease_has_one_holder(self, channel: Channel) -> None:
-        """Refuse others until the lease is released, or over by the database's clock; each holder's epoch is new."""
+        """Refuse others until the lease is released, or is claimed as it was seen; each holder's epoch is new."""
         leases = _declared(channel)
         first = leases.acquire(_PARTITION, "first", _LONG)
         refused = leases.acquire(_PARTITION, "second", _LONG)
         assert first is not None
 
         assert refused is None
-        assert leases.renew(first, _OVER)
-        second = leases.acquire(_PARTITION, "second", _LONG)
+        seen = leases.look(_PARTITION)
+        assert leases.renew(first, _LONG)
+        assert leases.acquire(_PARTITION, "second", _LONG, seen) is None
+        second = leases.acquire(_PARTITION, "second", _LONG, leases.look(_PARTITION))
         assert second is not None and second.epoch > first.epoch
         assert not leases.renew(first, _LONG)
         leases.release(first)
@@ -50,7 +52,7 @@ class LeaseContract:
         """Refuse the holder of an old epoch: it can neither move the position nor hold the lease row."""
         leases, progress = _declared(channel), ProgressLog(channel)
         incarnation = Log().now(channel).incarnation
-        old, new = _taken(leases, "old", _OVER), _taken(leases, "new", _LONG)
+        old, new = _taken(leases, "old"), _taken(leases, "new")
         before = probe.count(channel, "progress")
 
         settled = progress.settle(old, 1, Progress(Position(7)), incarnation)
@@ -64,7 +66,7 @@ class LeaseContract:
     def test_a_position_of_another_server_is_not_stored(self, channel: Channel) -> None:
         """Refuse a position of another incarnation: a server that was restarted may give its numbers out again."""
         leases, progress = _declared(channel), ProgressLog(channel)
-        lease = _taken(leases, "holder", _LONG)
+        lease = _taken(leases, "holder")
         elsewhere = Log().now(channel).incarnation + " restarted"
 
         settled = progress.settle(lease, 1, Progress(Position(7)), elsewhere)
@@ -80,12 +82,12 @@ class LeaseContract:
         incarnation = Log().now(channel).incarnation
         inside = Progress(Position(3), Position(9, (4, 7)), 12)
         seen = [_stored(progress)]
-        old = _taken(leases, "old", _LONG)
+        old = _taken(leases, "old")
         for n, each in enumerate([Progress(Position(20)), Progress(Position(30, (21, 25)))], 1):
             assert progress.settle(old, n, each, incarnation)
             seen.append(_stored(progress))
         leases.release(old)
-        new = _taken(leases, "new", _LONG)
+        new = _taken(leases, "new")
         assert progress.settle(new, 1, inside, incarnation)
         seen.append(_stored(progress))
 
@@ -100,7 +102,7 @@ class LeaseContract:
         """Roll back a transaction in which something raised; the channel can be used again."""
         leases, progress = _declared(channel), ProgressLog(channel)
         incarnation = Log().now(channel).incarnation
-        lease = _taken(leases, "holder", _LONG)
+        lease = _taken(leases, "holder")
         try:
             with channel.transaction():
                 assert progress.settle(lease, 1, Progress(Position(7)), incarnation)
@@ -205,8 +207,9 @@ def _declared(channel: Channel) -> Leases:
     return Leases(channel)
 
 
-def _taken(leases: Leases, owner: str, length: timedelta) -> Lease:
-    lease = leases.acquire(_PARTITION, owner, length)
+def _taken(leases: Leases, owner: str) -> Lease:
+    """Take the lease, as from a holder that has stood still for long enough."""
+    lease = leases.acquire(_PARTITION, owner, _LONG, leases.look(_PARTITION))
     assert lease is not None
     return lease
 

@@ -28,7 +28,7 @@ from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
-from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.leases import Leases, LeaseWatch
 from outbox.store.subscriptions.notices import RefusalNotice
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.activity_log import Activity
@@ -43,7 +43,6 @@ from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Unsettled
-from outbox.worker.standby import LeaseWatch
 
 logger = logging.getLogger("outbox")
 #: Says which worker works and which stands by. A logger of its own, because many people want to see these lines and
@@ -226,11 +225,9 @@ class Worker:
         if known is None and self._known:
             # Declared anew, the subscription would begin at its start, and everything would be sent again.
             raise SubscriptionError(f"subscription {self._declared.name!r} was dropped under this worker")
-        if known is None and self._start is None:
-            raise SubscriptionError(f"there is no subscription {self._declared.name!r}")
         # Once it has begun, it does not depend on the others: what is altered of one route stops that one only.
         declared = replace(self._declared, beside=()) if self._known else self._declared
-        subscription = Subscriptions(channel).declare(declared, self._start or "latest")
+        subscription = Subscriptions(channel).declare(declared, None if self._known else self._start)
         if not self._known:
             # Only by a worker that begins: one that reconnects does not undo what a newer worker has stored.
             subscription = Subscriptions(channel).store_hosts(subscription, self._declared)
@@ -381,7 +378,10 @@ class Worker:
         """Log that this worker stands by; only once, over any number of lost connections."""
         if not self._stands_by:
             self._stands_by = True
-            lease_logger.info("%s: another worker holds the lease; standing by", self._declared.name)
+            watched = (holder.length or self._settings.lease).total_seconds()
+            held = "another worker holds the lease; standing by"
+            left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
+            lease_logger.info("%s: %s", self._declared.name, held if holder.live else left)
         # A lease that was never renewed may be that of a command, which holds it for a short time.
         length, differs = self._settings.lease, bool(holder.renewals) and holder.length != self._settings.lease
         if differs and holder.length is not None and not self._leases_differ:

@@ -3,6 +3,7 @@
 import re
 import shlex
 import threading
+from dataclasses import replace
 from datetime import timedelta
 from itertools import combinations
 from typing import Any
@@ -286,6 +287,25 @@ def test_no_route_begins_while_another_one_cannot(engine):
 
     assert found[1].startswith("relay:mail waits until all routes can begin: subscription 'relay:users.new' is not")
     assert mail.bodies == []
+
+
+def test_a_route_that_has_begun_depends_on_no_other(engine, channel):
+    """What is altered of another one stops that one only; this one goes on when it connects again."""
+    outbox, orders = Outbox(engine), Destination()
+    table: dict[str, Any] = {"orders.*": orders, "*": Destination()}
+    begun, rest = routes(outbox, table)
+    begun.until_empty()
+    rest.until_empty()
+    with Subscriptions(channel).changing():
+        Subscriptions(channel).alter(replace(Subscriptions(channel).get("relay"), destination="elsewhere"))
+    with outbox.begin() as session:
+        outbox.send(session, "orders.new", b"1")
+
+    begun.until_empty()
+    with pytest.raises(SubscriptionError, match=r"waits until all routes can begin: .*'relay' has destination"):
+        routes(outbox, table)[0].until_empty()
+
+    assert orders.bodies == [b"1"]
 
 
 def test_a_relay_that_misses_the_routes_is_sent_to_them(engine):

@@ -20,7 +20,7 @@ from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination, failing, fill, relay_to
-from tests.support.direct import declare_compensation
+from tests.support.direct import append, declare_compensation
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
@@ -218,6 +218,26 @@ def test_messages_that_writers_have_sent_themselves_have_to_be_passed_first(engi
     relay_to(Destination(), outbox).until_empty()
     channel = outbox.database.open()
     assert split(channel, "relay", ["orders"], destination="test").made.topics == ("orders",)
+    channel.close()
+
+
+def test_a_message_that_its_writer_commits_late_has_to_be_passed_as_well(pg_engine):
+    """Its transaction was open at the position of the relay, although it began before that."""
+    outbox = Outbox(pg_engine)
+    with pg_engine.connect() as late:
+        append(late, "1")
+        with outbox.begin() as session:
+            outbox.send(session, "mail", b"2")
+        relay_to(Destination(), outbox).until_empty()
+        late.commit()
+
+    assert "has not passed them yet" in refused(outbox, "relay", ["t"])
+
+    with outbox.begin() as session:
+        outbox.send(session, "mail", b"3")
+    relay_to(Destination(), outbox).until_empty()
+    channel = outbox.database.open()
+    assert split(channel, "relay", ["t"], destination="test").made.topics == ("t",)
     channel.close()
 
 

@@ -1,5 +1,6 @@
 """Subscriptions are what their name says, and begin where they were told."""
 
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
@@ -11,10 +12,11 @@ from sqlalchemy import Engine, text
 from outbox import Message, Outbox, Reject, Relay, SubscriptionError
 from outbox.model.lease import Partition
 from outbox.model.message import uuid7
-from outbox.model.subscription import Start
+from outbox.model.subscription import Start, Subscription
 from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.worker import Worker
 from tests.support.destination import Destination, failing, relay_to
 from tests.support.leases import notice
 from tests.support.parked import states
@@ -247,13 +249,93 @@ def test_a_name_is_kept_as_it_is(outbox, channel, name):
     assert [found.name for found in Subscriptions(channel).all()] == sorted([name, "relay"])
 
 
-def test_a_dropped_subscription_begins_anew(outbox, channel):
+def test_a_dropped_subscription_begins_anew_with_a_new_worker(outbox, channel):
     send(outbox, "1")
     delivered(outbox.database, name="billing")
-    Subscriptions(channel).drop("billing")
+    drop(channel, "billing")
 
     assert Subscriptions(channel).find("billing") is None
     assert texts(delivered(outbox.database, name="billing", topics=("orders",))) == ["1"]
+
+
+# What a worker has known and does not find again
+
+
+def drop(channel: Channel, name: str = "relay") -> None:
+    """As somebody who does not ask for the lease."""
+    with Subscriptions(channel).changing():
+        Subscriptions(channel).drop(name)
+
+
+def test_a_subscription_that_is_dropped_under_its_worker_is_not_created_again(outbox, channel):
+    """Everything would be sent again."""
+    destination, errors = Destination(), list[Exception]()
+    relay = relay_to(destination, outbox)
+    send(outbox, "1")
+
+    def run() -> None:
+        try:
+            relay.run(signals=False)
+        except SubscriptionError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert eventually(lambda: destination.bodies == [b"1"])
+    drop(channel)
+    send(outbox, "2")
+    thread.join(60)
+
+    assert [str(error) for error in errors] == ["subscription 'relay' was dropped under this worker"]
+    assert (Subscriptions(channel).find("relay"), destination.bodies.count(b"1")) == (None, 1)
+
+
+def test_a_relay_in_an_application_waits_for_the_subscription_that_was_dropped_under_it(outbox, channel, caplog):
+    """It tries again and again, and goes on when somebody has made the subscription."""
+    destination = Destination()
+    relay = relay_to(destination, outbox)
+    relay.start()
+    try:
+        send(outbox, "1")
+        assert eventually(lambda: destination.bodies == [b"1"])
+        drop(channel)
+        send(outbox, "2")
+        assert eventually(lambda: "subscription 'relay' was dropped under this worker" in caplog.text)
+        missing = Subscriptions(channel).find("relay")
+        Subscriptions(channel).declare(declared(destination="test"), "latest")
+        send(outbox, "3")
+        came = eventually(lambda: b"3" in destination.bodies)
+    finally:
+        relay.stop()
+        relay.join(20)
+
+    assert (missing, came, destination.bodies.count(b"1")) == (None, True, 1)
+
+
+@pytest.mark.parametrize("start", ["earliest", "latest", None])
+def test_a_subscription_that_is_dropped_while_its_worker_connects_again_is_not_created(
+    outbox, channel, monkeypatch, start
+):
+    """The worker has seen that it is there; a compensation, and another that somebody else creates, has no start."""
+    send(outbox, "1")
+    collector = Collector()
+    again = Worker(outbox.database, declared("billing"), collector, start=start)
+    if start is None:
+        Subscriptions(channel).declare(declared("billing"))
+    again.until_empty()
+    declare = Subscriptions.declare
+
+    def too_late(self: Subscriptions, *arguments: Any) -> Subscription:
+        if self.find("billing") is not None:
+            drop(channel, "billing")
+        return declare(self, *arguments)
+
+    monkeypatch.setattr(Subscriptions, "declare", too_late)
+    with pytest.raises(SubscriptionError, match="there is no subscription 'billing'"):
+        again.until_empty()
+
+    assert Subscriptions(channel).find("billing") is None
+    assert texts(collector.messages) == ([] if start == "latest" else ["1"])
 
 
 # Where a new one begins

@@ -157,6 +157,37 @@ def test_the_lease_of_a_worker_that_died_is_taken_when_it_has_expired(outbox, ch
     assert alter(outbox, on_dead="continue").on_dead == "continue"
 
 
+@pytest.mark.parametrize("wait", [timedelta(0), SECOND], ids=["not asked", "asked"])
+def test_a_step_of_the_clock_takes_no_lease_from_a_worker_that_is_well(engine, outbox, channel, wait):
+    """For the database it has expired, until its worker renews it; the command sees that, and is refused."""
+    relay_to(Destination(), outbox).until_empty()
+    lease = Leases(channel).acquire(PARTITION, "w0rker", timedelta(minutes=5))
+    assert lease is not None
+    step_clock(engine, timedelta(hours=1))
+    with ThreadPoolExecutor(1) as pool:
+        order = pool.submit(alter, outbox, on_dead="continue", wait=wait)
+        time.sleep(2)
+        renewed = Leases(channel).renew(lease, timedelta(minutes=5))
+        with pytest.raises(borrowing.WorkerAliveError, match="worker w0rker holds the lease of relay"):
+            order.result(60)
+
+    assert (renewed, stored(outbox)) == (True, ("test", "block"))
+
+
+def test_a_command_says_that_it_watches_the_lease_of_a_worker_that_died(engine, outbox, channel):
+    """Without a wait, too, because nobody has to be asked."""
+    relay_to(Destination(), outbox).until_empty()
+    assert Leases(channel).acquire(PARTITION, "dead", SECOND)
+    step_clock(engine, timedelta(hours=1))
+
+    dropped = command_line(engine, "subscriptions", "drop", "relay", "--yes")
+
+    assert (dropped.code, Subscriptions(channel).find("relay")) == (0, None)
+    assert (
+        "relay: the lease of worker dead has run out and was not given back; it is taken when nobody has" in dropped.err
+    )
+
+
 def test_two_commands_at_once_undo_nothing_of_each_other(outbox):
     destination = Slow()
     fill(outbox, 1_000)

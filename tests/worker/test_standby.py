@@ -1,4 +1,4 @@
-"""SubscriptionStatus by: a lease is taken from nobody who is well, whatever the clocks and the lengths are."""
+"""Standing by: a lease is taken from nobody who is well, whatever the clocks and the lengths are."""
 
 import threading
 from collections.abc import Iterator
@@ -7,15 +7,15 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox, Relay
-from outbox.model.lease import Claim, Holder
+from outbox.model.lease import Holder, Partition
 from outbox.store.log.limits import Limits
-from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.leases import Leases, LeaseWatch
 from outbox.worker.calls import Call, Handler
 from outbox.worker.settings import Settings
-from outbox.worker.standby import LeaseWatch
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.leases import epoch, notice, step_clock
 from tests.support.waiting import eventually
@@ -35,57 +35,42 @@ class Looks:
         self.now = 1000.0
         self._watch = LeaseWatch(length, lambda: self.now)
 
-    def __call__(self, holder: Holder, *, after: float = 0.0) -> str:
-        """Look after so many seconds; what may be claimed."""
+    def __call__(self, holder: Holder, *, after: float = 0.0) -> bool:
+        """Look after so many seconds; return whether the lease may be claimed, as it is seen now."""
         self.now += after
         claim = self._watch.look(holder)
-        assert claim is None or claim == Claim(expired=claim.expired, seen=holder)
-        return "nothing" if claim is None else "expired" if claim.expired else "any"
+        assert claim in (None, holder)
+        return claim is not None
 
 
-def test_who_has_not_seen_it_move_goes_by_the_clock_of_the_database():
+@pytest.mark.parametrize("live", [True, False], ids=["good", "expired"])
+def test_a_lease_is_not_claimed_at_the_first_look_whatever_the_clock_of_the_database_says(live):
+    """That clock may have stepped forward a moment ago, and the holder is well."""
     look = Looks(TEN)
+    holder = replace(held(5), live=live)
 
-    assert [look(held(5)), look(held(5), after=9)] == ["expired", "expired"]
-
-
-def test_a_lease_that_was_good_at_the_first_look_is_not_claimed_because_the_clock_stepped():
-    look = Looks(TEN)
-
-    assert look(replace(held(5), live=True)) == "nothing"
-    assert [look(held(5), after=5), look(held(5), after=4.9), look(held(5), after=0.2)] == ["nothing", "nothing", "any"]
+    assert [look(holder), look(holder, after=9.9), look(holder, after=0.2)] == [False, False, True]
 
 
-def test_a_lease_that_moved_is_its_holder_s_for_its_length():
-    """Though the clock of the database may have stepped forward."""
+def test_a_lease_that_moves_stays_with_its_holder():
     look = Looks(TEN)
     look(held(5))
 
-    assert look(held(6), after=3) == "nothing"
-    assert look(held(6), after=9.9) == "nothing"
-    assert look(held(6), after=0.2) == "any"
-    assert look(held(0, epoch=2), after=0.2) == "nothing"
+    assert not look(held(6), after=9.9)
+    assert not look(held(6), after=9.9)
+    assert look(held(6), after=0.2)
+    assert not look(held(0, epoch=2), after=0.2)
 
 
-def test_a_lease_that_stands_still_is_claimed_after_the_longer_of_both_lengths():
-    """Though the clock of the database may have stepped back."""
-    for mine, theirs, claimed in ((1, 10, 10), (10, 1, 10), (10, None, 10)):
-        look = Looks(timedelta(seconds=mine))
-        holder = held(5, None if theirs is None else timedelta(seconds=theirs))
-        look(holder)
+@pytest.mark.parametrize(("mine", "theirs", "claimed"), [(1, 10, 10), (10, 1, 1), (10, None, 10)])
+def test_a_lease_that_stands_still_is_claimed_after_the_length_of_its_holder(mine, theirs, claimed):
+    """Though it has not expired by the clock of the database, which may have stepped back."""
+    look = Looks(timedelta(seconds=mine))
+    holder = replace(held(5, None if theirs is None else timedelta(seconds=theirs)), live=True)
+    look(holder)
 
-        assert look(holder, after=claimed - 0.1) == "expired"
-        assert look(holder, after=0.2) == "any"
-
-
-def test_after_its_own_length_a_lease_that_moved_is_claimed_if_it_has_expired():
-    look = Looks(TEN)
-    one = timedelta(seconds=1)
-    look(held(5, one))
-    look(held(6, one), after=0.5)
-
-    assert look(held(6, one), after=0.9) == "nothing"
-    assert look(held(6, one), after=0.2) == "expired"
+    assert not look(holder, after=claimed - 0.1)
+    assert look(holder, after=0.2)
 
 
 def settings(lease: float, renew_every: float) -> Settings:
@@ -146,6 +131,29 @@ def test_a_clock_that_steps_forward_takes_no_lease_from_its_holder(engine):
 
     assert (arrived, taken) == (True, 1)
     assert sorted(map(int, destination.bodies)) == list(range(20))
+
+
+def test_a_worker_that_begins_after_a_step_of_the_clock_takes_no_lease_from_a_worker_that_is_well(engine, channel):
+    """The holder has not renewed since the step, so its lease looks expired to everyone who has not watched it."""
+    outbox, destination = Outbox(engine), Destination()
+    relay_to(destination, outbox).until_empty()
+    lease = Leases(channel).acquire(Partition("relay"), "w0rker", timedelta(seconds=20))
+    assert lease is not None
+    step_clock(engine, timedelta(hours=1))
+    fill(outbox, 1)
+    relay = relay_to(destination, outbox)
+    relay.start()
+    try:
+        threading.Event().wait(2)
+        renewed = Leases(channel).renew(lease, timedelta(seconds=20))
+        early = list(destination.bodies)
+        Leases(channel).release(lease)
+        arrived = eventually(lambda: destination.bodies == [b"0"])
+    finally:
+        relay.stop()
+        relay.join(20)
+
+    assert (renewed, early, arrived) == (True, [], True)
 
 
 def test_no_call_begins_after_the_lease_has_gone_to_another(engine, monkeypatch):

@@ -213,6 +213,9 @@ class Dialect:
     check_ids: Callable[[Connection, Mapping[str, str], str, int], Iterator[Finding]]
     #: Checks constraints at once that would otherwise be checked at the commit; None where no constraint can wait.
     check_now: str | None
+    #: Makes others wait who declare or change subscriptions of the same tables, until the transaction ends. It draws no
+    #: transaction id, so a position may be captured after it. None where a transaction has the write lock anyway.
+    lock_subscriptions: str | None
     #: A clause that keeps a row as it is until the transaction ends, without writing a new version of it.
     share_lock: str
     #: A clause that locks the rows of a sub-select, and leaves out those that another transaction has locked.

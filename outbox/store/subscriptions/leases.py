@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 
-from outbox.model.lease import EXPIRED, Claim, Holder, Lease, Partition
+from outbox.model.lease import Holder, Lease, Partition
+from outbox.runtime.clock import clock
 from outbox.store.database import Channel
 
 #: A command that wants the leases of a subscription has a row in place of this partition, which no worker owns. So its
@@ -16,11 +18,11 @@ BID_SECONDS = 5.0
 _ACQUIRE = """
     UPDATE {lease} SET owner = :owner, epoch = epoch + 1, renewals = 0, lease_until = {later}, length_ms = :length
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition
-      AND (lease_until IS NULL OR owner = :owner OR ({claimed}))
+      AND (lease_until IS NULL OR owner = :owner OR (epoch = :seen_epoch AND renewals = :seen_renewals))
     RETURNING epoch
 """
-_EXPIRED = "lease_until <= {now}"
-_AS_SEEN = "epoch = :seen_epoch AND renewals = :seen_renewals"
+#: No lease has this epoch.
+_NONE_SEEN = -1
 _RENEW = """
     UPDATE {lease} SET lease_until = {later}, renewals = renewals + 1
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition AND epoch = :epoch
@@ -60,6 +62,30 @@ _HOLD = """
 """
 
 
+class LeaseWatch:
+    """Watches the lease of a partition for one that wants it: a worker that stands by, or a command.
+
+    It counts by a clock of its own, because that of the database may step. A lease that was not given back is claimed
+    after it has stood still for the length for which its holder takes it, also at the first look and also where it has
+    expired by the clock of the database: its holder may be well, and that clock may have stepped forward a moment ago.
+    """
+
+    def __init__(self, length: timedelta, now: Callable[[], float] = clock) -> None:
+        """`length`: counts for a holder that has not written its own."""
+        self._length = length
+        self._now = now
+        self._seen: Holder | None = None
+        self._since = 0.0
+
+    def look(self, holder: Holder) -> Holder | None:
+        """Take note of the holder as it is now; return it if its lease may be claimed, or None while it may not."""
+        now, seen = self._now(), self._seen
+        if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
+            self._seen, self._since = holder, now
+        length = holder.length or self._length
+        return holder if now - self._since > length.total_seconds() else None
+
+
 class Leases:
     """The lease rows of one outbox."""
 
@@ -71,28 +97,23 @@ class Leases:
             self._database.sql(each, bid=str(_BID), longest=longest) for each in (_LOOK, _ASK, _TAKE_BACK)
         )
 
-    def acquire(
-        self, partition: Partition, owner: str, length: timedelta, claim: Claim | None = EXPIRED
-    ) -> Lease | None:
-        """Take a lease that was given back, is the owner's own, or may be claimed; None if it is none of these.
+    def acquire(self, partition: Partition, owner: str, length: timedelta, claim: Holder | None = None) -> Lease | None:
+        """Take a lease that was given back, is the owner's own, or is still as `claim` says; None if it is neither.
 
         The lease gets the next epoch. An owner that lost its connection takes its own lease back at once; the new epoch
-        fences off the writes that it had begun before. `claim`: which other leases may be taken; None: no other.
+        fences off the writes that it had begun before. `claim`: what a `LeaseWatch` returned; None: no lease that
+        another owner has.
         """
+        epoch, renewals = (_NONE_SEEN, 0) if claim is None else (claim.epoch, claim.renewals)
         parameters: dict[str, object] = {
             **partition.parameters,
             "owner": owner,
             "seconds": length.total_seconds(),
             "length": length // timedelta(milliseconds=1),
+            "seen_epoch": epoch,
+            "seen_renewals": renewals,
         }
-        conditions = ["TRUE"] if claim is not None else ["FALSE"]
-        if claim is not None and claim.expired:
-            conditions.append(self._database.sql(_EXPIRED))
-        if claim is not None and claim.seen is not None:
-            conditions.append(_AS_SEEN)
-            parameters |= {"seen_epoch": claim.seen.epoch, "seen_renewals": claim.seen.renewals}
-        statement = self._database.sql(_ACQUIRE, claimed=" AND ".join(conditions))
-        rows = self._channel.rows(statement, **parameters)
+        rows = self._channel.rows(_ACQUIRE, **parameters)
         return Lease(partition, rows[0][0], owner) if rows else None
 
     def renew(self, lease: Lease, length: timedelta) -> bool:

@@ -72,7 +72,7 @@ class Readers:
             SubscriptionError: the name is that of a relay, of another archive or reserved; or the hold is out of range.
         """
         self.require_registrable(name, archive=archive, hold=hold)
-        with self._channel.transaction():
+        with self._subscriptions.changing():
             self._channel.run(_REGISTER, name=name, archive=archive)
             # Another process may have created a subscription of this name since the check above.
             self._require_free(self._subscriptions.get(name), name, archive)

@@ -30,8 +30,10 @@ def require_fitting(declared: Declaration, known: Sequence[Subscription]) -> Sub
     stored = _named(declared.name, known)
     if stored is not None and (stored.destination is not None or declared.destination is None):
         require_same(stored, declared, known)
-    if stored is None and declared.split_from is not None:
+    elif stored is None and declared.split_from is not None:
         _require_split(declared, declared.split_from, known)
+    elif declared.kind == "relay":
+        _require_own_topics(declared, known)
     follower = _named(compensation_of(declared.name), known)
     if follower is not None:
         _require_same_destination(follower, declared)
@@ -97,9 +99,27 @@ def taken_topics(stored: Subscription, topics: Sequence[str] | None, known: Sequ
         for each in routes_of(base, known)
         if each.name != stored.name and wanted.shares(Topics.of(each.topics)) and not now.shares(Topics.of(each.topics))
     ]
-    if not owners:
-        return None
-    patterns = [each.name[len(base) + 1 :] or ANYTHING for each in (*owners, stored)]
+    return _beside_routes(base, owners, stored.name) if owners else None
+
+
+def _require_own_topics(declared: Declaration, known: Sequence[Subscription]) -> None:
+    """Refuse to begin with topics with which routes of this subscription have begun before."""
+    wanted = Topics.of(declared.topics)
+    owners = [
+        each
+        for each in routes_of(declared.name, known)
+        if each.name != declared.name and wanted.shares(Topics.of(each.topics))
+    ]
+    if owners:
+        taken = _beside_routes(declared.name, owners, declared.name)
+        raise SubscriptionError(
+            f"subscription {declared.name!r} has not begun yet, and {taken}; or give this worker another --name"
+        )
+
+
+def _beside_routes(base: str, owners: Sequence[Subscription], name: str) -> str:
+    """Return in words that these routes have topics which `name` asks for, and with which routes to run the relay."""
+    patterns = [each[len(base) + 1 :] or ANYTHING for each in (*(owner.name for owner in owners), name)]
     # The first that matches takes a message, so the wider ones come last.
     patterns.sort(key=lambda each: (-len(each.replace(ANYTHING, "")), each.count(ANYTHING)))
     options = " ".join(_option("route", f"{each}=URL") for each in patterns)

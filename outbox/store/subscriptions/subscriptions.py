@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from outbox.errors import SubscriptionError
@@ -18,6 +18,7 @@ from outbox.model.subscription import (
     subscription_of,
 )
 from outbox.model.topics import Topics
+from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Row
 from outbox.store.log.log import Log
@@ -45,8 +46,6 @@ _ALTER = """
 _STORE_HOSTS = """
     UPDATE {subscription} SET destination = :destination WHERE name IN (:name, :follower) AND destination = :stored
 """
-#: Makes a split of this subscription wait for a transaction that creates its compensation, and the other way round.
-_KEEP = "SELECT 1 FROM {subscription} WHERE name = :name {share_lock}"
 _LEASE = """
     INSERT INTO {lease} (subscription, generation, partition, epoch, renewals)
     VALUES (:name, 1, 0, 0, 0) ON CONFLICT (subscription, generation, partition) DO NOTHING
@@ -90,8 +89,21 @@ class Subscriptions:
             raise SubscriptionError(f"there is no subscription {name!r}; there are: {known}")
         return found
 
-    def declare(self, declared: Declaration, start: Start = "earliest") -> Subscription:
-        """Find the subscription, or create it at `start`.
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Begin a transaction beside which nobody else declares, alters, splits or drops a subscription.
+
+        All that do so read and write inside one, so that none acts on what another one has changed since. A position
+        may be captured inside before anything is written.
+        """
+        lock = self._channel.database.dialect.lock_subscriptions
+        with self._channel.transaction():
+            if lock is not None:
+                self._channel.rows(lock)
+            yield
+
+    def declare(self, declared: Declaration, start: Start | None = "earliest") -> Subscription:
+        """Find the subscription, or create it at `start`; None: it has to be there.
 
         One that has no destination yet gets the selection, the destination and the policy that are declared.
         Any number of processes may do so at once: the first creates it, and the others find it.
@@ -99,18 +111,22 @@ class Subscriptions:
         Raises:
             SubscriptionError: it is stored with another selection, destination or policy. (Two workers of one name with
                 different selections would pass over each other's messages.) Or the messages that its direct writers
-                leave behind go to another destination.
+                leave behind go to another destination; or it would begin with topics that a route has; or it is not
+                there and has no start.
         """
         stored = self.check(declared)
         if stored is not None and (stored.destination is not None or declared.destination is None):
             return stored
-        if stored is None:
-            self._create(declared, start)
-        if declared.destination is not None:
-            values = self._values(declared)
-            self._channel.run(_DECLARE, **values, on_dead=declared.on_dead or "block")
-        stored = self.get(declared.name)
-        require_same(stored, declared, self.all())
+        with self.changing():
+            # Checked again, because another one may have been declared or changed before the lock was taken.
+            stored = self.check(declared)
+            crash_point("subscription.checked")
+            if stored is None:
+                self._create(declared, start)
+            elif stored.destination is None and declared.destination is not None:
+                self._channel.run(_DECLARE, **self._values(declared), on_dead=declared.on_dead or "block")
+            stored = self.get(declared.name)
+            require_same(stored, declared, self.all())
         return stored
 
     def check(self, declared: Declaration) -> Subscription | None:
@@ -132,11 +148,13 @@ class Subscriptions:
         if declared.destination in (None, stored.destination):
             return stored
         names = {"name": stored.name, "follower": compensation_of(stored.name)}
-        self._channel.run(_STORE_HOSTS, **names, destination=declared.destination, stored=stored.destination)
-        return replace(stored, destination=declared.destination)
+        with self.changing():
+            self._channel.run(_STORE_HOSTS, **names, destination=declared.destination, stored=stored.destination)
+        return self.get(stored.name)
 
     def alter(self, changed: Subscription) -> None:
-        """Store another selection, destination or policy. The caller must hold the lease."""
+        """Store another selection, destination or policy. Call it inside `changing`; the caller must hold the lease."""
+        crash_point("subscription.checked")
         values = {
             "name": changed.name,
             "topics": _topics_text(changed.topics),
@@ -147,7 +165,7 @@ class Subscriptions:
         self._channel.run(_ALTER, **values)
 
     def create_at(self, made: Subscription, progress: Progress) -> None:
-        """Create a subscription that stands where another one does. Call it inside the transaction that reads that."""
+        """Create a subscription that stands where another one does. Call it inside `changing`, which reads that."""
         row = {
             "name": made.name,
             "topics": _topics_text(made.topics),
@@ -170,34 +188,34 @@ class Subscriptions:
         return bool(self._channel.rows(statement, name=name, first=first, **database.dialect.bind_topics(topics)))
 
     def drop(self, name: str) -> None:
-        """Delete a subscription, with its leases, progress and parked messages; for a compensation also the acks."""
-        with self._channel.transaction():
-            for table in ("parked", "progress", "lease"):
-                self._channel.run(f"DELETE FROM {{{table}}} WHERE subscription = :name", name=name)
-            followed = subscription_of(name)
-            if followed is not None:
-                Acks(self._channel, followed).forget()
-            self._channel.run("DELETE FROM {subscription} WHERE name = :name", name=name)
+        """Delete a subscription, with its leases, progress and parked messages; for a compensation also the acks.
 
-    def _create(self, declared: Declaration, start: Start) -> None:
-        # The position is captured before the transaction begins, because a transaction that has written cannot capture.
+        Call it inside `changing`.
+        """
+        for table in ("parked", "progress", "lease"):
+            self._channel.run(f"DELETE FROM {{{table}}} WHERE subscription = :name", name=name)
+        followed = subscription_of(name)
+        if followed is not None:
+            Acks(self._channel, followed).forget()
+        self._channel.run("DELETE FROM {subscription} WHERE name = :name", name=name)
+
+    def _create(self, declared: Declaration, start: Start | None) -> None:
+        if start is None:
+            raise SubscriptionError(f"there is no subscription {declared.name!r}")
         if declared.grace and isinstance(start, datetime):
             raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
+        # The position is captured first, because a transaction that has written cannot capture.
         place = _place(self._first_progress(start))
-        with self._channel.transaction():
-            if declared.kind == "compensation":
-                self._channel.rows(_KEEP, name=subscription_of(declared.name))
-            grace = grace_milliseconds(declared.grace or timedelta(0))
-            row = {
-                **self._values(declared),
-                "kind": declared.kind,
-                "tags": None if declared.tags is None else json.dumps(declared.tags),
-                "on_dead": declared.on_dead or "block",
-                "grace_ms": grace,
-            }
-            if self._channel.run(_CREATE, **row):
-                self._channel.run(_LEASE, name=declared.name)
-                self._channel.run(_FIRST_PROGRESS, name=declared.name, **place)
+        row = {
+            **self._values(declared),
+            "kind": declared.kind,
+            "tags": None if declared.tags is None else json.dumps(declared.tags),
+            "on_dead": declared.on_dead or "block",
+            "grace_ms": grace_milliseconds(declared.grace or timedelta(0)),
+        }
+        if self._channel.run(_CREATE, **row):
+            self._channel.run(_LEASE, name=declared.name)
+            self._channel.run(_FIRST_PROGRESS, name=declared.name, **place)
 
     def _first_progress(self, start: Start) -> Progress:
         if start == "earliest":

@@ -45,6 +45,8 @@ TRANSACTIONS = [
 ]  # fmt: skip
 #: Of commands that borrow a worker's lease, in tests/worker/test_giving_back.py.
 COMMANDS = ["command.after_ask", "command.before_alter", "command.after_alter"]
+#: Of all that declare or change a subscription, in tests/store/test_taking_turns.py.
+CHANGES = ["subscription.checked"]
 
 
 class FileOf:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox
 from outbox.errors import LeaseLostError
-from outbox.model.lease import Claim, Partition
+from outbox.model.lease import Partition
 from outbox.model.parking import Parking
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
@@ -76,8 +76,7 @@ class Owner:
         log = Log(Limits(rows=ROWS))
         self._leases, partition = Leases(self._channel), Partition("relay")
         former = self._leases.look(partition)
-        known_dead = Claim(expired=False, seen=former)
-        lease = self._leases.acquire(partition, str(number), timedelta(minutes=1), known_dead)
+        lease = self._leases.acquire(partition, str(number), timedelta(minutes=1), former)
         assert lease is not None
         self._lease = lease
         newest = ProgressLog(self._channel).newest(partition)

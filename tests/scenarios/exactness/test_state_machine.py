@@ -85,7 +85,9 @@ class Machine(Writers):
     def _take_lease(self) -> None:
         self._wait_for_writers()
         channel = self.world.database.open()
-        lease = Leases(channel).acquire(PARTITION, secrets.token_hex(4), LEASE)
+        seen = Leases(channel).look(PARTITION)
+        stood_still = None if seen is None or seen.live else seen
+        lease = Leases(channel).acquire(PARTITION, secrets.token_hex(4), LEASE, stood_still)
         assert (lease is not None) == self.model.may_take_lease(self.world.now)
         if lease is None:
             channel.close()

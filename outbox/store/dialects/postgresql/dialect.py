@@ -431,6 +431,9 @@ DIALECT = Dialect(
     check_tables=check_tables,
     check_ids=check_ids,
     check_now="SET CONSTRAINTS ALL IMMEDIATE",
+    # The table's oid stands for this outbox among several in one database.
+    lock_subscriptions="SELECT pg_advisory_xact_lock(hashtext('outbox_subscription'),"
+    " CAST(CAST(CAST('{subscription}' AS regclass) AS oid) AS integer))",
     share_lock="FOR SHARE",
     skip_locked="FOR UPDATE SKIP LOCKED",
     identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"

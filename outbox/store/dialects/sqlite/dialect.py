@@ -184,6 +184,7 @@ DIALECT = Dialect(
     check_tables=check_tables,
     check_ids=check_ids,
     check_now=None,
+    lock_subscriptions=None,
     share_lock="",
     skip_locked="",
     identity="SELECT NULL AS system_identifier, NULL AS database_oid",
