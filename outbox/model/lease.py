@@ -28,6 +28,10 @@ class Lease:
     epoch: int
     owner: str
 
+    def follows(self, other: Lease) -> bool:
+        """Return whether nobody had the partition between the other lease and this one."""
+        return self.partition == other.partition and self.epoch == other.epoch + 1
+
     @property
     def parameters(self) -> dict[str, object]:
         """The key of its row, and the epoch that a write has to match."""

@@ -7,12 +7,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from queue import SimpleQueue
-from uuid import UUID
 
+from outbox.model.lease import Lease
 from outbox.model.message import Message
+from outbox.model.parking import Parking
 from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
+from outbox.worker.known import KnownOutcomes
 
 Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
 
@@ -26,8 +28,6 @@ _VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
 
 #: How much larger a call may be than the one before.
 _GROWTH = 8
-#: So many messages that arrived late are remembered; one that is forgotten is sent a second time.
-_MOST_ARRIVED = 100_000
 
 
 def next_size(size: int, call: int, took: float, *, allowed: float, most: int) -> int:
@@ -42,11 +42,19 @@ def next_size(size: int, call: int, took: float, *, allowed: float, most: int) -
 class Call:
     """One call of the handler: under way, or finished with verdicts or an error, or without having begun."""
 
-    __slots__ = ("_begin_before", "_finished", "blamed", "error", "late", "messages", "started", "verdicts")
+    __slots__ = (
+        "_begin_before", "_finished", "blamed", "error", "late", "lease", "messages", "started", "verdicts", "void"
+    )  # fmt: skip
 
-    def __init__(self, messages: Sequence[Message], begin_before: float = math.inf) -> None:
-        """`begin_before`: the moment, by `clock`, from which on the handler is not called any more."""
+    def __init__(self, messages: Sequence[Message], begin_before: float = math.inf, lease: Lease | None = None) -> None:
+        """`begin_before`: the moment, by `clock`, from which on the handler is not called any more.
+
+        `lease`: the one under which the call is made.
+        """
         self.messages = messages
+        self.lease = lease
+        #: True when its verdicts do not count, because others may have handled its messages since it was made.
+        self.void = False
         self._begin_before = begin_before
         #: True when the call came to its thread too late, and was not made.
         self.late = False
@@ -66,6 +74,11 @@ class Call:
     def seconds(self) -> float:
         """Seconds since the call began."""
         return time.monotonic() - self.started
+
+    @property
+    def answers(self) -> list[tuple[Message, Verdict]]:
+        """The messages with their verdicts; empty if the handler gave none."""
+        return list(zip(self.messages, self.verdicts or (), strict=False))
 
     def wait(self, seconds: float) -> bool:
         """Wait for the handler to come back; return False when it has not within so many seconds."""
@@ -100,7 +113,8 @@ class HungCalls:
     """Calls that are past their deadline, over all leases and all relays of a subscription in this process.
 
     A slow call cannot be distinguished from one that hangs. Until it comes back, its messages and their keys are held:
-    none of them is handled beside it.
+    none of them is handled beside it. Its verdicts count while its lease stands, and under the next leases if all of
+    them were taken by this process.
     """
 
     def __init__(self) -> None:
@@ -110,11 +124,41 @@ class HungCalls:
     def _reset(self) -> None:
         """Begin with no calls; also in a fork, because the threads of these calls stay with the parent."""
         self._calls: list[Call] = []
-        self._arrived: dict[int | None, UUID] = {}
+        self._lease: Lease | None = None
+        self._incarnation: str | None = None
+        #: Outcomes of messages that are not settled; of late calls, and of a connection that was lost.
+        self.known = KnownOutcomes()
+
+    def taken(self, lease: Lease) -> None:
+        """Note under which lease messages are handled from now on.
+
+        If another process had a lease since the last one, it may have sent earlier messages of a key again. Then no
+        outcome from before counts.
+        """
+        if self._lease is None or not lease.follows(self._lease):
+            self._forget_outcomes()
+        self._lease = lease
+
+    def read_from(self, incarnation: str) -> None:
+        """Note the server's incarnation. After a crash, or a failover, what a handler has stored there may be gone."""
+        if incarnation != self._incarnation:
+            self._forget_outcomes()
+        self._incarnation = incarnation
+
+    def _forget_outcomes(self) -> None:
+        self.known.clear()
+        for call in self._calls:
+            call.void = True
 
     def add(self, call: Call) -> None:
         """Hold the messages of this call, and their keys."""
+        call.void = call.lease != self._lease
         self._calls.append(call)
+
+    def note(self, lease: Lease | None, done: Iterable[Message], parked: Iterable[tuple[Message, Parking]]) -> None:
+        """Remember outcomes that were not settled under this lease, unless a newer one was taken already."""
+        if lease == self._lease:
+            self.known.note(done, parked)
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -136,39 +180,29 @@ class HungCalls:
 
     @property
     def unanswered(self) -> set[int | None]:
-        """The log ids of messages that are held, or have arrived late."""
-        return self.ids | self._arrived.keys()
+        """The log ids of messages that are held, or whose outcome is known and not settled."""
+        return self.ids | self.known.ids
 
     def take_finished(self) -> list[Call]:
-        """Return the calls that have come back by now, and hold their messages no longer."""
+        """Return the calls that have come back by now and whose verdicts count; hold no messages of finished calls."""
         finished = [call for call in self._calls if call.finished]
         self._calls = [call for call in self._calls if call not in finished]
-        return finished
-
-    def note_arrived(self, messages: Iterable[Message]) -> None:
-        """Remember messages that arrived late and are not in the batch: they are parked, or will be read again."""
-        if len(self._arrived) > _MOST_ARRIVED:
-            self._arrived.clear()
-        self._arrived |= {message.id: message.message_id for message in messages}
-
-    def take_arrived(self, messages: Iterable[Message]) -> list[Message]:
-        """Return those of these messages that arrived late, and forget them."""
-        if not self._arrived:
-            return []
-        return [m for m in messages if m.id in self._arrived and self._arrived.pop(m.id) == m.message_id]
+        return [call for call in finished if not call.void]
 
 
 class Caller:
     """Performs one call at a time; when one hangs, the next goes to a fresh thread."""
 
-    def __init__(self, handler: Handler) -> None:
+    def __init__(self, handler: Handler, lease: Lease | None = None) -> None:
+        """`lease`: the one under which the calls are made."""
         self._handler = handler
+        self.lease = lease
         self._queue: SimpleQueue[Call | None] | None = None
         self._last: Call | None = None
 
     def start(self, messages: Sequence[Message], begin_before: float = math.inf) -> Call:
         """Begin a call and return at once. From the moment `begin_before` on, the handler is not called any more."""
-        call = Call(messages, begin_before)
+        call = Call(messages, begin_before, self.lease)
         if self._queue is None or (self._last is not None and not self._last.finished):
             self._new_thread()
         assert self._queue is not None

@@ -9,7 +9,8 @@ crashes its handler does not stop the rest.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,6 +21,7 @@ from outbox.model.retry import seconds_to_wait
 from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
 from outbox.worker.calls import Call, Caller, HungCalls, StrangeAnswerError, next_size
 from outbox.worker.failure_log import FailureLog
+from outbox.worker.known import Identity, identity_of
 from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
 
 logger = logging.getLogger("outbox")
@@ -38,7 +40,11 @@ _SOON_SECONDS = 0.005
 
 @dataclass(slots=True)
 class Outcome:
-    """The result of a batch. `open`: without a result, because the worker was stopped or the topic is in `sick`."""
+    """The result of a batch, or of a part of it.
+
+    `open`: without a result, because the worker was stopped or the topic is in `sick`. `next`: the first message that
+    has no result yet; None in the last part.
+    """
 
     done: list[Message] = field(default_factory=list)
     parked: list[tuple[Message, Parking]] = field(default_factory=list)
@@ -47,6 +53,7 @@ class Outcome:
     #: `paused`: the batch waited for the destination. `away`: the destination accepts nothing at the end.
     paused: bool = False
     away: bool = False
+    next: Message | None = None
 
     @property
     def accepted_topics(self) -> set[str]:
@@ -69,6 +76,7 @@ class BatchHandler:
         before_call: Callable[[], float],
         rest: Callable[[float], bool],
         most: int,
+        part_seconds: float = 1.0,
         hung: HungCalls | None = None,
         gives_up: bool = True,
         serialize: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext,
@@ -78,8 +86,9 @@ class BatchHandler:
         left for a call. `rest` sleeps, and returns False when a stop is asked. `serialize` waits until nobody else
         calls the same handler, and calls its argument before it waits.
 
-        A call has at most `most` messages. `hung`: the calls that did not come back, also those of earlier leases.
-        `gives_up`: whether the worker gives up when calls hang, so that a new process ends them.
+        A call has at most `most` messages. `part_seconds`: a batch that takes longer comes in parts. `hung`: the calls
+        that did not come back, also those of earlier leases. `gives_up`: whether the worker gives up when calls hang,
+        so that a new process ends them.
         """
         self._caller = caller
         self._policy = policy
@@ -89,6 +98,7 @@ class BatchHandler:
         self._failure_log = failure_log
         self._limit = self._most = most
         self._careful_until = most
+        self._part_seconds = part_seconds
         self._size = policy.least
         self._accepts = 0
         #: By log id, the number of accepted messages at the first failure; in the order of the last failures.
@@ -113,14 +123,22 @@ class BatchHandler:
         A message that hangs alone in its call is not among them, because an attempt of it may have to be counted.
         """
         for call in self._hung.take_finished():
-            self._hung.note_arrived(_arrived(call))
+            self._hung.known.note(message for message, verdict in call.answers if isinstance(verdict, Done))
         alone = {c.messages[0].id for c in self._hung.unfinished if len(c.messages) == 1 and not c.blamed}
         return Held(ids=self._hung.ids - alone, keys=self._hung.keys, but=alone)
 
     @property
     def unanswered(self) -> set[int | None]:
-        """The log ids of messages that may have arrived: their calls hang, or have verdicts that are not used yet."""
+        """The log ids of messages that may have arrived: their calls hang, or have outcomes that are not settled."""
         return self._hung.unanswered
+
+    def read_from(self, incarnation: str) -> None:
+        """Note the incarnation of the server that the messages are read from."""
+        self._hung.read_from(incarnation)
+
+    def keep(self, done: Sequence[Message], parked: Sequence[tuple[Message, Parking]]) -> None:
+        """Remember outcomes that could not be settled, for the next lease."""
+        self._hung.note(self._caller.lease, done, parked)
 
     def run(
         self,
@@ -130,8 +148,10 @@ class BatchHandler:
         quota: int,
         now: Callable[[], datetime] | None = None,
         more_available: Callable[[], bool] = lambda: False,
-    ) -> Outcome:
-        """Call the handler until every message has an outcome, or a stop is asked.
+    ) -> Iterator[Outcome]:
+        """Call the handler until every message has an outcome, or a stop is asked; yield the outcomes.
+
+        They come in parts when the batch takes long, so that each part can be settled before the next.
 
         `wait_for_destination`: wait for an unavailable destination, with growing pauses; otherwise the topic counts as
         sick and its messages stay open. `quota`: how many messages may be parked as waiting. `now`: the clock by which
@@ -139,41 +159,74 @@ class BatchHandler:
         whether the destination is sick or a message crashes its handler.
         """
         batch = _Batch(messages, quota)
+        began = time.monotonic()
+        try:
+            for pauses in self._work_through(batch, now, more_available, wait_for_destination=wait_for_destination):
+                if (pauses or time.monotonic() - began >= self._part_seconds) and batch.pending and batch.has_part:
+                    yield self._part(batch, pauses=pauses)
+                    began = time.monotonic()
+            batch.outcome.open.extend(batch.pending)
+            batch.pending = []
+            yield self._part(batch, pauses=False)
+        except BaseException:
+            self.keep(batch.outcome.done, batch.outcome.parked)
+            raise
+
+    def _part(self, batch: _Batch, *, pauses: bool) -> Outcome:
+        """Return the outcomes since the part before; `pauses`: none of the messages that are left is accepted now."""
+        self._tell_what_waits(batch)
+        batch.outcome.away = pauses or batch.away is not None
+        self._forget(batch.outcome)
+        return batch.next_part()
+
+    def _work_through(
+        self,
+        batch: _Batch,
+        now: Callable[[], datetime] | None,
+        more_available: Callable[[], bool],
+        *,
+        wait_for_destination: bool,
+    ) -> Iterator[bool]:
+        """Give messages their outcomes; yield False after some got one, and True before a pause."""
         while batch.pending and not self.gave_up and self._rest(0):
             self._look_after_hung(batch, now, wait_for_destination=wait_for_destination)
-            chunk = self._choose(batch)
-            if chunk:
-                moved = self._judge(batch, self._call(chunk))
-            else:
+            if not batch.pending:
+                break
+            chunk, tried = self._choose(batch), list[Message]()
+            if not chunk:
                 # Every remaining message hangs, or was tried since the destination accepted something: start over.
-                moved = False
                 tried = [message for message in batch.pending if message.id in batch.tried]
                 batch.tried.clear()
-            if moved:
+            elif self._judge(batch, self._call(chunk)):
                 self._let_expire(batch, now)
+                yield False
                 continue
             if wait_for_destination:
                 self._tell(batch, batch.answers_by_topic(batch.pending))
                 batch.outcome.paused = True
+                yield True
                 self.meanwhile()
                 if not self._pause():
                     break
                 self._let_expire(batch, now)
                 if not chunk and not self._hung and more_available():
                     self._let_pass(batch)
-            elif batch.away is not None and len(chunk) == 1:
-                # The destination accepts nothing at all: to try another message now would show nothing new.
-                batch.leave_topics(list(batch.pending))
+            elif self._leaves_all(batch, chunk, tried):
                 break
-            elif not chunk:
-                batch.leave_topics(tried)
-                break
-            elif len(chunk) == 1 and batch.is_sick(chunk[0].topic):
-                batch.leave_topics(chunk)
-        batch.outcome.open.extend(batch.pending)
-        self._tell_what_waits(batch)
-        self._forget(batch.outcome)
-        return batch.outcome
+
+    @staticmethod
+    def _leaves_all(batch: _Batch, chunk: list[Message], tried: list[Message]) -> bool:
+        """Leave the topics that are not accepted; return whether nothing else is worth a try."""
+        if batch.away is not None and len(chunk) == 1:
+            # The destination accepts nothing at all: to try another message now would show nothing new.
+            batch.leave_topics(list(batch.pending))
+            return True
+        if not chunk:
+            batch.leave_topics(tried)
+            return True
+        if len(chunk) == 1 and batch.is_sick(chunk[0].topic):
+            batch.leave_topics(chunk)
+        return False
 
     def _let_expire(self, batch: _Batch, now: Callable[[], datetime] | None) -> None:
         """Park as dead the messages that have expired by now, except those that may have arrived."""
@@ -202,11 +255,10 @@ class BatchHandler:
             }
             sick = batch.answers_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.sick)
             self._tell(batch, sick | waiting)
-        batch.outcome.away = batch.away is not None
 
     def _tell(self, batch: _Batch, answers: dict[str, str]) -> None:
         if self._failure_log is not None and answers:
-            same = None if batch.outcome.done or len(answers) == 1 else next(iter(answers.values()))
+            same = None if batch.some_done or len(answers) == 1 else next(iter(answers.values()))
             of_all = same is not None and set(answers.values()) == {same}
             self._failure_log.refused(answers, by_all=batch.away or (same if of_all else None))
 
@@ -214,12 +266,17 @@ class BatchHandler:
         # At its deadline a call gives up its turn: the handler may be called again while this call still runs.
         while True:
             with self._serialize(self.meanwhile):
-                call = self._caller.start(chunk, self._before_call())
+                begin_before = self._before_call()
+                self._hung.known.hand_over(chunk)
+                call = self._caller.start(chunk, begin_before)
                 try:
                     self._await(call, self._policy.deadline.total_seconds())
-                finally:
-                    if not call.finished:
-                        self._hung.add(call)
+                except BaseException:
+                    # Its verdicts count, whether it has come back by now or not.
+                    self._hung.add(call)
+                    raise
+                if not call.finished:
+                    self._hung.add(call)
             if not call.late:
                 return call
 
@@ -326,7 +383,7 @@ class BatchHandler:
                 return self._policy.dead(message, error)
             case Unavailable(error, everything):
                 batch.away = error if everything else None
-                others_done = others_done or bool(batch.outcome.done)
+                others_done = others_done or batch.some_done
                 if (others_done or self._accepted_since_failure(message)) and batch.quota > 0:
                     batch.quota -= 1
                     return self._policy.waiting(message, error)
@@ -335,7 +392,7 @@ class BatchHandler:
                 if alone:
                     self._note_failed_alone(message, self._failed_alone.get(message.id, self._accepts))
                     batch.tried.add(message.id)
-                    batch.refused |= {message.topic} if batch.outcome.done else set()
+                    batch.refused |= {message.topic} if batch.some_done else set()
         return None
 
     def _look_after_hung(
@@ -351,17 +408,13 @@ class BatchHandler:
 
         For a message that still hangs alone, an attempt is counted when others were accepted since.
         """
+        known = self._hung.known
+        if known:
+            done, parked = known.take(batch.in_turn(known))
+            batch.resolve(done, parked)
         finished = self._hung.take_finished()
         for call in finished:
-            pending = {message.message_id: message for message in batch.pending}
-            answers = [(m, v) for m, v in zip(call.messages, call.verdicts or (), strict=False)]
-            self._hung.note_arrived(m for m, v in answers if isinstance(v, Done) and m.message_id not in pending)
-            answered = [(pending[m.message_id], v) for m, v in answers if m.message_id in pending]
-            if answered:
-                self._apply(batch, [m for m, _ in answered], [v for _, v in answered])
-        arrived = self._hung.take_arrived(batch.pending)
-        if arrived:
-            batch.resolve(arrived, [])
+            self._use_answers(batch, call)
         for call in self._hung.unfinished:
             # Found by id, because a message that was parked meanwhile was read again. One call counts only once.
             message = batch.by_id().get(call.messages[0].id) if len(call.messages) == 1 and not call.blamed else None
@@ -369,6 +422,15 @@ class BatchHandler:
                 call.blamed = True
                 batch.resolve([], [(message, self._policy.failed(message, "hangs, while others are accepted"))])
         return bool(finished)
+
+    def _use_answers(self, batch: _Batch, call: Call) -> None:
+        """Use the verdicts of a call that came back late, except for messages behind one that has to be sent again."""
+        verdicts = {identity_of(message): verdict for message, verdict in call.answers}
+        used = batch.in_turn(verdicts)
+        now = set(map(identity_of, used))
+        self._hung.known.note(m for m, v in call.answers if isinstance(v, Done) and identity_of(m) not in now)
+        if used:
+            self._apply(batch, used, [verdicts[identity_of(message)] for message in used])
 
     def _is_hopeless(self, call: Call) -> bool:
         return call.seconds > self._policy.deadline.total_seconds() * _HOPELESS
@@ -429,13 +491,8 @@ class BatchHandler:
         return self._rest(seconds_to_wait(self._policy.pause, self._failures))
 
 
-def _arrived(call: Call) -> list[Message]:
-    """Return the messages of a finished call that the destination has accepted."""
-    return [m for m, verdict in zip(call.messages, call.verdicts or (), strict=False) if isinstance(verdict, Done)]
-
-
 class _Batch:
-    """The messages of one run: those without an outcome yet, and the outcomes."""
+    """The messages of one run: those without an outcome yet, and the outcomes since the last part."""
 
     def __init__(self, messages: list[Message], quota: int) -> None:
         self.pending = messages
@@ -449,6 +506,38 @@ class _Batch:
         #: Why the destination accepts nothing at all, since it last accepted something.
         self.away: str | None = None
         self.outcome = Outcome()
+        self._some_done = False
+
+    @property
+    def some_done(self) -> bool:
+        """True when the destination has accepted a message of this run."""
+        return self._some_done or bool(self.outcome.done)
+
+    @property
+    def has_part(self) -> bool:
+        """True when messages got outcomes since the last part."""
+        return bool(self.outcome.done or self.outcome.parked)
+
+    def next_part(self) -> Outcome:
+        """Return the outcomes since the last part, and begin another part."""
+        part = self.outcome
+        part.next = self.pending[0] if self.pending else None
+        self._some_done = self.some_done
+        self.outcome = Outcome(open=list(part.open), sick=set(part.sick), paused=part.paused)
+        return part
+
+    def in_turn(self, identities: Container[Identity]) -> list[Message]:
+        """Return those of these messages that have no other message of their key before them."""
+        found: list[Message] = []
+        held: set[str | None] = set()
+        for message in self.pending:
+            if message.key in held:
+                continue
+            if identity_of(message) in identities:
+                found.append(message)
+            elif message.key is not None:
+                held.add(message.key)
+        return found
 
     def by_id(self) -> dict[int | None, Message]:
         """Return the messages without an outcome, by log id."""

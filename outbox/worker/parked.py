@@ -218,20 +218,36 @@ class ParkedQueue:
         expired: Parkings = [(r.message, EXPIRED) for r in ready if r.message.id in late]
         to_send = [r.message for r in ready if r.message.id not in late]
         done = self._finished.finished(to_send) if self._finished is not None and to_send else set()
-        outcome = self._batch_handler.run([m for m in to_send if m.id not in done], wait_for_destination=False, quota=0)
-        self._tell_accepted(outcome)
-        if self._activity is not None:
-            self._activity.count(outcome.done)
-        outcome.done += [message for message in to_send if message.id in done]
-        self._note_sick(outcome.sick, {message.topic for message in outcome.done})
-        # Messages that are blocked by their key are parked as blocked already.
-        changed = expired + [(message, parking) for message, parking in outcome.parked if parking is not BLOCKED]
-        if outcome.done or changed:
-            self._settlement.settle_parked([message.id or 0 for message in outcome.done], changed)
-            self.keys.reconsider({m.key for m in (*outcome.done, *(m for m, _ in changed)) if m.key is not None})
-            self.keys.hold(message.key for message, parking in changed if parking.blocks)
-            self._tell(changed)
-        return bool(outcome.done or changed)
+        # Messages that are done already, or are expired, are settled with the first part.
+        already, worked = [message for message in to_send if message.id in done], False
+        well: set[str] = set()
+        left = [message for message in to_send if message.id not in done]
+        for outcome in self._batch_handler.run(left, wait_for_destination=False, quota=0):
+            self._tell_accepted(outcome)
+            if self._activity is not None:
+                self._activity.count(outcome.done)
+            # Messages that are blocked by their key are parked as blocked already.
+            changed = expired + [(message, parking) for message, parking in outcome.parked if parking is not BLOCKED]
+            worked = self._settle(outcome.done + already, changed) or worked
+            expired, already = [], []
+            well |= {message.topic for message in outcome.done}
+            sick = outcome.sick
+        self._note_sick(sick, well)
+        return worked
+
+    def _settle(self, done: list[Message], changed: Parkings) -> bool:
+        """Write the outcomes of parked messages; return whether there were any."""
+        if not (done or changed):
+            return False
+        try:
+            self._settlement.settle_parked([message.id or 0 for message in done], changed)
+        except BaseException:
+            self._batch_handler.keep(done, changed)
+            raise
+        self.keys.reconsider({m.key for m in (*done, *(m for m, _ in changed)) if m.key is not None})
+        self.keys.hold(message.key for message, parking in changed if parking.blocks)
+        self._tell(changed)
+        return True
 
     def _tell(self, parkings: Parkings) -> None:
         if self._failure_log is not None:

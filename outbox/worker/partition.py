@@ -63,6 +63,7 @@ class PartitionWorker:
         self._batch_handler = batch_handler
         self._policy = policy
         self._incarnation = log.now(channel).incarnation
+        batch_handler.read_from(self._incarnation)
         newest = ProgressLog(channel).newest(lease.partition)
         if newest is None:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
@@ -79,11 +80,14 @@ class PartitionWorker:
         self._stored = newest.progress
         self._passed = False
         self._stored_at = time.monotonic()
-        #: Messages that were handled and are not settled: up to which progress, how many, and how large.
+        #: Batches that were handled and are not settled: up to which progress, their messages, and how large.
         #: `_settle_at`: when to settle them.
         self._handled: Progress | None = None
-        self._handled_messages = self._handled_bytes = 0
+        self._handled_messages: list[Message] = []
+        self._handled_bytes = 0
         self._settle_at = math.inf
+        #: What came of the batch that is being handled, as far as it is not settled.
+        self._outcome = Outcome()
         self._limits = settings.limits
         self._upkeep = settings.upkeep
         self._settle_within = settings.settle_within.total_seconds()
@@ -92,8 +96,9 @@ class PartitionWorker:
         self._maintenance = Maintenance(channel, lease, self._settlement, finished, failure_log, settings.upkeep)
 
     def close(self) -> None:
-        """End the thread that reads ahead."""
+        """End the thread that reads ahead, and keep the outcomes that are not settled for the next lease."""
         self._prefetcher.close()
+        self._batch_handler.keep(self._handled_messages + self._outcome.done, self._outcome.parked)
 
     @property
     def due_in(self) -> float:
@@ -130,7 +135,7 @@ class PartitionWorker:
     def settle_handled(self) -> None:
         """Settle the messages that were handled and are not settled yet."""
         if self._handled is not None:
-            self._settle(self._handled, [])
+            self._store(self._handled, [])
 
     def _handle(self, batch: Batch, *, postpone: bool) -> None:
         messages = self._left(batch.messages)
@@ -139,32 +144,42 @@ class PartitionWorker:
             return
         to_send, parkings = self._sort_out(messages, batch.now)
         size = sum(len(message.body) for message in to_send) if self._handled or postpone else 0
-        if self._handled_messages + len(to_send) > self._limits.rows or self._handled_bytes + size > self._limits.bytes:
+        most = self._limits
+        if len(self._handled_messages) + len(to_send) > most.rows or self._handled_bytes + size > most.bytes:
             # A crash must never repeat more than one batch.
             self.settle_handled()
         settle_at = time.monotonic() + self._settle_within
-        outcome = Outcome()
+        self._outcome = outcome = Outcome(parked=parkings)
         if to_send:
-            quota = self._parked_queue.quota(self._policy.max_waiting)
-            outcome = self._batch_handler.run(
-                to_send,
-                wait_for_destination=True,
-                quota=quota,
-                now=lambda: batch.now,
-                more_available=self._more_available,
-            )
+            outcome = self._hand_over(to_send, batch)
+        if outcome.open:
+            self._settle_partly(batch, outcome.open)
+        elif postpone and not self._outcome.parked and time.monotonic() < settle_at:
+            self._handled, self._settle_at = batch.end, min(self._settle_at, settle_at)
+            self._handled_messages += self._outcome.done
+            self._handled_bytes += size
+            self._outcome = Outcome()
+        else:
+            self._settle(batch.end, self._outcome)
+
+    def _hand_over(self, to_send: list[Message], batch: Batch) -> Outcome:
+        """Call the handler, settle in parts while that takes long, and return the last part."""
+        outcome = Outcome()
+        for outcome in self._batch_handler.run(
+            to_send,
+            wait_for_destination=True,
+            quota=self._parked_queue.quota(self._policy.max_waiting),
+            now=lambda: batch.now,
+            more_available=self._more_available,
+        ):
             self._tell_accepted(outcome, to_send, batch)
             if self._activity is not None:
                 self._activity.count(outcome.done, batch.now)
-        parkings += outcome.parked
-        if outcome.open:
-            self._settle_partly(batch, outcome, parkings)
-        elif postpone and not parkings and time.monotonic() < settle_at:
-            self._handled, self._settle_at = batch.end, min(self._settle_at, settle_at)
-            self._handled_messages += len(to_send)
-            self._handled_bytes += size
-        else:
-            self._settle(batch.end, parkings)
+            self._outcome.done += outcome.done
+            self._outcome.parked += outcome.parked
+            if outcome.next is not None:
+                self._settle_before(outcome.next, batch)
+        return outcome
 
     def _tell_accepted(self, outcome: Outcome, messages: list[Message], batch: Batch) -> None:
         """Log that an outage is over; before the settle, while the messages that were parked for it can be counted."""
@@ -197,10 +212,12 @@ class PartitionWorker:
         timed = [m for m in messages if m.deliver_at is not None or m.expires_at is not None]
         if not held and not timed:
             return messages, []
+        # What may have arrived does not expire.
+        unanswered = self._batch_handler.unanswered if timed else set()
         to_send: list[Message] = []
         parkings: Parkings = []
         for message in messages:
-            if message.expires_at is not None and message.expires_at <= now:
+            if message.expires_at is not None and message.expires_at <= now and message.id not in unanswered:
                 parkings.append((message, EXPIRED))
             elif message.deliver_at is not None and message.deliver_at > now:
                 parkings.append((message, _DELAYED))
@@ -210,30 +227,42 @@ class PartitionWorker:
                 to_send.append(message)
         return to_send, parkings
 
-    def _settle(self, end: Progress, parkings: Parkings) -> None:
+    def _settle(self, end: Progress, outcome: Outcome) -> None:
+        """Settle what came of a batch."""
+        self._store(end, outcome.parked)
+        self._outcome = Outcome()
+
+    def _store(self, end: Progress, parkings: Parkings) -> None:
+        """Park messages, and store progress that is behind all batches that were handled before."""
         self._settlement.settle(end, parkings)
         self._handled, self._settle_at = None, math.inf
-        self._handled_messages = self._handled_bytes = 0
+        self._handled_messages, self._handled_bytes = [], 0
         if parkings:
             self._parked_queue.parked(parkings)
         self._stored, self._passed, self._stored_at = end, False, time.monotonic()
 
-    def _settle_partly(self, batch: Batch, outcome: Outcome, parkings: Parkings) -> None:
+    def _settle_before(self, next: Message, batch: Batch) -> None:
+        """Settle the messages before the first that is not handled yet, while the batch goes on."""
+        last = (next.id or 0) - 1
+        settled, left = _split(self._outcome, last)
+        if settled.done or settled.parked:
+            self._store(batch.upto(last), settled.parked)
+            self._outcome = left
+
+    def _settle_partly(self, batch: Batch, open: list[Message]) -> None:
         """After a stop within a batch, settle up to the last message that was handled; park the open ones before it."""
         self.settle_handled()
-        handled = [m.id or 0 for m in outcome.done] + [
-            m.id or 0 for m, parking in outcome.parked if parking is not BLOCKED
+        handled = [m.id or 0 for m in self._outcome.done] + [
+            m.id or 0 for m, parking in self._outcome.parked if parking not in (BLOCKED, EXPIRED, _DELAYED)
         ]
         if handled:
             last = max(handled)
-            kept = [(message, parking) for message, parking in parkings if (message.id or 0) <= last]
-            kept += [
-                (message, self._policy.waiting(message, "the worker stopped before it was sent"))
-                for message in outcome.open
-                if (message.id or 0) < last
-            ]
-            self._settle(batch.upto(last), kept)
+            why = "the worker stopped before it was sent"
+            self._outcome.parked += [(m, self._policy.waiting(m, why)) for m in open if (m.id or 0) < last]
+            settled, _ = _split(self._outcome, last)
+            self._settle(batch.upto(last), settled)
         # The other open messages will be read again from the stored progress.
+        self._outcome = Outcome()
         self._prefetcher.forget().move_to(self._stored)
 
     def _store_in_passing(self, batch: Batch) -> None:
@@ -242,6 +271,16 @@ class PartitionWorker:
         self._passed = self._passed or batch.seen > 0
         every = self._upkeep.store_passed if self._passed else self._upkeep.store_idle
         if batch.end != self._stored and idle >= every:
-            self._settle(batch.end, [])
+            self._store(batch.end, [])
             if not batch.seen:
                 self._prefetcher.forget().move_to(batch.end)
+
+
+def _split(outcome: Outcome, upto: float) -> tuple[Outcome, Outcome]:
+    """Return what came of the messages up to a log id, and of those after it."""
+    before, after = Outcome(), Outcome()
+    for message in outcome.done:
+        (before if (message.id or 0) <= upto else after).done.append(message)
+    for message, parking in outcome.parked:
+        (before if (message.id or 0) <= upto else after).parked.append((message, parking))
+    return before, after

@@ -19,6 +19,8 @@ class Upkeep:
     #: It has to be stored, because purge keeps every row from the stored position on.
     store_passed: float = 1.0
     store_idle: float = 30.0
+    #: A batch that takes longer is settled in parts, so often.
+    settle_parts: float = 1.0
     #: Old rows are deleted so often: progress, expired rows of inbox and dedup, and what is known to be done already.
     prune_progress: float = 600.0
     prune_expired: float = 600.0

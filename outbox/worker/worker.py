@@ -250,7 +250,8 @@ class Worker:
             return
         lease, at = taken
         settings = self._settings
-        caller = Caller(self._handler)
+        self._hung.taken(lease)
+        caller = Caller(self._handler, lease)
         heartbeat: LeaseHeartbeat | None = None
         self._give_back.withdraw()
         try:
@@ -292,6 +293,7 @@ class Worker:
             before_call=lambda: heartbeat.require(enough),
             rest=self._give_back.rest,
             most=self._settings.limits.rows,
+            part_seconds=self._settings.upkeep.settle_parts,
             hung=self._hung,
             gives_up=self._gives_up,
             serialize=self._serialize,

@@ -14,6 +14,7 @@ from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, Start
 from outbox.model.verdict import DONE, Verdict
 from outbox.store.database import Database
+from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
 
@@ -85,11 +86,12 @@ def worker(
     handler: Collector,
     *,
     settings: Settings | None = None,
+    policy: HandlerPolicy | None = None,
     start: Start = "earliest",
     **differing: Any,
 ) -> Worker:
     """A worker that hands over to `handler`."""
-    return Worker(database, declared(**differing), handler, settings=settings, start=start)
+    return Worker(database, declared(**differing), handler, settings=settings, policy=policy, start=start)
 
 
 def delivered(database: Database, **differing: Any) -> list[Message]:

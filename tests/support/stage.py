@@ -12,8 +12,9 @@ from typing import Any
 from tenacity import wait_fixed
 
 from outbox import Message, RetryPolicy, Unavailable, Verdict
+from outbox.model.lease import Lease
 from outbox.model.verdict import DONE
-from outbox.worker.calls import Caller
+from outbox.worker.calls import Caller, HungCalls
 from outbox.worker.handle import BatchHandler, Outcome
 from outbox.worker.policy import HandlerPolicy
 
@@ -73,10 +74,21 @@ class Stage:
         most: int = 100,
         rests: int = 10_000,
         gives_up: bool = True,
+        part_seconds: float = 1.0,
+        lease: Lease | None = None,
+        hung: HungCalls | None = None,
+        before_call: Callable[[], float] = lambda: math.inf,
     ) -> None:
         self.rests = rests
         self.batch_handler = BatchHandler(
-            Caller(handler), policy, before_call=lambda: math.inf, rest=self._rest, most=most, gives_up=gives_up
+            Caller(handler, lease),
+            policy,
+            before_call=before_call,
+            rest=self._rest,
+            most=most,
+            part_seconds=part_seconds,
+            hung=hung,
+            gives_up=gives_up,
         )
 
     def run(
@@ -87,8 +99,13 @@ class Stage:
         quota: int = 1000,
         now: Callable[[], datetime] | None = None,
     ) -> Outcome:
-        """One batch."""
-        return self.batch_handler.run(list(messages), wait_for_destination=wait_for_destination, quota=quota, now=now)
+        """One batch, all its parts together."""
+        whole = Outcome()
+        for part in self.batch_handler.run(
+            list(messages), wait_for_destination=wait_for_destination, quota=quota, now=now
+        ):
+            whole = replace(part, done=whole.done + part.done, parked=whole.parked + part.parked)
+        return whole
 
     def _rest(self, seconds: float) -> bool:
         time.sleep(seconds)

@@ -1,5 +1,6 @@
 """Handing over, without a database: how many messages a call holds, and who is to blame for what goes wrong."""
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,6 +62,36 @@ def test_after_a_failure_a_call_has_one_message_to_be_blamed(monkeypatch):
     Stage(handler, replace(HASTY, least=4)).run(messages(*[None] * 8))
 
     assert [len(call) for call in handler.calls][:3] == [4, 1, 4]
+
+
+# Parts of a batch
+
+
+def test_a_batch_that_takes_long_comes_in_parts():
+    """Each tells which message is the first without an outcome; what was told before is not told again."""
+    verdicts: dict[int, Verdict] = {2: Retry("no"), 3: Reject("never")}
+    stage = Stage(Handler(lambda message: verdicts.get(message.id or 0, DONE)), part_seconds=0, most=2)
+
+    parts = list(stage.batch_handler.run(messages(*"abcdef"), wait_for_destination=True, quota=0))
+
+    assert [(seen(part), part.next and part.next.id) for part in parts] == [
+        ({"done": [1], "aside": [], "open": []}, 2),
+        ({"done": [], "aside": [(2, "retry", 1), (3, "dead", 1)], "open": []}, 4),
+        ({"done": [4, 5], "aside": [], "open": []}, 6),
+        ({"done": [6], "aside": [], "open": []}, None),
+    ]
+
+
+def test_a_part_comes_before_a_pause():
+    """An outage may last for hours, and a crash must not repeat what was accepted before it."""
+    stage = Stage(Handler(only(2, verdict=Unavailable("away"))), rests=30)
+
+    parts = list(stage.batch_handler.run(messages("a", "b"), wait_for_destination=True, quota=0))
+
+    assert [seen(part) for part in parts] == [
+        {"done": [1], "aside": [], "open": []},
+        {"done": [], "aside": [], "open": [2]},
+    ]
 
 
 # Verdicts
@@ -136,6 +167,24 @@ def test_a_message_that_raises_counts_only_when_another_was_accepted_since():
     assert with_another == {"done": [2], "aside": [(1, "retry", 1)], "open": []}
 
 
+def test_a_call_that_would_begin_too_late_is_not_made_and_counts_nothing():
+    """The message has failed alone, and others were accepted since: its next failure would count."""
+    handler, moments = Handler(raising(1)), [math.inf] * 100
+    stage = Stage(handler, rests=5, before_call=moments.pop)
+    (message,) = messages("a")
+    stage.run([message])
+    stage.rests = 1000
+    stage.run(messages("b", first=2))
+    handler.answer = lambda _: DONE
+    handler.calls.clear()
+
+    moments += [-math.inf] * 3
+    outcome = stage.run([message])
+
+    assert seen(outcome) == {"done": [1], "aside": [], "open": []}
+    assert handler.calls == [[1]]
+
+
 def test_a_message_that_raises_among_many_is_found_and_the_others_go_on():
     outcome = Stage(Handler(raising(50))).run(messages(*[None] * 100))
 
@@ -199,7 +248,7 @@ def test_a_message_of_a_missing_topic_waits_also_when_it_is_the_last_of_its_batc
 def test_what_waits_because_there_was_nothing_else_to_try_keeps_the_destinations_text():
     stage = Stage(Handler(lambda message: Unavailable(f"no stream takes {message.topic}")))
 
-    outcome = stage.batch_handler.run(
+    (outcome,) = stage.batch_handler.run(
         messages("a", "b"), wait_for_destination=True, quota=10, more_available=lambda: True
     )
 

@@ -5,9 +5,16 @@ import time
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
-from outbox import Message, RetryPolicy, Verdict
+import pytest
+
+from outbox import Message, Retry, RetryPolicy, Verdict
+from outbox.model.lease import Lease, Partition
 from outbox.model.parking import Held
-from tests.support.stage import HASTY, Handler, Stage, again, hanging, ids, messages, seen
+from outbox.model.verdict import DONE
+from outbox.worker.calls import HungCalls
+from outbox.worker.handle import Outcome
+from outbox.worker.policy import BLOCKED
+from tests.support.stage import HASTY, POLICY, Handler, Stage, again, hanging, ids, messages, only, seen
 from tests.support.waiting import eventually
 
 #: Here the others are to be accepted before the hand-over gives up.
@@ -147,3 +154,156 @@ def test_calls_that_came_back_are_not_held_against_the_destination():
     time.sleep(0.1)
 
     assert not stage.batch_handler.gave_up
+
+
+# Late answers, and the leases after that of their call
+
+LEASES = [Lease(Partition("relay"), epoch, "us") for epoch in range(4)]
+
+
+def hung_call(handler: Handler, hung: HungCalls, all: list[Message], lease: Lease = LEASES[1]) -> Outcome:
+    """Message 1 is done, the call with the other eight comes back too late; then the lease is lost."""
+    hung.taken(lease)
+    hung.read_from("server")
+    with hanging(handler, 9):
+        outcome = Stage(handler, HASTY, rests=10, hung=hung, lease=lease).run(all)
+        assert (handler.calls, ids(outcome.done)) == ([[1], [2, 3, 4, 5, 6, 7, 8, 9]], [1])
+    assert eventually(lambda: not hung.unfinished)
+    handler.calls.clear()
+    return outcome
+
+
+def flat(calls: list[list[int]]) -> list[int]:
+    """The messages of these calls, one after the other."""
+    return [id for call in calls for id in call]
+
+
+def test_a_late_answer_does_not_pass_over_what_is_sent_again_before_it():
+    """Message 1 was not settled; after it the destination has to get the others again, or they would seem older."""
+    handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
+    hung_call(handler, hung, all)
+    hung.taken(LEASES[2])
+    outcome = Stage(handler, hung=hung, lease=LEASES[2]).run(all)
+
+    assert flat(handler.calls) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert ids(outcome.done) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_nor_does_it_when_the_others_come_in_another_batch():
+    handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
+    hung_call(handler, hung, all)
+    hung.taken(LEASES[2])
+    stage = Stage(handler, hung=hung, lease=LEASES[2])
+    for batch in (all[:1], all[1:5], all[5:]):
+        stage.run(batch)
+
+    assert flat(handler.calls) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_it_counts_for_another_key_and_without_a_key():
+    handler, hung, all = Handler(), HungCalls(), messages(*"kkabc", None, None, "k", "k")
+    hung_call(handler, hung, all)
+    hung.taken(LEASES[2])
+    Stage(handler, hung=hung, lease=LEASES[2]).run(all)
+
+    assert flat(handler.calls) == [1, 2, 8, 9]
+
+
+def test_what_failed_late_behind_a_message_that_is_sent_again_is_sent_again_as_well():
+    """Parked, it would let message 1 wait for it, which comes first."""
+    handler, hung, all = Handler(only(2, verdict=Retry("no"))), HungCalls(), messages(*"k" * 9)
+    hung_call(handler, hung, all)
+    handler.answer = lambda _: DONE
+    hung.taken(LEASES[2])
+    outcome = Stage(handler, hung=hung, lease=LEASES[2]).run(all)
+
+    assert (flat(handler.calls), seen(outcome)["aside"]) == ([1, 2, 3, 4, 5, 6, 7, 8, 9], [])
+
+
+def test_an_outcome_that_was_not_settled_is_known_under_the_next_lease():
+    handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
+    done = hung_call(handler, hung, all).done
+    hung.note(LEASES[1], done, [])
+    hung.taken(LEASES[2])
+    hung.read_from("server")
+    outcome = Stage(handler, hung=hung, lease=LEASES[2]).run(all)
+
+    assert (handler.calls, ids(outcome.done)) == ([], [1, 2, 3, 4, 5, 6, 7, 8, 9])
+
+
+@pytest.mark.parametrize(
+    ("epoch", "incarnation"), [(3, "server"), (2, "server that crashed")], ids=["another holder", "a crash"]
+)
+def test_no_outcome_counts_when_somebody_else_may_have_sent_or_the_server_has_crashed(epoch, incarnation):
+    """Another holder of the lease may have sent message 1 after the late call."""
+    handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
+    done = hung_call(handler, hung, all).done
+    hung.note(LEASES[1], done, [])
+    hung.taken(LEASES[epoch])
+    hung.read_from(incarnation)
+    Stage(handler, hung=hung, lease=LEASES[epoch]).run(all)
+
+    assert flat(handler.calls) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+def test_a_call_that_hangs_while_somebody_else_has_the_lease_keeps_its_keys_and_its_answer_does_not_count():
+    handler, hung, all = Handler(), HungCalls(), messages("k", "k", "a")
+    hung.taken(LEASES[1])
+    with hanging(handler, 1) as released:
+        Stage(handler, HASTY, rests=5, hung=hung, lease=LEASES[1]).run(all[:1])
+        hung.taken(LEASES[3])
+        stage = Stage(handler, HASTY, hung=hung, lease=LEASES[3])
+        answer = handler.answer
+
+        def releasing(message: Message) -> Verdict:
+            if message.id == 3:
+                released.set()
+            return answer(message)
+
+        handler.answer = releasing
+        stage.run(all)
+
+    assert flat(handler.calls) == [1, 3, 1, 2]
+
+
+def test_a_call_of_a_lease_that_was_lost_before_it_hung_does_not_count():
+    """Another relay of this process has taken the lease, and may have sent the same meanwhile."""
+    handler, hung, all = Handler(), HungCalls(), messages("k")
+    hung.taken(LEASES[1])
+    hung.taken(LEASES[2])
+    with hanging(handler, 1):
+        Stage(handler, HASTY, rests=5, hung=hung, lease=LEASES[1]).run(all)
+    hung.note(LEASES[1], all, [])
+    assert eventually(lambda: not hung.unfinished)
+    Stage(handler, hung=hung, lease=LEASES[2]).run(all)
+
+    assert handler.calls == [[1], [1]]
+
+
+def test_the_outcome_of_one_message_is_not_that_of_another_with_its_id():
+    """Ids are given out again when the log was emptied and its sequence restored."""
+    handler, hung = Handler(), HungCalls()
+    hung.note(None, messages("k", None), [])
+    outcome = Stage(handler, hung=hung).run(messages("k", None))
+
+    assert (flat(handler.calls), ids(outcome.done)) == ([1, 2], [1, 2])
+
+
+def test_the_outcome_of_an_id_that_is_given_out_again_is_not_used_when_it_comes_late():
+    handler, hung = Handler(), HungCalls()
+    with hanging(handler, 1):
+        Stage(handler, HASTY, rests=5, hung=hung).run(messages("k"))
+    assert eventually(lambda: not hung.unfinished)
+    Stage(handler, hung=hung).run(messages("k"))
+
+    assert handler.calls == [[1], [1]]
+
+
+def test_what_was_parked_and_not_settled_is_parked_again_without_a_call():
+    handler, hung, all = Handler(), HungCalls(), messages("a", "a", "b")
+    parked = [(all[0], POLICY.failed(all[0], "no")), (all[1], BLOCKED), (all[2], POLICY.dead(all[2], "never"))]
+    hung.note(None, [], parked)
+    outcome = Stage(handler, hung=hung).run(all)
+
+    assert handler.calls == []
+    assert seen(outcome)["aside"] == [(1, "retry", 1), (3, "dead", 1), (2, "blocked", 0)]

@@ -17,16 +17,18 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Outbox, Relay, SubscriptionError, Unavailable
+from outbox import Outbox, Relay, Retry, SubscriptionError, Unavailable
 from outbox.admin import borrowing, commands
 from outbox.model.lease import Partition
 from outbox.model.subscription import Declaration, Subscription
+from outbox.model.verdict import DONE
 from outbox.store.subscriptions import leases
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.leases import step_clock
+from tests.support.parked import states
 from tests.support.waiting import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -339,6 +341,29 @@ def test_a_command_that_is_killed_leaves_a_worker_that_goes_on(engine, outbox, p
     assert (killed.returncode, stored(outbox)) == (-9, ("test", policy))
     assert len(destination.messages) == 1_000
     assert in_order(destination, 1_000)
+
+
+def test_who_works_until_nothing_is_left_does_so_although_a_command_wants_the_lease_meanwhile(engine, outbox):
+    """It is asked for right before a parked message is tried: that is left, and tried under the next lease."""
+    destination = Destination(lambda _message: Retry("not yet", timedelta(0)))
+    relay = relay_to(destination, outbox)
+    fill(outbox, 1)
+    relay.once()
+    destination.answer = lambda _message: DONE
+    looks = 0
+
+    def asked(_channel: Any) -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 2:
+            relay._worker._give_back.ask()
+
+    # Called before the lease is taken, and then before each step.
+    relay._worker._on_idle = asked
+    parked = states(engine)
+    relay.until_empty()
+
+    assert (parked, looks > 2, destination.bodies, states(engine)) == ({"retry": 1}, True, [b"0"], {})
 
 
 def test_the_command_line_asks_for_as_long_as_it_is_told(engine, outbox, channel):

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 
 from outbox import Outbox
+from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease, Partition
 from outbox.store.subscriptions.leases import Leases
 from outbox.worker.heartbeat import LeaseHeartbeat
@@ -49,3 +50,33 @@ def test_the_deadline_counts_from_before_the_renewal_was_sent(sqlite_engine, clo
     keeper.stop()
 
     assert (renewed, keeper.left) == (True, 6.0)
+
+
+@pytest.mark.parametrize(("needed", "left"), [(9.0, 10.0), (10.0, 10.0), (11.0, 10.0)])
+def test_no_call_may_begin_when_too_little_of_the_lease_is_left(sqlite_engine, clock, monkeypatch, needed, left):
+    """Nothing but this look keeps a worker whose renewals fail from asking for one call after the other."""
+    monkeypatch.setattr(Leases, "renew", failing)
+    keeper = LeaseHeartbeat(
+        Outbox(sqlite_engine).database,
+        Lease(Partition("relay"), 1, "us"),
+        length=timedelta(seconds=20),
+        every=timedelta(milliseconds=10),
+        taken=clock(),
+        lost=lambda: None,
+    )
+    clock.now = 20.0 - left
+    # A renewal is waited for until the lease has run out.
+    monkeypatch.setattr(keeper._renewed, "wait_for", lambda *_arguments, **_options: False)
+    try:
+        if needed < left:
+            assert keeper.require(needed) == 20.0 - needed
+        else:
+            with pytest.raises(LeaseLostError, match="could not be renewed in time"):
+                keeper.require(needed)
+    finally:
+        keeper.stop()
+
+
+def failing(*_arguments: object) -> bool:
+    """The database is away."""
+    raise OSError

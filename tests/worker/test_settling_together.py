@@ -1,5 +1,6 @@
 """Messages in quick succession are settled together: soon, before anything that takes long, and at most a batch."""
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
@@ -9,11 +10,14 @@ from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox, Unavailable, Verdict
 from outbox.model.verdict import DONE
+from outbox.runtime import failpoints
 from outbox.runtime.fair_lock import FairLock
 from outbox.store.log.limits import Limits
+from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings, Upkeep
 from outbox.worker.worker import Worker
+from tests.support.parked import states
 from tests.support.readers import Collector, at_work, declared, send, texts, worker
 from tests.support.waiting import eventually
 
@@ -167,6 +171,55 @@ def test_a_batch_that_a_stop_leaves_open_does_not_take_them_back(outbox):
         assert eventually(lambda: not busy.stopping, 20)
 
     assert left(outbox) == ["2", "3"]
+
+
+def test_a_batch_that_is_left_open_while_work_goes_on_does_not_repeat_them(engine, outbox):
+    """A command wants the lease and cannot have it, because a call hangs: the worker goes on where it was."""
+    handler, released, asks = Handler(), threading.Event(), list[bool]()
+    busy = worker(outbox.database, handler, settings=BRISK, policy=HandlerPolicy(deadline=timedelta(seconds=0.2)))
+
+    def hangs() -> Verdict:
+        released.wait(60)
+        return DONE
+
+    def reached(name: str) -> None:
+        if name == "worker.after_fetch" and asks:
+            busy._give_back.ask()
+
+    handler.instead[b"hangs"] = hangs
+    send(outbox, "hangs")
+    thread = threading.Thread(target=lambda: busy.run(gives_up=False))
+    thread.start()
+    try:
+        assert eventually(lambda: states(engine) == {"waiting": 1})
+        handled(outbox, handler, "1")
+        before = settles(engine)
+        failpoints.arm(reached)
+        asks.append(True)
+        send(outbox, "2")
+        settled = eventually(lambda: settles(engine) > before, 30)
+        asks.clear()
+        assert eventually(lambda: len(handler.messages) >= 2)
+    finally:
+        failpoints.arm(None)
+        released.set()
+        busy.stop()
+        thread.join(20)
+
+    assert (settled, texts(handler.messages)) == (True, ["1", "2"])
+
+
+def test_they_are_settled_soon_also_while_more_come(engine, outbox):
+    """Each new one does not put it off."""
+    handler = Handler()
+    soon = replace(BRISK, limits=Limits(rows=1_000_000), settle_within=timedelta(seconds=1))
+    with at_work(worker(outbox.database, handler, settings=soon)):
+
+        def another_and_settled() -> bool:
+            handled(outbox, handler, "more")
+            return settles(engine) > 0
+
+        assert eventually(another_and_settled, 20)
 
 
 def test_what_is_parked_is_settled_with_them_at_once(engine, outbox):

@@ -73,8 +73,8 @@ class MarksFirst(PartitionWorker):
 
     def _handle(self, batch: Batch, *, postpone: bool) -> None:
         if batch.messages:
-            self._settle(batch.end, [])
-            self._batch_handler.run(batch.messages, wait_for_destination=True, quota=0)
+            self._store(batch.end, [])
+            list(self._batch_handler.run(batch.messages, wait_for_destination=True, quota=0))
 
 
 class RemembersItsBase(Prefetcher):

@@ -30,6 +30,8 @@ from outbox.store.dialects.statements import Parameters, Row, pyformat
 #: The sequential scan is off because a plan that was made while a table was nearly empty is kept as long as the
 #: connection, and must not read all rows. Where only such a scan is possible, its price looks enormous; jit is off
 #: because it would compile that statement.
+#: The last two end a connection that is idle while a handler works, and a long transaction; older servers do not know
+#: them, and would refuse a SET.
 _SETTINGS = """
     SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE, NOT DEFERRABLE;
     SET synchronous_commit = on;
@@ -38,7 +40,9 @@ _SETTINGS = """
     SET idle_in_transaction_session_timeout = '60s';
     SET client_encoding = 'UTF8';
     SET enable_seqscan = off;
-    SET jit = off
+    SET jit = off;
+    SELECT set_config(name, '0', false) FROM unnest(ARRAY['idle_session_timeout', 'transaction_timeout']) AS name
+    WHERE current_setting(name, true) IS NOT NULL
 """
 
 
