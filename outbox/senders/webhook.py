@@ -25,7 +25,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import aclosing, suppress
 from datetime import timedelta
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 
 from outbox.errors import InvalidMessageError, MissingExtraError, SenderError
@@ -45,10 +44,9 @@ from outbox.senders.webhook_url import Target
 try:
     from httpx2 import (
         URL,
-        AsyncBaseTransport,
-        AsyncClient,
         AsyncHTTPTransport,
         ConnectError,
+        Headers,
         InvalidURL,
         Limits,
         LocalProtocolError,
@@ -115,15 +113,17 @@ class WebhookSender:
 
 
 class _Link:
-    """The connections to an endpoint, in one client, made when it is needed. Used in one event loop."""
+    """The connections to an endpoint, in one pool, made when it is needed. Used in one event loop."""
 
     def __init__(self, target: Target, pause: Pause) -> None:
         self._target = target
-        self._shown_url = URL(target.shown)
+        self._url = URL(target.url)
+        self._headers = _headers_of(target)
         self._pause = pause
         self._secrets = Secrets(target.secret_file)
-        self._client: AsyncClient | None = None
-        #: The client is to be replaced as soon as no call uses it.
+        #: The connections. No client of the driver is used: it would log a line for each request.
+        self._transport: AsyncHTTPTransport | None = None
+        #: The transport is to be replaced as soon as no call uses it.
         self._is_stale = False
         self._calls: set[_Call] = set()
         self._log = ConnectionLog(logging.getLogger(__name__), "Webhook")
@@ -136,7 +136,7 @@ class _Link:
         """Send a call's messages; what was not answered after `seconds` is `Unavailable`."""
         try:
             keys = self._secrets.keys()
-            self._client = self._client or self._open_client()
+            self._transport = self._transport or self._open_transport()
         except ValueError as error:
             # Never unsigned where a signature is wanted: the endpoint would refuse it, or worse, take it.
             return [self._away(str(error))] * len(messages)
@@ -155,7 +155,7 @@ class _Link:
             # Other connections may be as dead as those that were waited for.
             self._is_stale = True
         if self._is_stale and not self._calls:
-            await self._drop_client()
+            await self._drop_transport()
         return call.verdicts(doubtful=Unavailable(f"Webhook: {self._surplus}"))
 
     async def close(self) -> None:
@@ -164,7 +164,7 @@ class _Link:
             call.stop()
         if self._calls:
             await asyncio.wait([call.task for call in self._calls])
-        await self._drop_client()
+        await self._drop_transport()
 
     async def _post(self, call: _Call, index: int, message: Message, keys: Sequence[bytes]) -> Verdict:
         """Send one message of a call; return the verdict that its answer means."""
@@ -189,9 +189,11 @@ class _Link:
 
         The connection over which it came is returned with it.
         """
-        assert self._client is not None  # dropped only when no call is under way
-        # The transport knows the whole URL, and the client only what it may log.
-        async with self._client.stream("POST", self._shown_url, headers=headers, content=content) as response:
+        assert self._transport is not None  # dropped only when no call is under way
+        merged = Headers(self._headers)
+        merged.update(headers)
+        request = Request("POST", self._url, headers=merged, content=content)
+        async with aclosing(await self._transport.handle_async_request(request)) as response:
             body = await _beginning(response)
             location = response.headers.get("Location", "")
             answer = Answer(
@@ -218,7 +220,7 @@ class _Link:
         """Return the verdict on a message that got no answer, or none that can be read."""
         reason = self._fit_to_show(_reason(error))
         if isinstance(error, (ConnectError, ProxyError)):
-            # The next client reads the file of certificates again.
+            # The next pool reads the file of certificates again.
             self._is_stale = True
             return self._away(reason)
         # Perhaps only this message ends the server that gets it, so that others are tried.
@@ -231,44 +233,30 @@ class _Link:
     def _fit_to_show(self, text: str) -> str:
         return one_line(self._target.without_secrets(text), _MAX_SHOWN)
 
-    def _open_client(self) -> AsyncClient:
-        """Return a client for the endpoint; it makes connections when they are needed.
+    def _open_transport(self) -> AsyncHTTPTransport:
+        """Return connections to the endpoint; each is made when it is needed. The driver itself limits no time.
 
         Raises:
             ValueError: the file of certificates cannot be read. The text says where.
         """
-        target = self._target
-        limits = Limits(
-            max_connections=target.most, max_keepalive_connections=target.most, keepalive_expiry=_IDLE_SECONDS
-        )
+        target, most = self._target, self._target.most
         transport = AsyncHTTPTransport(
             verify=_trust(target),
             trust_env=False,
-            limits=limits,
+            limits=Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=_IDLE_SECONDS),
             proxy=target.proxy,
         )
+        # The pool takes everything else that it needs, but no network.
         watch(transport._pool, requests=target.per_connection, log=self._log, surplus=self._surplus)
-        headers = {"User-Agent": "outbox", "Accept": "*/*", "Accept-Encoding": "identity"}
-        if target.per_connection == 1:
-            headers["Connection"] = "close"  # the endpoint closes it then, and keeps what the system remembers of it
-        if target.authorization is not None:
-            headers["Authorization"] = target.authorization
-        return AsyncClient(
-            transport=_WholeURL(target.url, transport),
-            headers=headers,
-            cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-            timeout=None,  # each call has a deadline of its own
-            follow_redirects=False,
-            trust_env=False,
-        )
+        return transport
 
-    async def _drop_client(self) -> None:
-        client, self._client, self._is_stale = self._client, None, False
-        if client is not None:
+    async def _drop_transport(self) -> None:
+        transport, self._transport, self._is_stale = self._transport, None, False
+        if transport is not None:
             # An error of the driver on a dead socket must not prevent the next connection.
             with suppress(Exception):
                 async with asyncio.timeout(self._target.seconds * 0.05):
-                    await client.aclose()
+                    await transport.aclose()
 
 
 class _Call:
@@ -369,25 +357,18 @@ class _Call:
             self._offer(group, post)
 
 
-class _WholeURL(AsyncBaseTransport):
-    """Sends each request to the whole URL. The client does not know the query, because it logs the URL it knows."""
-
-    def __init__(self, url: str, inner: AsyncBaseTransport) -> None:
-        self._url = URL(url)
-        self._inner = inner
-
-    async def handle_async_request(self, request: Request) -> Response:
-        whole = Request(
-            request.method, self._url, headers=request.headers, stream=request.stream, extensions=request.extensions
-        )
-        return await self._inner.handle_async_request(whole)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
+def _headers_of(target: Target) -> dict[str, str]:
+    """Return the headers of every request."""
+    # Told to, the endpoint closes a connection itself, and it is its system that remembers the connection for a while.
+    connection = "close" if target.per_connection == 1 else "keep-alive"
+    headers = {"User-Agent": "outbox", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": connection}
+    if target.authorization is not None:
+        headers["Authorization"] = target.authorization
+    return headers
 
 
 def _trust(target: Target) -> ssl.SSLContext | bool:
-    """Return the certificates that a client trusts; True stands for those of the platform."""
+    """Return the certificates that are trusted; True stands for those of the platform."""
     if target.ca is not None:
         return _trusting(target.ca)
     if any(url.startswith("https:") for url in (target.url, target.proxy or "")):
