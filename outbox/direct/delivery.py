@@ -189,7 +189,7 @@ class DirectDelivery:
         crash_point("direct.before_send")
         try:
             verdicts = sender.send(messages)
-        except Exception as error:
+        except BaseException as error:  # SystemExit would end this thread, which sends for the whole process
             self._tell(error)
             verdicts = [Unavailable(_describe(error))] * len(messages)
         crash_point("direct.after_send")
@@ -204,7 +204,7 @@ class DirectDelivery:
             self._disconnect()
             Acks(self._open_channel(), self._name).insert(self._writer, ids)
 
-    def _tell(self, error: Exception) -> None:
+    def _tell(self, error: BaseException) -> None:
         """Log why direct sends do not work, once for each error."""
         described = _describe(error)
         if described != self._last_told:
@@ -226,6 +226,6 @@ def _ref(message: Message) -> LogRef:
     return message.id or 0, message.message_id
 
 
-def _describe(error: Exception) -> str:
+def _describe(error: BaseException) -> str:
     """Return the text of our own errors, which say what to do; else the type, as a driver's text may hold anything."""
     return str(error) if isinstance(error, OutboxError) else type(error).__name__

@@ -103,7 +103,12 @@ def _run(loop: asyncio.AbstractEventLoop, _resident: object) -> None:
     # connection is collected then, and none complains that nobody has closed it.
     asyncio.set_event_loop(loop)
     try:
-        loop.run_forever()
+        while True:
+            try:
+                loop.run_forever()
+            except (SystemExit, KeyboardInterrupt):
+                continue  # raised by a task, which has it as well; it must not end all others
+            break
     finally:
         loop.close()
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from outbox.model.message import Message
 from outbox.model.verdict import Unavailable, Verdict, describe
@@ -17,6 +17,8 @@ from outbox.runtime.event_loop import BackgroundLoop
 from outbox.senders.function import checked_verdict, unfit_headers
 from outbox.senders.key_order import Chains
 from outbox.senders.port import deadline_of, destination_of
+
+R = TypeVar("R")
 
 #: So much of its deadline a call may take until it is cancelled. The rest is for the loop to notice it. A loop that
 #: does not is given up, and with it every connection that the destination has made in it.
@@ -92,24 +94,19 @@ class AsyncFunctionSender:
     async def _deliver(self, messages: Sequence[Message], seconds: float) -> list[Verdict]:
         until = asyncio.get_running_loop().time() + seconds
         chains = Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY)
-        calls: set[asyncio.Task[None]] = set()
+        calls: dict[asyncio.Task[Verdict], int] = {}
         while chains.left:
             while (index := chains.take()) is not None:
-                calls.add(asyncio.create_task(self._settle(chains, index, messages[index])))
+                calls[asyncio.create_task(_guarded(self._ask(messages[index])))] = index
             left = until - asyncio.get_running_loop().time()
-            done, calls = await asyncio.wait(calls, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(calls, timeout=max(0.0, left), return_when=asyncio.FIRST_COMPLETED)
+            for call in done:
+                chains.settle(calls.pop(call), _verdict_of(call))
             if not done:
                 chains.give_up(f"no answer within {seconds:g} s")
         for call in calls:
             call.cancel()
         return chains.verdicts()
-
-    async def _settle(self, chains: Chains, index: int, message: Message) -> None:
-        try:
-            verdict = await self._ask(message)
-        except Exception as error:
-            verdict = Unavailable(describe(error))
-        chains.settle(index, verdict)
 
     async def _ask(self, message: Message) -> Verdict:
         try:
@@ -151,14 +148,44 @@ async def _in_time(
     call: Coroutine[Any, Any, Sequence[Verdict]], messages: Sequence[Message], seconds: float
 ) -> Sequence[Verdict]:
     """Return what a call returns, or `Unavailable` after it was cancelled because it took too long."""
-    limit = asyncio.timeout(seconds * _SHARE)
+    # In a task of its own, so that whatever it does to its task does nothing to this one.
+    task = asyncio.create_task(_guarded(call))
     try:
-        async with limit:
-            return await call
-    except TimeoutError:
-        if not limit.expired():
-            raise
-        return _no_answer(messages, seconds)
+        done, _ = await asyncio.wait({task}, timeout=seconds * _SHARE)
+        if not done:
+            task.cancel()
+            await asyncio.wait({task})
+            if task.cancelled() or isinstance(task.exception(), TimeoutError):
+                return _no_answer(messages, seconds)
+    finally:
+        task.cancel()
+    return _result_of(task)
+
+
+class EndedError(RuntimeError):
+    """Raised when a destination raised what would end more than its call: the task, the loop or the process."""
+
+
+async def _guarded(call: Coroutine[Any, Any, R]) -> R:
+    """Return what a call returns. What would end the loop is raised as an error."""
+    try:
+        return await call
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise EndedError(f"it raised {describe(error)}") from error
+
+
+def _result_of(task: asyncio.Task[R]) -> R:
+    """Return the result of a task that is over; raise its exception. Nobody else has cancelled it."""
+    if task.cancelled():
+        raise EndedError("it raised CancelledError")
+    return task.result()
+
+
+def _verdict_of(task: asyncio.Task[Verdict]) -> Verdict:
+    try:
+        return _result_of(task)
+    except BaseException as error:
+        return Unavailable(describe(error))
 
 
 def _no_answer(messages: Sequence[Message], seconds: float) -> list[Verdict]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -18,6 +19,8 @@ class FunctionSender:
     """A sender that calls `function(message)`. None means `Done`; an exception does not tell what is at fault.
 
     In a call with several messages, one for which the function raises is `Unavailable`, and so is the rest of its key.
+    SystemExit, KeyboardInterrupt and CancelledError are no exceptions to that, except for the first two in the main
+    thread, where they are meant for the program. A relay calls functions in other threads.
     Other keys go on, for `timeout` at most, because a function that waits for a dead server may take seconds to raise.
     In a call with one message the exception is passed on: only then can it be blamed on the message. A message whose
     row holds other headers than `Message` makes is rejected when the function raises.
@@ -37,7 +40,7 @@ class FunctionSender:
             return [self._ask(messages[0])]
         verdicts: list[Verdict] = []
         stopped: set[str] = set()
-        raised: Exception | None = None
+        raised: BaseException | None = None
         deadline = time.monotonic() + self._timeout
         for message in messages:
             if message.key is not None and message.key in stopped:
@@ -48,7 +51,9 @@ class FunctionSender:
             else:
                 try:
                     verdict = self._ask(message)
-                except Exception as error:
+                except BaseException as error:
+                    if _is_for_the_program(error):
+                        raise
                     raised = error
                     verdict = Unavailable(describe(error))
             if verdict.__class__ is not Done and message.key is not None:
@@ -68,6 +73,11 @@ class FunctionSender:
                 raise
             return unfit
         return checked_verdict(verdict, self.destination)
+
+
+def _is_for_the_program(error: BaseException) -> bool:
+    is_end = isinstance(error, (SystemExit, KeyboardInterrupt))
+    return is_end and threading.current_thread() is threading.main_thread()
 
 
 def unfit_headers(message: Message) -> Verdict | None:

@@ -44,10 +44,14 @@ try:
 
     from outbox.senders.kafka_refusals import (
         CLIENT_ERRORS,
+        CLIENT_LOG,
+        LARGEST_RECORD,
         NO_BROKER,
         ONE_OF_A_BATCH,
+        TopicLimits,
         no_topic,
         refusal_of,
+        too_large_for_the_client,
         verdict_of_record,
     )
     from outbox.senders.kafka_transactions import Transactions
@@ -61,8 +65,6 @@ _MOST_BYTES_UNDER_WAY = 32 * 1024 * 1024
 _CAREFUL_SECONDS = 1.0
 #: A question to the brokers is asked again after so long, if what happened meanwhile does not answer it.
 _SLICE_SECONDS = 0.3
-#: More than a body and headers can take, so that the topic's own limit counts.
-_LARGEST_RECORD = 16 * 1024 * 1024
 
 _OPTIONS = ("timeout", "mechanism", "compression", "ca", "transactional.id")
 
@@ -99,6 +101,7 @@ class KafkaSender:
         #: Until then, records of a key wait for each other.
         self._careful_until = 0.0
         self._transactions = self._made_for(address.options.get("transactional.id"))
+        self._limits = TopicLimits(self._connecting(), self._prefix)
         in_child(self._begin_in_child)
 
     def _begin_in_child(self) -> None:
@@ -118,8 +121,12 @@ class KafkaSender:
             return [Unavailable("Kafka: another call is under way", everything=True)] * len(messages)
         try:
             if self._transactions is not None:
-                return self._commit(self._transactions, messages, until)
-            return self._send(messages, until)
+                verdicts = self._commit(self._transactions, messages, until)
+            else:
+                verdicts = self._send(messages, until)
+            return (
+                verdicts if verdicts.count(DONE) == len(verdicts) else self._limits.explain(messages, verdicts, until)
+            )
         finally:
             self._turn.release()
 
@@ -190,7 +197,8 @@ class KafkaSender:
         if connection is not None:
             connection.close()
 
-    def _settings(self, *, streams: bool) -> dict[str, Any]:
+    def _connecting(self) -> dict[str, Any]:
+        """Return the settings by which a client finds the brokers, and is let in."""
         address = self._address
         user = address.user is not None
         security = ("SASL_SSL" if user else "SSL") if address.scheme == "kafkas" else "SASL_PLAINTEXT" if user else ""
@@ -200,11 +208,18 @@ class KafkaSender:
             "sasl.username": address.user,
             "sasl.password": address.password,
             "ssl.ca.location": address.options.get("ca"),
-            "compression.type": self._compression,
         }
         return {
             "bootstrap.servers": ",".join(address.hosts),
             "client.id": "outbox",
+            "log_level": 2,
+            **{name: value for name, value in chosen.items() if value},
+        }
+
+    def _settings(self, *, streams: bool) -> dict[str, Any]:
+        return {
+            **self._connecting(),
+            "compression.type": self._compression,
             # No repetition and no hole while the client itself tries again.
             "enable.idempotence": True,
             "acks": "all",
@@ -212,7 +227,7 @@ class KafkaSender:
             "partitioner": "murmur2_random",
             "allow.auto.create.topics": False,
             "topic.metadata.propagation.max.ms": 0,
-            "message.max.bytes": _LARGEST_RECORD,
+            "message.max.bytes": LARGEST_RECORD,
             # With the guarantee, a record that is refused ends the producer. It does not hold for a record that the
             # client gave up after some time, so this sender alone gives up.
             **(
@@ -222,8 +237,6 @@ class KafkaSender:
             ),
             # Records are put together while they are handed over; `flush` does not wait for so long.
             "linger.ms": 5,
-            "log_level": 2,
-            **{name: value for name, value in chosen.items() if value},
         }
 
 
@@ -254,7 +267,7 @@ class _Connection:
     """One producer. Once it fails, or does not answer in time, it is closed and never used again."""
 
     def __init__(self, settings: dict[str, Any], prefix: str, *, streams: bool) -> None:
-        self._producer = Producer(settings, error_cb=self._note, logger=logging.getLogger(f"{__name__}.client"))
+        self._producer = Producer(settings, error_cb=self._note, logger=CLIENT_LOG)
         self._prefix = prefix
         #: True when records of a key are sent without waiting for each other; a refused record ends the producer.
         self.streams = streams
@@ -293,7 +306,7 @@ class _Connection:
                 call.refuse(index, Reject(f"Kafka cannot carry it: {unfit}"))
             except KafkaException as error:
                 if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                    call.refuse(index, Reject(f"Kafka cannot carry it: {error}"))
+                    call.refuse(index, too_large_for_the_client(message))
                 else:
                     # The producer has ended, or it has found the topic missing meanwhile.
                     self._refuse(call, index, error.args[0])
@@ -327,7 +340,7 @@ class _Connection:
             self._note(error)
         if error.code() in ONE_OF_A_BATCH:
             topic = self._prefix + call.messages[index].topic
-            call.blame(index, f"Kafka on topic {topic!r}: {error.str()}")
+            call.blame(index, f"Kafka on topic {topic!r}: {error.str()}", verdict_of_record(topic, error))
             return
         self._refuse(call, index, error)
 
@@ -426,10 +439,10 @@ class _Call:
         self.is_refused = self.streams
         self.settle(index, verdict)
 
-    def blame(self, index: int, error: str) -> None:
-        """Reject a message that was sent alone. One that was in a batch may not be the cause, and is sent alone."""
+    def blame(self, index: int, error: str, verdict: Verdict | None) -> None:
+        """Give a message that was sent alone its verdict. One of a batch may not be the cause, and is sent alone."""
         if self._alone:
-            self.refuse(index, Reject(error))
+            self.refuse(index, verdict or Reject(error))
         elif self.streams:
             self.refuse(index, Unavailable(error))
         else:

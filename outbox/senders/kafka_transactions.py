@@ -8,7 +8,6 @@ A record that Kafka refuses fails its whole transaction. That is aborted, and th
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -23,15 +22,16 @@ from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.senders.headers import wire_headers
 from outbox.senders.kafka_refusals import (
     CLIENT_ERRORS,
+    CLIENT_LOG,
     NO_BROKER,
     NO_SUCH_TOPIC,
     no_topic,
     refusal_of,
+    too_large_for_the_client,
     verdict_of_record,
 )
 from outbox.senders.key_order import Chains
 
-_LOGGER = logging.getLogger("outbox.senders.kafka.client")
 #: Seconds for which a sender that was shut out stays away: as long as a lease, so that its relay has noticed its loss.
 STAY_AWAY = 10.0
 #: Seconds after which a wait looks whether it is still wanted.
@@ -89,7 +89,7 @@ class Transactions:
         if self._producer is None:
             if time.monotonic() < self._away_until:
                 raise ConnectionError(self._shut_out)
-            producer = Producer(self._settings, error_cb=self._note, logger=_LOGGER)
+            producer = Producer(self._settings, error_cb=self._note, logger=CLIENT_LOG)
             self._insist(producer, producer.init_transactions, until)
             self._producer = producer
         return self._producer
@@ -130,7 +130,7 @@ class Transactions:
             batch.left_out[index] = Reject(f"Kafka cannot carry it: {unfit}")
         except KafkaException as error:
             if error.args[0].code() == KafkaError.MSG_SIZE_TOO_LARGE:
-                batch.left_out[index] = Reject(f"Kafka cannot carry it: {error}")
+                batch.left_out[index] = too_large_for_the_client(message)
                 return
             # The client takes nothing more after a record was refused, which the reports tell. Of a topic that it has
             # found missing meanwhile, there is no report.

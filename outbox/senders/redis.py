@@ -4,7 +4,9 @@ A topic is a stream. A number in the path is the database; a prefix stands befor
 `Done` when the server has answered its XADD. How durable it is then is a matter of the server's `appendfsync`; with
 `wait=1` it also has to be on one replica.
 
-Several messages of a key are appended in one transaction of the server, so none of them passes one that is refused.
+Several messages of a key are appended in one transaction of the server, so none of them passes one that is refused. A
+user who has no right to MULTI and EXEC sends the messages of a key one after the other, each after the answer to the
+one before.
 
 The fields of an entry have the names of `outbox.senders.headers`, and the body is in `Outbox-Body`. `read_message`
 turns them back into a `Message`. A Redis from 8.6 on drops a second copy by its id; no entry is ever trimmed.
@@ -13,8 +15,10 @@ turns them back into a `Message`. A Redis from 8.6 on drops a second copy by its
 from __future__ import annotations
 
 import logging
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from itertools import chain
@@ -23,6 +27,7 @@ from typing import Any, cast
 from outbox.errors import InvalidMessageError, MissingExtraError
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
+from outbox.runtime.text import one_line
 from outbox.senders.address import Address
 from outbox.senders.connection_log import ConnectionLog
 from outbox.senders.headers import read_headers, wire_headers
@@ -34,7 +39,7 @@ try:
     from redis import Redis
     from redis.backoff import NoBackoff
     from redis.connection import DefaultParser
-    from redis.exceptions import NoPermissionError, RedisError, ResponseError
+    from redis.exceptions import ExecAbortError, NoPermissionError, RedisError, ResponseError
     from redis.retry import Retry
 except ImportError as error:
     raise MissingExtraError("Redis needs an extra: pip install 'outbox-log[redis]'") from error
@@ -44,9 +49,12 @@ BODY = "Outbox-Body"
 # Its own types know tuples of one element only.
 _pack = cast("Callable[[tuple[str | bytes | int, ...]], bytes]", hiredis.pack_command)
 _MULTI, _EXEC = _pack(("MULTI",)), _pack(("EXEC",))
+#: The answer to XADD when the entry is stored.
+_ENTRY_ID = re.compile(rb"[0-9]+-[0-9]+")
 
 _MOST_UNDER_WAY = 1_000
 _MOST_BYTES_UNDER_WAY = 8 * 1024 * 1024
+_MOST_SHOWN = 200
 #: The first version that drops a second copy.
 _IDEMPOTENT = (8, 6)
 
@@ -123,11 +131,11 @@ class RedisSender:
 
         Raises:
             _AbortedError: nothing was appended, because not all of it can be, and messages of one key are among it.
+            _UnexpectedAnswerError: nobody knows what was appended.
         """
-        server = self._server  # another thread may forget it meanwhile
-        if server is None:
-            server = self._server = _Server.ask(self._client)
-            self._log.connected(self._where)
+        server = self._server or self._ask()  # another thread may forget it meanwhile
+        if chains.overlap and not server.has_transactions:
+            raise _AbortedError
         commands: list[bytes] = []
         appended: list[int] = []
         while (index := chains.take()) is not None:
@@ -157,42 +165,53 @@ class RedisSender:
             # The next round might be taken, and with it messages of the same keys.
             chains.give_up(away[0])
 
+    def _ask(self) -> _Server:
+        server = self._server = _Server.ask(self._client, has_transactions=self._has_transactions())
+        without = "" if server.has_transactions else ", without MULTI: the messages of a key wait for each other"
+        self._log.connected(self._where + without)
+        return server
+
     def _leave(self) -> None:
         """Close the connections that no call uses. Behind the address there may be another server by now, a primary."""
         self._server = None
         self._client.connection_pool.disconnect(inuse_connections=False)
 
+    def _has_transactions(self) -> bool:
+        """Return whether this user may begin and end a transaction."""
+        try:
+            with self._connection() as connection:
+                _check_transaction(_answers(connection, [_MULTI, _EXEC]), 0)
+        except _UnexpectedAnswerError:
+            return False
+        return True
+
     def _appended(self, commands: list[bytes], *, atomic: bool) -> tuple[list[Any], Verdict | None]:
         """Return the answers to commands, and what is wrong when too few replicas have them.
 
-        `atomic`: all commands are carried out, or none. Only a stream of a wrong type refuses some of them.
+        Each answer is the id of an entry, or the server's error. `atomic`: all commands are carried out, or none. Only
+        a stream of a wrong type refuses some of them.
         """
         wait = [wait_command(self._replicas, self._seconds)] if self._replicas else []
-        answers = self._answers([_MULTI, *commands, _EXEC, *wait] if atomic else commands + wait)
-        short = self._short_of_replicas(answers.pop()) if self._replicas else None
-        if atomic:
-            answers = answers.pop()
-            if not isinstance(answers, list):
-                raise _AbortedError
-        return answers, short
+        with self._connection() as connection:
+            answers = _answers(connection, [_MULTI, *commands, _EXEC, *wait] if atomic else commands + wait)
+            short = self._short_of_replicas(answers.pop()) if self._replicas else None
+            appended = _check_transaction(answers, len(commands)) if atomic else answers
+            _check_appended(appended or ())
+        if appended is None:
+            raise _AbortedError
+        return appended, short
 
-    def _answers(self, commands: list[bytes]) -> list[Any]:
-        """Send packed commands at once; return the answer to each, or the server's error instead.
-
-        A pipeline of the client does the same, and takes as long for a message as everything else in here.
-        """
+    @contextmanager
+    def _connection(self) -> Iterator[Any]:
+        """Lend a connection. One whose use failed is closed: its later answers would count for other commands."""
         connection: Any = self._client.connection_pool.get_connection()
-        answers: list[Any] = []
         try:
-            connection.send_packed_command([b"".join(commands)])
-            while len(answers) < len(commands):
-                answers.append(_answer(connection))
+            yield connection
+        except BaseException:
+            connection.disconnect()
+            raise
         finally:
-            if len(answers) < len(commands):
-                # An answer that came later would be taken for that of another command.
-                connection.disconnect()
             self._client.connection_pool.release(connection)
-        return answers
 
     def _command(self, message: Message, server: _Server) -> tuple[str | bytes, ...]:
         """Return the command that appends a message.
@@ -215,6 +234,8 @@ class RedisSender:
     def _short_of_replicas(self, answer: Any) -> Verdict | None:
         if isinstance(answer, int) and answer >= self._replicas:
             return None
+        if isinstance(answer, Exception):
+            return Unavailable(f"Redis: WAIT, which the option wait needs, is refused: {answer}", everything=True)
         return Unavailable(f"Redis: {answer} of {self._replicas} replicas have it", everything=True)
 
 
@@ -245,6 +266,10 @@ class _AbortedError(Exception):
     """Raised when a transaction was not carried out."""
 
 
+class _UnexpectedAnswerError(RedisError):
+    """Raised when an answer does not tell whether commands were carried out."""
+
+
 def _chains(messages: Sequence[Message], *, order: Order = "each") -> Chains:
     return Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY, order=order)
 
@@ -252,14 +277,16 @@ def _chains(messages: Sequence[Message], *, order: Order = "each") -> Chains:
 class _Server:
     """What a server can do, as far as the user may ask for it."""
 
-    __slots__ = ("is_idempotent", "largest")
+    __slots__ = ("has_transactions", "is_idempotent", "largest")
 
-    def __init__(self, *, is_idempotent: bool, largest: int) -> None:
+    def __init__(self, *, is_idempotent: bool, largest: int, has_transactions: bool) -> None:
         self.is_idempotent = is_idempotent
         self.largest = largest
+        #: Whether the user may run MULTI and EXEC.
+        self.has_transactions = has_transactions
 
     @classmethod
-    def ask(cls, client: Redis) -> _Server:
+    def ask(cls, client: Redis, *, has_transactions: bool) -> _Server:
         """Ask for the version and for the largest value; an answer that is refused counts as the usual server."""
         questions = client.pipeline(transaction=False)
         questions.info("server")
@@ -271,6 +298,7 @@ class _Server:
         return cls(
             is_idempotent="valkey_version" not in known and version >= _IDEMPOTENT,
             largest=int(limit or 512 * 1024 * 1024),
+            has_transactions=has_transactions,
         )
 
 
@@ -283,6 +311,47 @@ class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # the stubs say
 
     def read_from_socket(self, *_: Any, **options: Any) -> Any:
         return super().read_from_socket(timeout=max(0.0, min(self._patience, _end.get() - time.monotonic())))
+
+
+def _answers(connection: Any, commands: list[bytes]) -> list[Any]:
+    """Send packed commands at once; return the answer to each, or the server's error instead.
+
+    A pipeline of the client does the same, and takes as long for a message as everything else in here.
+    """
+    connection.send_packed_command([b"".join(commands)])
+    return [_answer(connection) for _ in commands]
+
+
+def _check_transaction(answers: list[Any], number: int) -> list[Any] | None:
+    """Return the answers to the commands of a transaction; None if none of them was carried out.
+
+    `answers`: to MULTI, to each of the `number` commands, and to EXEC.
+
+    Raises:
+        _UnexpectedAnswerError: there was no transaction, so that the commands may have been carried out one by one.
+    """
+    begun, *queued, ended = answers
+    if begun != b"OK":
+        raise _UnexpectedAnswerError(f"MULTI is answered with {_shown(begun)}; let the user run MULTI and EXEC")
+    for answer in queued:
+        if answer != b"QUEUED" and not isinstance(answer, ResponseError):
+            raise _UnexpectedAnswerError(f"a command behind MULTI is answered with {_shown(answer)}")
+    if isinstance(ended, ExecAbortError) and number:
+        return None
+    if not isinstance(ended, list) or len(ended) != number:
+        raise _UnexpectedAnswerError(f"EXEC is answered with {_shown(ended)}; let the user run MULTI and EXEC")
+    return ended
+
+
+def _check_appended(answers: Sequence[Any]) -> None:
+    """Raise _UnexpectedAnswerError if an answer to XADD is neither the id of an entry nor an error."""
+    for answer in answers:
+        if not (isinstance(answer, bytes) and _ENTRY_ID.fullmatch(answer)) and not isinstance(answer, ResponseError):
+            raise _UnexpectedAnswerError(f"XADD is answered with {_shown(answer)}, not with the id of an entry")
+
+
+def _shown(answer: Any) -> str:
+    return one_line(str(answer) if isinstance(answer, Exception) else repr(answer), _MOST_SHOWN)
 
 
 def _answer(connection: Any) -> Any:

@@ -4,8 +4,9 @@ Each message is one POST to that URL, in one of the formats of `outbox.senders.w
 `outbox.senders.webhook_signature`. It is `Done` when a complete answer with a status from 200 to 299 has come.
 `outbox.senders.webhook_answer` says what other statuses mean. `outbox.senders.webhook_reading` is for endpoints.
 
-The options secret-file, format, source, timeout, most (the requests under way at once), ca and proxy are ours. The rest
-of the query belongs to the endpoint. What stands before the @ is sent as HTTP basic authentication.
+The options secret-file, format, source, timeout, most (the requests under way at once), per-connection (the requests
+that one connection carries), ca and proxy are ours. The rest of the query belongs to the endpoint. What stands before
+the @ is sent as HTTP basic authentication.
 
 Redirects are not followed, cookies not kept, and proxies of the environment not used, so that messages and credentials
 go nowhere but to that URL.
@@ -24,7 +25,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import CancelledError
 from contextlib import aclosing, suppress
 from datetime import timedelta
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 
 from outbox.errors import InvalidMessageError, MissingExtraError, SenderError
@@ -33,7 +33,7 @@ from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.runtime.event_loop import BackgroundLoop
 from outbox.runtime.text import one_line
 from outbox.senders.connection_log import ConnectionLog
-from outbox.senders.key_order import Chains
+from outbox.senders.key_order import EARLIER, Chains
 from outbox.senders.port import destination_of
 from outbox.senders.urls import redacted
 from outbox.senders.webhook_answer import Answer, Pause
@@ -44,10 +44,9 @@ from outbox.senders.webhook_url import Target
 try:
     from httpx2 import (
         URL,
-        AsyncBaseTransport,
-        AsyncClient,
         AsyncHTTPTransport,
         ConnectError,
+        Headers,
         InvalidURL,
         Limits,
         LocalProtocolError,
@@ -56,7 +55,7 @@ try:
         Response,
     )
 
-    from outbox.senders.webhook_connections import watch
+    from outbox.senders.webhook_connections import Connection, connection_of, watch
 except ImportError as error:
     raise MissingExtraError("webhooks need an extra: pip install 'outbox-log[http]'") from error
 
@@ -70,7 +69,7 @@ _SHARE_TO_BEGIN = 0.75
 #: Seconds after which an idle connection is closed. Many servers wait longer, so that they seldom close it first.
 _IDLE_SECONDS = 5.0
 
-Post = Callable[[Message], Awaitable[Verdict]]
+Post = Callable[[int, Message], Awaitable[Verdict]]
 
 
 class WebhookSender:
@@ -114,31 +113,38 @@ class WebhookSender:
 
 
 class _Link:
-    """The connections to an endpoint, in one client, made when it is needed. Used in one event loop."""
+    """The connections to an endpoint, in one pool, made when it is needed. Used in one event loop."""
 
     def __init__(self, target: Target, pause: Pause) -> None:
         self._target = target
-        self._shown_url = URL(target.shown)
+        self._url = URL(target.url)
+        self._headers = _headers_of(target)
         self._pause = pause
         self._secrets = Secrets(target.secret_file)
-        self._client: AsyncClient | None = None
-        #: The client is to be replaced as soon as no call uses it.
+        #: The connections. No client of the driver is used: it would log a line for each request.
+        self._transport: AsyncHTTPTransport | None = None
+        #: The transport is to be replaced as soon as no call uses it.
         self._is_stale = False
         self._calls: set[_Call] = set()
         self._log = ConnectionLog(logging.getLogger(__name__), "Webhook")
+        self._surplus = (
+            f"{target.shown}: an answer came that no request had asked for, so the answers of its connection prove"
+            " nothing; mend the endpoint or its proxy, or use each connection once, with the option per-connection=1"
+        )
 
     async def deliver(self, messages: Sequence[Message], seconds: float) -> list[Verdict]:
         """Send a call's messages; what was not answered after `seconds` is `Unavailable`."""
         try:
             keys = self._secrets.keys()
-            self._client = self._client or _open_client(self._target)
+            self._transport = self._transport or self._open_transport()
         except ValueError as error:
             # Never unsigned where a signature is wanted: the endpoint would refuse it, or worse, take it.
             return [self._away(str(error))] * len(messages)
         call = _Call(messages, most=self._target.most, seconds=seconds)
         self._calls.add(call)
         try:
-            in_time = await call.run(lambda message: self._post(message, keys))
+            in_time = await call.run(lambda index, message: self._post(call, index, message, keys))
+            await call.look_at_connections()
         finally:
             self._calls.remove(call)
         if call.is_stopped:
@@ -149,8 +155,8 @@ class _Link:
             # Other connections may be as dead as those that were waited for.
             self._is_stale = True
         if self._is_stale and not self._calls:
-            await self._drop_client()
-        return call.verdicts()
+            await self._drop_transport()
+        return call.verdicts(doubtful=Unavailable(f"Webhook: {self._surplus}"))
 
     async def close(self) -> None:
         """End the calls that wait, and close all connections."""
@@ -158,10 +164,10 @@ class _Link:
             call.stop()
         if self._calls:
             await asyncio.wait([call.task for call in self._calls])
-        await self._drop_client()
+        await self._drop_transport()
 
-    async def _post(self, message: Message, keys: Sequence[bytes]) -> Verdict:
-        """Send one message; return the verdict that its answer means."""
+    async def _post(self, call: _Call, index: int, message: Message, keys: Sequence[bytes]) -> Verdict:
+        """Send one message of a call; return the verdict that its answer means."""
         if (why := self._pause.why) is not None:
             return Unavailable(why, everything=True)
         try:
@@ -170,25 +176,33 @@ class _Link:
         except (InvalidMessageError, UnicodeError) as error:
             return Reject(str(error) if isinstance(error, InvalidMessageError) else f"HTTP cannot carry it: {error}")
         try:
-            return self._judged(await self._ask(headers, content.body))
+            answer, connection = await self._ask(headers, content.body)
+            call.note(index, connection)
+            return self._judged(answer)
         except LocalProtocolError as error:
             return Reject(f"HTTP cannot carry it: {self._fit_to_show(str(error))}")
         except Exception as error:  # any program may listen at that port, and answer anything
             return self._failed(error)
 
-    async def _ask(self, headers: list[tuple[bytes, bytes]], content: bytes) -> Answer:
-        """Send a request; return its answer when all of it is here, or as much as is read of a long one."""
-        assert self._client is not None  # dropped only when no call is under way
-        # The transport knows the whole URL, and the client only what it may log.
-        async with self._client.stream("POST", self._shown_url, headers=headers, content=content) as response:
+    async def _ask(self, headers: list[tuple[bytes, bytes]], content: bytes) -> tuple[Answer, Connection]:
+        """Send a request; return its answer when all of it is here, or as much as is read of a long one.
+
+        The connection over which it came is returned with it.
+        """
+        assert self._transport is not None  # dropped only when no call is under way
+        merged = Headers(self._headers)
+        merged.update(headers)
+        request = Request("POST", self._url, headers=merged, content=content)
+        async with aclosing(await self._transport.handle_async_request(request)) as response:
             body = await _beginning(response)
             location = response.headers.get("Location", "")
-            return Answer(
+            answer = Answer(
                 status=response.status_code,
                 text=self._fit_to_show(body.decode(errors="replace")),
                 location=self._fit_to_show(redacted(location)) if "://" in location else "",
                 retry_after=response.headers.get("Retry-After"),
             )
+            return answer, connection_of(response.extensions)
 
     def _judged(self, answer: Answer) -> Verdict:
         """Return the verdict that an answer means; begin the pause that it asks for."""
@@ -206,7 +220,7 @@ class _Link:
         """Return the verdict on a message that got no answer, or none that can be read."""
         reason = self._fit_to_show(_reason(error))
         if isinstance(error, (ConnectError, ProxyError)):
-            # The next client reads the file of certificates again.
+            # The next pool reads the file of certificates again.
             self._is_stale = True
             return self._away(reason)
         # Perhaps only this message ends the server that gets it, so that others are tried.
@@ -219,13 +233,30 @@ class _Link:
     def _fit_to_show(self, text: str) -> str:
         return one_line(self._target.without_secrets(text), _MAX_SHOWN)
 
-    async def _drop_client(self) -> None:
-        client, self._client, self._is_stale = self._client, None, False
-        if client is not None:
+    def _open_transport(self) -> AsyncHTTPTransport:
+        """Return connections to the endpoint; each is made when it is needed. The driver itself limits no time.
+
+        Raises:
+            ValueError: the file of certificates cannot be read. The text says where.
+        """
+        target, most = self._target, self._target.most
+        transport = AsyncHTTPTransport(
+            verify=_trust(target),
+            trust_env=False,
+            limits=Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=_IDLE_SECONDS),
+            proxy=target.proxy,
+        )
+        # The pool takes everything else that it needs, but no network.
+        watch(transport._pool, requests=target.per_connection, log=self._log, surplus=self._surplus)
+        return transport
+
+    async def _drop_transport(self) -> None:
+        transport, self._transport, self._is_stale = self._transport, None, False
+        if transport is not None:
             # An error of the driver on a dead socket must not prevent the next connection.
             with suppress(Exception):
                 async with asyncio.timeout(self._target.seconds * 0.05):
-                    await client.aclose()
+                    await transport.aclose()
 
 
 class _Call:
@@ -238,6 +269,8 @@ class _Call:
         now = self._loop.time()
         self._begin_until = now + seconds * _SHARE_TO_BEGIN
         self._limit = asyncio.timeout_at(now + seconds)
+        #: The messages that each connection has answered.
+        self._answered: dict[Connection, list[int]] = {}
         #: The verdict on what is not sent any more, because it would get the same one.
         self._rest: Unavailable | None = None
         task = asyncio.current_task()
@@ -268,8 +301,33 @@ class _Call:
         if verdict.everything:
             self._rest = self._rest or verdict
 
-    def verdicts(self) -> list[Verdict]:
-        """Return one verdict per message. Nothing is under way any more."""
+    def note(self, index: int, connection: Connection) -> None:
+        """Note over which connection the answer to a message came."""
+        self._answered.setdefault(connection, []).append(index)
+
+    async def look_at_connections(self) -> None:
+        """Look whether more answers have come than there were requests."""
+        for connection in self._answered:
+            await connection.look()
+
+    def verdicts(self, *, doubtful: Unavailable) -> list[Verdict]:
+        """Return one verdict per message. Nothing is under way any more.
+
+        `doubtful`: the verdict on messages whose connection had an answer too many.
+        """
+        verdicts = self._settled()
+        doubted = {i for connection, answered in self._answered.items() if connection.has_surplus for i in answered}
+        if doubted:
+            keys: set[str | None] = set()
+            for index, message in enumerate(self._messages):
+                if index in doubted:
+                    verdicts[index] = doubtful
+                    keys |= {message.key} - {None}
+                elif message.key in keys:
+                    verdicts[index] = EARLIER
+        return verdicts
+
+    def _settled(self) -> list[Verdict]:
         rest = self._rest or Unavailable("not sent, because the time of the call was over")
         while (index := self._chains.take()) is not None:
             self._chains.settle(index, rest)
@@ -289,7 +347,7 @@ class _Call:
         """Post one message after the other, as long as there is one that may be sent."""
         index: int | None = first
         while index is not None:
-            verdict = await post(self._messages[index])
+            verdict = await post(index, self._messages[index])
             self._chains.settle(index, verdict)
             if isinstance(verdict, Unavailable) and verdict.everything:
                 self._rest = verdict
@@ -299,52 +357,18 @@ class _Call:
             self._offer(group, post)
 
 
-class _WholeURL(AsyncBaseTransport):
-    """Sends each request to the whole URL. The client does not know the query, because it logs the URL it knows."""
-
-    def __init__(self, url: str, inner: AsyncBaseTransport) -> None:
-        self._url = URL(url)
-        self._inner = inner
-
-    async def handle_async_request(self, request: Request) -> Response:
-        whole = Request(
-            request.method, self._url, headers=request.headers, stream=request.stream, extensions=request.extensions
-        )
-        return await self._inner.handle_async_request(whole)
-
-    async def aclose(self) -> None:
-        await self._inner.aclose()
-
-
-def _open_client(target: Target) -> AsyncClient:
-    """Return a client for an endpoint; it makes connections when they are needed.
-
-    Raises:
-        ValueError: the file of certificates cannot be read. The text says where.
-    """
-    limits = Limits(max_connections=target.most, max_keepalive_connections=target.most, keepalive_expiry=_IDLE_SECONDS)
-    transport = AsyncHTTPTransport(
-        verify=_trust(target),
-        trust_env=False,
-        limits=limits,
-        proxy=target.proxy,
-    )
-    watch(transport._pool)  # it takes everything else that its pool takes, but no network
-    headers = {"User-Agent": "outbox", "Accept": "*/*", "Accept-Encoding": "identity"}
+def _headers_of(target: Target) -> dict[str, str]:
+    """Return the headers of every request."""
+    # Told to, the endpoint closes a connection itself, and it is its system that remembers the connection for a while.
+    connection = "close" if target.per_connection == 1 else "keep-alive"
+    headers = {"User-Agent": "outbox", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": connection}
     if target.authorization is not None:
         headers["Authorization"] = target.authorization
-    return AsyncClient(
-        transport=_WholeURL(target.url, transport),
-        headers=headers,
-        cookies=CookieJar(DefaultCookiePolicy(allowed_domains=[])),
-        timeout=None,  # each call has a deadline of its own
-        follow_redirects=False,
-        trust_env=False,
-    )
+    return headers
 
 
 def _trust(target: Target) -> ssl.SSLContext | bool:
-    """Return the certificates that a client trusts; True stands for those of the platform."""
+    """Return the certificates that are trusted; True stands for those of the platform."""
     if target.ca is not None:
         return _trusting(target.ca)
     if any(url.startswith("https:") for url in (target.url, target.proxy or "")):

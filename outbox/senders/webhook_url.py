@@ -21,11 +21,13 @@ from outbox.senders.address import Address
 from outbox.senders.urls import split_url
 from outbox.senders.webhook_format import Format, format_named
 
-OPTIONS = ("secret-file", "format", "source", "timeout", "most", "ca", "proxy", "as")
+OPTIONS = ("secret-file", "format", "source", "timeout", "most", "per-connection", "ca", "proxy", "as")
 
 _FORM = "https://host/path"
 _MOST = 32
 _MOST_ALLOWED = 1000
+#: So many messages, at the most, are answered for another one after an answer too many on a connection.
+_PER_CONNECTION = 100
 _SOURCE = "/outbox"
 #: From so much likeness on, as `difflib` measures it, a parameter is a mistyped option.
 _MISTYPED = 0.85
@@ -48,6 +50,7 @@ class Target:
     hidden: tuple[str, ...] = field(repr=False)
     seconds: float
     most: int
+    per_connection: int
     format: Format
     sends_events: bool
     secret_file: Path | None
@@ -80,7 +83,8 @@ class Target:
             proxy=_proxy(address),
             hidden=forms_of([*secrets_of_endpoint(url), Secret(token)]),
             seconds=address.timeout(timeout),
-            most=_most(address),
+            most=_number(address, "most", _MOST),
+            per_connection=_number(address, "per-connection", _PER_CONNECTION),
             format=_format(address),
             sends_events=address.options.get("format", "raw") != "raw",
             secret_file=_file(address, "secret-file"),
@@ -115,10 +119,10 @@ def _authorization(address: Address) -> str | None:
     return f"Basic {base64.b64encode(credentials.encode()).decode()}"
 
 
-def _most(address: Address) -> int:
-    text = address.options.get("most", str(_MOST))
+def _number(address: Address, option: str, default: int) -> int:
+    text = address.options.get(option, str(default))
     if not text.isascii() or not text.isdigit() or not 0 < int(text[:9]) <= _MOST_ALLOWED:
-        address.refuse(f"most must be a number of requests from 1 to {_MOST_ALLOWED}")
+        address.refuse(f"{option} must be a number of requests from 1 to {_MOST_ALLOWED}")
     return int(text)
 
 

@@ -57,7 +57,7 @@ def numbers(found: list[bytes]) -> list[int]:
 
 @pytest.mark.parametrize(
     "answer",
-    [Unavailable("away"), Retry("not now"), Reject("never"), ValueError("raised")],
+    [Unavailable("away"), Retry("not now"), Reject("never"), ValueError("raised"), SystemExit(3)],
     ids=lambda a: type(a).__name__,
 )
 def test_what_the_destination_refuses_is_left_to_the_relay(engine, destination, monkeypatch, answer):
@@ -66,7 +66,7 @@ def test_what_the_destination_refuses_is_left_to_the_relay(engine, destination, 
 
     def refusing(message: Message):
         if message.body == b"2":
-            if isinstance(answer, Exception):
+            if isinstance(answer, BaseException):
                 raise answer
             return answer
         return DONE
@@ -82,7 +82,7 @@ def test_what_the_destination_refuses_is_left_to_the_relay(engine, destination, 
 
     relay_to(destination, Outbox(engine)).until_empty()
 
-    assert arrived == ([b"1"] if isinstance(answer, Exception) else [b"1", b"3"])
+    assert arrived == ([b"1"] if isinstance(answer, BaseException) else [b"1", b"3"])
     assert sorted(destination.bodies) == [b"1", b"2", b"3"]
     assert {message.attempt for message in destination.messages} == {1}
 

@@ -47,6 +47,23 @@ def mortal() -> Iterator[FarKafka]:
         yield kafka
 
 
+def test_an_outage_and_a_message_that_is_too_large_are_no_fatal_errors_in_the_log(topics, sender, caplog):
+    """The client calls it one when records behind a refused one are thrown away, which is what keeps their order."""
+    caplog.set_level(logging.INFO)
+    topics.make("narrow", max_message_bytes="5000")
+    check_eventually_done(sender, [a_message("orders", n, key=f"k{n % 7}") for n in range(60)])
+    sender.send([a_message("narrow", str(n).ljust(6_000 if n == 30 else 300), key=f"k{n % 7}") for n in range(60)])
+    topics.fall_silent()
+    outcome_of(sender, [a_message("orders", n, key=f"k{n % 7}") for n in range(60)])
+    topics.recover()
+    check_eventually_done(sender, [a_message("orders", n, key=f"k{n % 7}") for n in range(60)])
+    topics.disappear()
+    outcome_of(sender, [a_message("orders", n, key=f"k{n % 7}") for n in range(60)])
+
+    assert [record.getMessage() for record in caplog.records if record.name.endswith(".client")] == []
+    assert {record.levelname for record in caplog.records} == {"INFO", "WARNING"}
+
+
 def test_what_follows_a_refused_message_of_its_key_is_not_stored_before_it(topics, sender):
     """The broker refuses one message of many that are under way; those behind it must not pass it."""
     topics.make("narrow", max_message_bytes="5000")

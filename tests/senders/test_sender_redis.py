@@ -20,10 +20,16 @@ from outbox.testing.sender_contract import SenderContract, a_message, check_all_
 from outbox.testing.servers import RedisServer
 from outbox.testing.servers.process import free_port
 from outbox.testing.servers.proxy import TcpProxy
-from tests.support.redis_streams import NewerRedis, Streams
+from tests.support.redis_streams import NewerRedis, PatientRedis, Streams
 from tests.support.tls import CERTIFICATE, FOREIGN, KEY
 
-USERS = "user ann on >pass ~* +@all\nuser bob on >p@ss:w/rd?#% ~allowed:* +xadd\nuser default off\n"
+USERS = (
+    "user ann on >pass ~* +@all\n"
+    "user bob on >p@ss:w/rd?#% ~allowed:* +xadd\n"
+    "user no-exec on >p ~* +xadd +multi\n"
+    "user no-multi on >p ~* +xadd +exec\n"
+    "user default off\n"
+)
 
 
 @pytest.fixture
@@ -173,6 +179,75 @@ def test_a_forbidden_stream_stops_only_its_topic(strict):
     check_all_done(allowed.send(sent := [a_message("orders", 1)]), sent)
     sender.close()
     allowed.close()
+
+
+BOB = "bob:p%40ss%3Aw%2Frd%3F%23%25"
+
+
+@pytest.mark.parametrize("user", [BOB, "no-exec:p", "no-multi:p"])
+def test_a_user_who_has_no_transactions_stores_each_message_of_a_key_once(strict, user, caplog):
+    """XADD alone is a natural right of a relay."""
+    caplog.set_level(logging.INFO, logger="outbox.senders.redis")
+    topic = uuid7().hex
+    sent = [a_message(topic, n, key=f"k{n % 3}") for n in range(12)]
+    with closing(RedisSender(f"redis://{user}@127.0.0.1:{strict.port}/0/allowed")) as sender:
+        check_all_done(sender.send(sent), sent)
+
+    assert _bodies(strict, f"allowed:{topic}") == [b"%d" % n for n in range(12)]
+    where = f"Redis: connected to redis://127.0.0.1:{strict.port}"
+    assert caplog.messages == [f"{where}, without MULTI: the messages of a key wait for each other"]
+
+
+def test_a_server_without_multi_stores_each_message_of_a_key_once(tmp_path):
+    (settings := tmp_path / "redis.conf").write_text('rename-command MULTI ""\n')
+    sent = [a_message("orders", n, key="k") for n in range(5)]
+    with RedisServer(settings={"include": str(settings)}) as server, closing(RedisSender(server.url)) as sender:
+        check_all_done(sender.send(sent), sent)
+
+        with Redis(port=server.port) as client:
+            assert [fields[b"Outbox-Body"] for _, fields in client.xrange("orders")] == [b"%d" % n for n in range(5)]
+
+
+def test_a_right_that_is_withdrawn_stores_nothing_twice_as_done(strict):
+    """The commands were carried out one by one then, so nobody says that the call went well."""
+    topic = uuid7().hex
+    sent = [a_message(topic, n, key="k") for n in range(3)]
+    with Redis(port=strict.port, username="ann", password="pass") as client:
+        client.execute_command("ACL SETUSER carl on >p ~* +xadd +multi +exec")
+        with closing(RedisSender(f"redis://carl:p@127.0.0.1:{strict.port}")) as sender:
+            check_all_done(sender.send(sent), sent)
+            client.execute_command("ACL SETUSER carl -multi")
+
+            refused = sender.send(sent)
+
+            check_all_done(sender.send(sent), sent)
+
+    why = "MULTI is answered with this user has no permissions to run the 'multi' command"
+    text = f"Redis: redis://127.0.0.1:{strict.port}: {why}; let the user run MULTI and EXEC"
+    assert refused == [Unavailable(text, everything=True)] * 3
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_only_the_id_of_an_entry_means_that_it_is_stored(number):
+    with PatientRedis() as server, closing(RedisSender(server.url)) as sender:
+        verdicts = sender.send([a_message("orders", n) for n in range(number)])
+
+    why = "XADD is answered with b'QUEUED', not with the id of an entry"
+    assert verdicts == [Unavailable(f"Redis: {server.url}: {why}", everything=True)] * number
+
+
+def test_a_user_who_may_not_wait_for_replicas_is_told(strict):
+    with closing(RedisSender(f"redis://{BOB}@127.0.0.1:{strict.port}/0/allowed?wait=1")) as sender:
+        [verdict] = sender.send([a_message("orders", 1)])
+
+    why = "this user has no permissions to run the 'wait' command"
+    text = f"Redis: WAIT, which the option wait needs, is refused: {why}"
+    assert verdict == Unavailable(text, everything=True)
+
+
+def _bodies(server: RedisServer, stream: str) -> list[bytes]:
+    with Redis(port=server.port, username="ann", password="pass") as client:
+        return [fields[b"Outbox-Body"] for _, fields in client.xrange(stream)]
 
 
 def test_wrong_credentials_are_unavailable_and_never_told(strict, caplog):

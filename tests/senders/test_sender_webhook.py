@@ -259,7 +259,7 @@ def test_secrets_are_never_told(endpoint, to_webhook, caplog, tmp_path):
     texts = caplog.text + repr(verdicts) + repr(sender) + repr(vars(sender)) + sender.destination
     assert "it says: no user ann with … in /x?token=…&key=…, token …, …" in repr(verdicts)
     assert [each for each in ("s3cr3t", "Sesame", "K3y", "c2Vzc2FtZ", "YW5uOn") if each in texts] == []
-    assert "httpx" in caplog.text
+    assert "httpcore" in caplog.text
     assert len(endpoint.asked) == 4
 
 
@@ -272,6 +272,15 @@ def test_wrong_credentials_are_unavailable_and_never_told(endpoint, to_webhook, 
     what = "HTTP 401 Unauthorized; check the user and the password in the URL, and the secret; it says: who are you?"
     assert verdict == Unavailable(told(endpoint.url, what))
     assert "s3cr3t" not in caplog.text + repr(verdict)
+
+
+def test_a_request_has_no_line_in_the_log(endpoint, to_webhook, caplog):
+    """The driver's client would write one for each, at the level of what an operator reads."""
+    caplog.set_level(logging.INFO)
+
+    check_all_done(to_webhook(endpoint.url).send(sent := [a_message("orders", n) for n in range(10)]), sent)
+
+    assert caplog.messages == [f"Webhook: connected to {endpoint.url}"]
 
 
 # Packaging

@@ -62,6 +62,7 @@ FIXES = {
     "https://host/x?source=a": "source belongs to the formats of CloudEvents; one of the endpoint is written %73ource",
     "https://host/x?format=cloudevents&source=a%20b": "source must be a URI, such as /shop or https://shop.example.org",
     "https://host/x?most=no": "most must be a number of requests from 1 to 1000",
+    "https://host/x?per-connection=0": "per-connection must be a number of requests from 1 to 1000",
     "https://host/x?timeout=no": "timeout must be a number of seconds",
     "https://host/x?timout=3": "did you mean the option timeout? A parameter of the endpoint with the name 'timout' is"
     " written %74imout",
@@ -77,7 +78,8 @@ FIXES = {
     "https://a,b/x": "write one host",
     "https:///x": "write https://host/path",
     "https://host/x?most=1&most=2": (
-        "its options are secret-file, format, source, timeout, most, ca, proxy, as, each once; 'most' is given twice"
+        "its options are secret-file, format, source, timeout, most, per-connection, ca, proxy, as, each once;"
+        " 'most' is given twice"
     ),
 }
 

@@ -156,7 +156,14 @@ class NewerRedis:
     def _answer(self, command: list[bytes]) -> bytes:
         if command[0] == b"INFO":
             return b"$26\r\nredis_version:8.6.0\r\nx:y\r\n\r\n"
-        return b"*0\r\n" if command[0] == b"CONFIG" else b"+OK\r\n"
+        return {b"CONFIG": b"*0\r\n", b"EXEC": b"*0\r\n", b"XADD": b"+1-1\r\n"}.get(command[0], b"+OK\r\n")
+
+
+class PatientRedis(NewerRedis):
+    """Queues every XADD, as a server does on whose connection somebody has begun a transaction."""
+
+    def _answer(self, command: list[bytes]) -> bytes:
+        return b"+QUEUED\r\n" if command[0] == b"XADD" else super()._answer(command)
 
 
 class SlowRedis(NewerRedis):

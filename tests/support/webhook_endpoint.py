@@ -55,6 +55,8 @@ class Endpoint(ThreadingHTTPServer):
         #: Every request, and those that were accepted, in the order of arrival.
         self.asked: list[Received] = []
         self.kept: list[Received] = []
+        #: How many connections there were.
+        self.connections = 0
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.05,), daemon=True)
 
@@ -81,6 +83,11 @@ class Endpoint(ThreadingHTTPServer):
         """Keep it in memory."""
         self.kept.append(received)
 
+    def verify_request(self, request: object, client_address: object) -> bool:
+        """Count the connection."""
+        self.connections += 1
+        return True
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Say nothing: clients whose connection is cut are what this is for."""
 
@@ -88,6 +95,7 @@ class Endpoint(ThreadingHTTPServer):
 class _Handler(BaseHTTPRequestHandler):
     server: Endpoint
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # an answer is one packet
     disable_nagle_algorithm = True
 
     def do_GET(self) -> None:

@@ -223,15 +223,22 @@ class Parrot:
 
 
 class Babbler:
-    """Stands in for a server that says more than it is asked for: on its first connection, and 500 on all others."""
+    """Stands in for a server that says more than it is asked for on its first connection."""
 
-    def __init__(self, *said: Sequence[bytes], tls: ssl.SSLContext | None = None, pause: float = 0.05) -> None:
+    def __init__(
+        self,
+        *said: Sequence[bytes],
+        tls: ssl.SSLContext | None = None,
+        pause: float = 0.05,
+        later: bytes = REFUSAL,
+    ) -> None:
         """Answer the requests of the first connection with these, one after the other; each may come in parts.
 
-        Without a pause between parts they come in one packet.
+        Without a pause between parts they come in one packet. `later`: the answer to all requests of other connections.
         """
         self.connections = 0
         self._pause = pause
+        self._later = later
         self._said = said
         self._tls = tls
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -252,7 +259,7 @@ class Babbler:
                 client, _ = self._socket.accept()
             except OSError:
                 return
-            said = self._said if self.connections == 0 else [[REFUSAL]] * 100
+            said = self._said if self.connections == 0 else [[self._later]] * 100
             self.connections += 1
             threading.Thread(target=self._speak, args=(client, said), daemon=True).start()
 

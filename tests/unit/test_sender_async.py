@@ -14,7 +14,7 @@ import pytest
 
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Retry, Unavailable, Verdict
-from outbox.senders.asynchronous import AsyncFunctionSender, AsyncObjectSender
+from outbox.senders.asynchronous import AsyncFunctionSender, AsyncObjectSender, EndedError
 from outbox.senders.function import FunctionSender
 from outbox.senders.key_order import EARLIER
 from outbox.senders.opening import open_sender
@@ -368,3 +368,86 @@ def test_half_an_async_sender_is_refused():
 
     with pytest.raises(TypeError, match="Half: write both send and close with async, or none of them"):
         open_sender(Half())
+
+
+async def cancel_itself() -> None:
+    """As a function does that cancels what it has taken for another task."""
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+async def leave(error: BaseException) -> None:
+    """Raise it."""
+    raise error
+
+
+ENDS = {
+    "CancelledError": lambda: leave(asyncio.CancelledError()),
+    "CancelledError of itself": cancel_itself,
+    "SystemExit: 3": lambda: leave(SystemExit(3)),
+    "KeyboardInterrupt: ": lambda: leave(KeyboardInterrupt()),
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_would_end_the_loop_is_the_failure_of_its_message(end):
+    """The others of its call are sent once, and the loop goes on."""
+    called: list[bytes] = []
+
+    async def function(message: Message) -> None:
+        called.append(message.body)
+        if message.body == b"2":
+            await ENDS[end]()
+
+    function.deadline = timedelta(seconds=60)  # type: ignore[attr-defined]
+    sent = [a_message("t", n) for n in range(5)]
+    sender = open_sender(function)
+
+    verdicts = sender.send(sent)
+    with pytest.raises(EndedError, match=end.removesuffix(" of itself")):
+        sender.send(sent[2:3])
+
+    failed = Unavailable(f"EndedError: it raised {end.removesuffix(' of itself')}")
+    assert verdicts == [failed if n == 2 else DONE for n in range(5)]
+    assert sorted(called) == [b"0", b"1", b"2", b"2", b"3", b"4"]
+    assert sender.send(sent[:2]) == [DONE, DONE]
+    sender.close()
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_what_would_end_the_loop_is_the_failure_of_an_objects_call(end):
+    class Ending:
+        deadline = timedelta(seconds=60)
+
+        async def send(self, messages: Sequence[Message]) -> list[Verdict]:
+            if len(messages) == 1:
+                await ENDS[end]()
+            return [DONE] * len(messages)
+
+        async def close(self) -> None:
+            pass
+
+    sender = open_sender(Ending())
+
+    with pytest.raises(EndedError, match=end.removesuffix(" of itself")):
+        sender.send([a_message("t", 1)])
+
+    assert sender.send([a_message("t", n) for n in range(2)]) == [DONE, DONE]
+    sender.close()
+
+
+def test_a_task_of_the_function_that_ends_the_loop_ends_only_itself():
+    tasks = []
+
+    async def function(message: Message) -> None:
+        tasks.append(asyncio.create_task(leave(SystemExit(3))))
+        await asyncio.sleep(0.01)
+
+    function.deadline = timedelta(seconds=60)  # type: ignore[attr-defined]
+    sender = open_sender(function)
+
+    assert sender.send([a_message("t", n) for n in range(3)]) == [DONE] * 3
+    assert [type(task.exception()) for task in tasks] == [SystemExit] * 3
+    sender.close()

@@ -1,13 +1,15 @@
 """A function as a destination, the contract that it passes, and the broken senders that the contract catches."""
 
+import asyncio
 import time
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from threading import Timer
 
 import pytest
 
 from outbox.model.message import Message
-from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict
+from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
 from outbox.senders.function import FunctionSender
 from outbox.testing.sender_contract import Destination, SenderContract, Stored, a_message
 
@@ -132,6 +134,32 @@ class _RenamesACopy(_BrokenShelf):
         if message.attempt > 1:
             message.body += b"!"
         super().keep(message)
+
+
+ENDS = [SystemExit(3), KeyboardInterrupt(), asyncio.CancelledError()]
+
+
+@pytest.mark.parametrize("end", ENDS, ids=repr)
+def test_what_would_end_a_thread_is_the_failure_of_its_message(end):
+    """The verdicts on its neighbours stand."""
+
+    def function(message: Message) -> None:
+        if message.body == b"2":
+            raise end
+
+    with ThreadPoolExecutor(1) as pool:  # as a relay does: Ctrl-C arrives in the main thread
+        verdicts = pool.submit(FunctionSender(function).send, [a_message("t", n) for n in range(5)]).result()
+
+    assert verdicts == [Unavailable(describe(end)) if n == 2 else DONE for n in range(5)]
+
+
+@pytest.mark.parametrize("end", ENDS[:2], ids=repr)
+def test_the_end_of_the_program_goes_on_in_the_main_thread(end):
+    def function(message: Message) -> None:
+        raise end
+
+    with pytest.raises(type(end)):
+        FunctionSender(function).send([a_message("t", n) for n in range(5)])
 
 
 CONTRACT = {name: test for name, test in vars(SenderContract).items() if name.startswith("test_")}

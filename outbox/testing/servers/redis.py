@@ -31,15 +31,17 @@ class RedisServer(LocalServer):
         return [self._redis, *(part for name, value in settings.items() for part in (f"--{name}", value))]
 
     def _answers(self) -> bool:
-        """Return whether our server answers; before it has read its log it refuses, and with a password it does so."""
+        """Return whether our server answers, and has read its log; with a password it refuses to say."""
         assert self._program is not None
         try:
             with socket.create_connection(("127.0.0.1", self.port), timeout=5) as client:
-                client.sendall(b"INFO server\r\n")
-                answer = client.recv(65_536)
+                # INFO is answered while the log is read; PING is refused then.
+                client.sendall(b"INFO server\r\nPING\r\nQUIT\r\n")
+                answer = client.makefile("rb").read()
         except OSError:
             return False
-        return answer.startswith(b"-NOAUTH") or f"process_id:{self._program.pid}\r".encode() in answer
+        is_ours = f"process_id:{self._program.pid}\r".encode() in answer
+        return answer.startswith(b"-NOAUTH") or (is_ours and b"\r\n+PONG\r\n" in answer)
 
 
 def _redis_program() -> Path:
