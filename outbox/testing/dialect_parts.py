@@ -118,7 +118,7 @@ class LeaseContract:
     def test_a_channel_has_one_transaction_at_a_time(self, channel: Channel) -> None:
         """Refuse a second one while the first is open: as a part of the first it could be taken back with it."""
         leases, progress = _declared(channel), ProgressLog(channel)
-        lease = _taken(leases, "holder", _LONG)
+        lease = _taken(leases, "holder")
         refused = False
         with channel.transaction():
             assert progress.settle(lease, 1, Progress(Position(7)), Log().now(channel).incarnation)
