@@ -323,7 +323,7 @@ def test_a_process_may_fork_and_end_as_it_likes(topics, rest, sent):
     """Each process has a producer of its own, and none has a word to say at its end."""
     command = [sys.executable, "-W", "default", "-c", SCRIPT + rest, topics.url]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert len(topics.records()) == sent

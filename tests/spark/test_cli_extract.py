@@ -315,6 +315,7 @@ def test_a_standby_of_sqlite_is_refused(outbox, path):
     assert (ended.code, "SQLite has no standbys" in ended.err) == (2, True)
 
 
+@pytest.mark.timeout(900)
 def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(pg_engine, spark_home, path):
     """All that is said is one line; nothing else reaches the terminal."""
     send(Outbox(pg_engine), "1", "2")
@@ -326,7 +327,7 @@ def test_a_spark_of_its_own_is_quiet_and_gone_at_the_end(pg_engine, spark_home, 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=800,
         check=False,
     )
 
@@ -343,7 +344,7 @@ def test_a_java_that_is_not_there_is_one_line(sqlite_engine, path):
     }
 
     ended = subprocess.run(
-        [*PROGRAM, "extract", str(path)], env=environment, capture_output=True, text=True, timeout=200, check=False
+        [*PROGRAM, "extract", str(path)], env=environment, capture_output=True, text=True, timeout=800, check=False
     )
 
     assert (ended.returncode, len(ended.stderr.splitlines())) == (1, 1)
