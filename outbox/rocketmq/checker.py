@@ -152,7 +152,7 @@ class Checker:
 
     def _tell(self, way: Way, hanging: Hanging) -> None:
         """Warn of questions that hang; if they are all that may be asked, let another process of the group ask."""
-        oldest = f"for {hanging.seconds:.0f} s (transaction {hanging.transaction})"
+        oldest = f"for {hanging.seconds:.1f} s (transaction {hanging.transaction})"
         if way == "record":
             text = f"the business database has not answered {oldest}; its transactions wait, others go on"
         else:

@@ -143,11 +143,31 @@ def test_a_process_without_the_listener_lets_one_that_has_it_go_first(outbox, ca
     lacking.start()
     assert eventually(lambda: "others are let go first" in caplog.text)
     knowing.start()
-    decided = eventually(lambda: verdicts(outbox.engine) == {transaction.id: "commit"}, 30)
+    decided = eventually(lambda: verdicts(outbox.engine) == {transaction.id: "commit"})
     for service in (lacking, knowing):
         service.stop(10)
 
     assert (decided, len(listener.asked)) == (True, 1)
+
+
+def test_a_process_without_the_listener_works_a_while_before_it_lets_others_go_first_again(outbox, caplog):
+    """It decides on the other transactions, although one without an answer is always due."""
+    producer = producer_of(outbox, Listener())
+    producer.begin_transaction().send("orders", b"1")
+    producer.shutdown()
+    lacking = service_of(outbox, None, interval=timedelta(milliseconds=50))
+
+    def moments() -> list[float]:
+        return [each.created for each in caplog.records if "others are let go first" in each.getMessage()]
+
+    with caplog.at_level(logging.DEBUG, "outbox"):
+        lacking.start()
+        repeated = eventually(lambda: len(moments()) >= 2)
+        lacking.stop(30)
+    first, second = moments()[:2]
+
+    assert repeated
+    assert second - first >= 5
 
 
 def test_a_process_that_stands_aside_can_be_stopped_at_once(outbox, caplog):
