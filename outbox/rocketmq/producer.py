@@ -11,9 +11,8 @@ from typing import Any, Self
 
 from sqlalchemy import Engine
 
-from outbox.errors import MQClientError, OutboxError, VerdictStandsError
+from outbox.errors import MQClientError, VerdictStandsError
 from outbox.model.message import TRANSACTION_ID, Message
-from outbox.model.verdict import describe
 from outbox.outbox import Outbox
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
@@ -120,12 +119,7 @@ class TransactionMQProducer:
             raise MQClientError("TransactionListener is null")
         check_message(message)
         transaction = self._begin("listener", id=str(message.message_id))
-        try:
-            place, queue = transaction.store(message)
-        except OutboxError:
-            raise
-        except Exception as error:
-            raise MQClientError(f"send message Exception: {describe(error)}") from error
+        place, queue = transaction.store(message)
         state, raised, odd = LocalTransactionState.UNKNOW, None, None
         try:
             answer = execute(_in_transaction(message, transaction.id), arg)
@@ -154,7 +148,7 @@ class TransactionMQProducer:
         except (VerdictStandsError, MQClientError):
             raise
         except Exception as error:
-            logger.warning("the verdict on %s was not written, check-back decides: %s", transaction.id, error)
+            logger.warning("check-back decides on transaction %s: %s", transaction.id, error)
             return LocalTransactionState.UNKNOW, error
         return state, None
 
@@ -204,6 +198,7 @@ class TransactionMQProducer:
             VerdictStandsError: the opposite stands.
             MQClientError: the transaction is unknown, or of another group; or it is to be committed, and the business
                 transaction that decides it has not been committed.
+            DatabaseError: a database did not answer, or a business transaction is deciding and does not end.
         """
         if not transaction_id:
             raise MQClientError("transaction id cannot be empty")

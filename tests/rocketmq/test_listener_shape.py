@@ -294,8 +294,11 @@ def test_a_verdict_that_cannot_be_written_is_unknown_with_the_reason(engine, out
     before = (result.local_transaction_state, result.error, verdicts(engine))
     check_back(outbox, state)
 
-    assert before == (UNKNOW, cause, {})
-    assert "was not written, check-back decides: connection lost" in caplog.text
+    state_then, error, stood = before
+    reason = f"was perhaps not written: {type(cause).__name__}: connection lost"
+    assert (state_then, type(error), error.__cause__, stood) == (UNKNOW, DatabaseError, cause, {})
+    assert reason in str(error)
+    assert f"check-back decides on transaction {result.transaction_id}" in caplog.text
     assert arrived(outbox) == (["1"] if state is COMMIT else [])
 
 
