@@ -30,6 +30,8 @@ R = TypeVar("R")
 
 # RocketMQ's response codes.
 SYSTEM_ERROR, SLAVE_NOT_AVAILABLE, NO_PERMISSION = 1, 11, 16
+#: The name of a checker, as the one who has decided, begins so.
+CHECKER = "check "
 #: Seconds between two declarations of a group's check subscription, because a person may have dropped it.
 _DECLARE_SECONDS = 60.0
 

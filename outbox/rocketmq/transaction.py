@@ -19,7 +19,7 @@ from outbox.model.limits import checked_headers, stored_headers
 from outbox.model.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced, uuid7
 from outbox.model.trace_context import trace_headers
 from outbox.model.verdict import describe
-from outbox.rocketmq.broker import Broker, in_plain_words, require, why
+from outbox.rocketmq.broker import CHECKER, Broker, in_plain_words, require, why
 from outbox.rocketmq.business import before_commit, or_doomed
 from outbox.rocketmq.limits import check_message, immunity_of
 from outbox.rocketmq.states import MessageQueue, TransactionResolution
@@ -231,7 +231,16 @@ class Transaction:
             return
         if kind is not None:
             self._try_to_restore_unseen()
-        elif self._joined:
+            return
+        try:
+            self._leave()
+        except (VerdictStandsError, MQClientError):
+            if not self._was_ended_by_hand():
+                raise
+
+    def _leave(self) -> None:
+        """End the transaction at the end of its block, unless a business transaction does."""
+        if self._joined:
             if self.verdict == "record":
                 self._commit_recorded()
             self._restore_unseen()
@@ -243,6 +252,11 @@ class Transaction:
                 f"transaction {self.id} was left without a verdict, and will be rolled back: call {verb} in the"
                 " business transaction, or rollback()"
             )
+
+    def _was_ended_by_hand(self) -> bool:
+        """Return whether somebody has ended it by its id: a program or a person, but not check-back."""
+        stands = self._broker.standing(self.id)
+        return stands.op is not None and stands.by is not None and not stands.by.startswith(CHECKER)
 
     # How it is done
 
