@@ -43,13 +43,6 @@ def report_failure(error: Exception, labelled: Callable[[str], str] = str) -> in
     return FAILURE
 
 
-def is_locked(error: Exception) -> bool:
-    """Tell whether a statement failed because another transaction has what it needs."""
-    if isinstance(error, sqlite3.OperationalError):
-        return "locked" in str(error)
-    return isinstance(error, psycopg.errors.LockNotAvailable)
-
-
 def _code_of(error: OutboxError) -> int:
     if isinstance(error, HungHandlerError):
         return UNFINISHED

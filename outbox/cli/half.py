@@ -212,7 +212,6 @@ class _Resumed:
 
 def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None, *, unchecked: bool) -> _Ended:
     """Write a verdict by hand, if none stands."""
-    from outbox.cli.failures import is_locked
     from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker
     from outbox.store.half_messages.half import half_of
@@ -228,7 +227,7 @@ def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None
         try:
             is_new = broker.end(id, op, by=f"admin {by or me()}", patience=_PATIENCE_SECONDS)
         except Exception as error:
-            if not is_locked(error):
+            if not channel.database.locked(error):
                 raise
             raise click.ClickException(_BEING_DECIDED.format(id=id)) from None
         finally:
@@ -244,7 +243,6 @@ def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None
 def _require_record(database: Database, id: str, op: Op, business: str | None, recorded_in: str | None) -> None:
     """Raise unless the business database agrees with a verdict; before a rollback it is made to forbid the commit."""
     from outbox.cli.connection import business_of
-    from outbox.cli.failures import is_locked
 
     if business is None:
         raise click.UsageError(
@@ -256,7 +254,7 @@ def _require_record(database: Database, id: str, op: Op, business: str | None, r
         try:
             records.require(id, op, recorded_in)
         except Exception as error:
-            if not is_locked(error):
+            if not records.database.locked(error):
                 raise
             raise click.ClickException(_BEING_DECIDED.format(id=id)) from None
 

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any, TypedDict, Unpack, final
+from typing import Any, Never, TypedDict, Unpack, final
 
 from outbox.model.delay_levels import DelayLevel
 from outbox.model.encoding import checked_charset, decode_json, decode_text, encode_body
@@ -123,7 +123,7 @@ class Message:
         self,
         topic: str,
         body: object,
-        *,
+        *others: Never,
         key: str | None = None,
         tags: str | None = None,
         headers: Mapping[str, str] | None = None,
@@ -133,6 +133,11 @@ class Message:
         expires_at: datetime | None = None,
         dedup_key: str | None = None,
     ) -> None:
+        if others:
+            raise TypeError(
+                "Message takes a topic and a body, and everything else by name. RocketMQ's Message(topic, tags, keys,"
+                " body) is Message(topic, body, tags=…, key=…) here"
+            )
         self.topic = checked_topic(topic)
         self.body, default_type = encode_body(body)
         self.content_type = (

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Protocol, TypeVar
 
-from outbox.errors import DatabaseError, MQClientError, StandbyError, SubscriptionError, VerdictStandsError
+from outbox.errors import DatabaseError, MQClientError, OutboxError, StandbyError, SubscriptionError, VerdictStandsError
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Start, check_of
+from outbox.model.verdict import describe
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel, Database
@@ -28,9 +30,8 @@ R = TypeVar("R")
 
 # RocketMQ's response codes.
 SYSTEM_ERROR, SLAVE_NOT_AVAILABLE, NO_PERMISSION = 1, 11, 16
-
-#: The number of tries of RocketMQ's client when it sends: one, and two more.
-_TRIES = 3
+#: The name of a checker, as the one who has decided, begins so.
+CHECKER = "check "
 #: Seconds between two declarations of a group's check subscription, because a person may have dropped it.
 _DECLARE_SECONDS = 60.0
 
@@ -52,7 +53,7 @@ class Broker:
         self.ops = Ops(self.database)
         self._halves = Halves(self.database)
         self._rejects = reject_transactions
-        self._connections = Connections(self.database.open, connections)
+        self._connections = Connections(self.database.open, connections, ask=_ask)
         self._declared: dict[str, float] = {}
 
     def declare(self, group: str, immunity: timedelta) -> None:
@@ -75,7 +76,7 @@ class Broker:
                     f"the producer's transaction_timeout is longer than its group's: {error}"
                 ) from error
 
-        self._on_channel(declare)
+        self._connections.call(declare)
         self._declared[group] = time.monotonic()
 
     def _start_of(self, channel: Channel, group: str) -> Start:
@@ -131,12 +132,19 @@ class Broker:
     def restore(self, transaction: str) -> None:
         """Append those messages of a committed transaction that its business transaction has not appended."""
         self._require_no_transaction()
-        if self._run(lambda: self.ops.restore_missing(transaction)):
+        with in_plain_words(f"the messages of transaction {transaction} were perhaps not restored", self.database):
+            restored = self._run(lambda: self.ops.restore_missing(transaction))
+        if restored:
             self.outbox.notifier.hint()
 
     def standing(self, transaction: str) -> Decision:
-        """Return the decision that stands; its `op` is None if there is no verdict."""
-        return self._on_channel(lambda channel: run(on_channel(channel), self.ops.standing(transaction)))
+        """Return the decision that stands; its `op` is None if there is no verdict.
+
+        Raises:
+            DatabaseError: it cannot be read.
+        """
+        with in_plain_words(f"the verdict on transaction {transaction} cannot be read", self.database):
+            return self._connections.call(lambda channel: run(on_channel(channel), self.ops.standing(transaction)))
 
     def close(self) -> None:
         """Close the connections; a later call opens others."""
@@ -164,48 +172,43 @@ class Broker:
             with channel.transaction(patience=patience):
                 return run(on_channel(channel), steps())
 
-        return self._on_channel(take)
+        return self._connections.call(take)
 
-    def _on_channel(self, do: Callable[[Channel], R]) -> R:
-        """Call `do` with a connection; if the connection is lost, call it again with another one.
 
-        So a half message may be stored twice, and a verdict may be written twice; each counts once.
-        """
-        for tries_left in reversed(range(_TRIES)):
-            lost = False
-            try:
-                with self._connections.one() as channel, self.database.explained():
-                    try:
-                        return do(channel)
-                    except Exception:
-                        lost = not self._answers(channel)
-                        raise
-            except Exception as error:
-                if not (lost and tries_left and self.database.transient(error)):
-                    raise
-            # The connections that nobody uses were most likely lost with it.
-            self._connections.close()
-        raise AssertionError("the last try returns or raises")
+def _ask(channel: Channel) -> None:
+    """Raise if a connection is lost.
 
-    def _answers(self, channel: Channel) -> bool:
-        """Return whether a connection is still there.
-
-        Raises:
-            MQClientError: in RocketMQ's words, that the server is a replica.
-        """
-        try:
-            Log().now(channel)
-        except StandbyError as error:
-            raise MQClientError("SLAVE_NOT_AVAILABLE", SLAVE_NOT_AVAILABLE) from error
-        except Exception:
-            return False
-        return True
+    Raises:
+        MQClientError: in RocketMQ's words, that the server is a replica.
+    """
+    try:
+        Log().now(channel)
+    except StandbyError as error:
+        raise MQClientError("SLAVE_NOT_AVAILABLE", SLAVE_NOT_AVAILABLE) from error
 
 
 def declaration_of(group: str, immunity: timedelta) -> Declaration:
     """Return the subscription that checks back on the transactions of a group."""
     name = check_of(group)
     return Declaration(name=name, kind="check", destination=name, topics=(HALF_TOPIC,), tags=(group,), grace=immunity)
+
+
+@contextmanager
+def in_plain_words(failure: str, *databases: Database) -> Iterator[None]:
+    """Raise an error of a driver as a `DatabaseError` that begins with `failure`; the driver's is its cause."""
+    try:
+        yield
+    except OutboxError:
+        raise
+    except Exception as error:
+        raise DatabaseError(f"{failure}: {why(error, *databases)}") from error
+
+
+def why(error: Exception, *databases: Database) -> str:
+    """Return the reason for an error of a driver."""
+    if any(database.locked(error) for database in databases):
+        return "another transaction is deciding on it, or keeps the database busy, and has not ended; try again"
+    return describe(error)
 
 
 def require(decision: Decision, transaction: str, op: Op, group: str | None = None) -> None:

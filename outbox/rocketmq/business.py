@@ -37,16 +37,15 @@ class Business:
     rollback_patience = 5.0
 
     def __init__(self, engine: Engine, *, connections: int, schema: str | None = None) -> None:
-        self._database = RecordDatabase(engine, schema)
-        self._records = Records(self._database)
-        self._connections = Connections(self._database.open, connections)
-        self.transactions = Transactions(self._database)
+        self.database = RecordDatabase(engine, schema)
+        self._records = Records(self.database)
+        self._connections = Connections(self.database.open, connections)
+        self.transactions = Transactions(self.database)
 
     @cached_property
     def identity(self) -> str | None:
         """The identity that half messages carry, so that no other database is asked for a record; None: it has none."""
-        with self._connections.one() as channel:
-            return self._database.identity(channel)
+        return self._connections.call(self.database.identity)
 
     def require_other_than(self, outbox: Database) -> None:
         """Raise if this is the outbox's own database, where no business transaction has left a record.
@@ -54,7 +53,7 @@ class Business:
         Raises:
             DatabaseError: it is the outbox's own.
         """
-        here = self._database.dialect.location(self._database.engine)
+        here = self.database.dialect.location(self.database.engine)
         if here is not None and here == outbox.dialect.location(outbox.engine):
             raise DatabaseError(
                 f"the business database is the outbox's own ({here.name}): there a business transaction decides by"
@@ -68,7 +67,7 @@ class Business:
             VerdictStandsError: a checker has decided for a rollback, or the business was committed before; this
                 transaction cannot be committed any more.
         """
-        with or_doomed(self.transactions, None, connection), self._database.explained():
+        with or_doomed(self.transactions, None, connection), self.database.explained():
             stands = run(executor(connection), self._records.insert(transaction))
             if stands is not None:
                 raise VerdictStandsError(transaction, stands, "business transaction")
@@ -76,8 +75,7 @@ class Business:
 
     def standing(self, transaction: str) -> Op | None:
         """Return the verdict that is recorded; None if there is none."""
-        with self._connections.one() as channel, self._database.explained():
-            return run(on_channel(channel), self._records.standing(transaction))
+        return self._connections.call(lambda channel: run(on_channel(channel), self._records.standing(transaction)))
 
     def fence(self, transaction: str, *, patience: float = PATIENCE_SECONDS) -> Op | None:
         """Record a rollback unless the business has committed; return the verdict that stands.
@@ -85,8 +83,7 @@ class Business:
         After that the business cannot commit. Wait `patience` seconds for a business transaction that is under way, and
         raise then.
         """
-        with self._connections.one() as channel, self._database.explained():
-            return self._records.fence(channel, transaction, patience=patience)
+        return self._connections.call(lambda channel: self._records.fence(channel, transaction, patience=patience))
 
     def outcome(self, half: Half) -> Op | Elsewhere:
         """Return the verdict of a business transaction; record a rollback if it has none.

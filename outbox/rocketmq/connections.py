@@ -5,19 +5,33 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from queue import Empty, LifoQueue
+from typing import TypeVar
 
-from outbox.errors import DatabaseError
+from outbox.errors import DatabaseError, OutboxError
 from outbox.runtime.fork import in_child
 from outbox.store.database import Channel
 from outbox.store.dialects.statements import Execute, Row, Statement
 
 _WAIT_SECONDS = 30.0
+#: The number of tries of RocketMQ's client when it sends: one, and two more.
+_TRIES = 3
+
+R = TypeVar("R")
+
+
+def _answers(channel: Channel) -> None:
+    """Raise if a connection is lost."""
+    channel.rows("SELECT 1")
 
 
 class Connections:
     """A few connections, opened when they are needed; a caller that finds none free waits for one."""
 
-    def __init__(self, open_channel: Callable[[], Channel], most: int) -> None:
+    def __init__(
+        self, open_channel: Callable[[], Channel], most: int, *, ask: Callable[[Channel], None] = _answers
+    ) -> None:
+        """`ask`: raises if a connection is lost; an `OutboxError` if nothing can be done on it."""
+        self._ask = ask
         self._open = open_channel
         self._most = most
         #: How often `close` was called.
@@ -49,6 +63,36 @@ class Connections:
                 channel.close()
                 channel = None
             free.put(channel)
+
+    def call(self, do: Callable[[Channel], R]) -> R:
+        """Call `do` with a connection; if the connection is lost, call it again with another one.
+
+        So what `do` writes may be written twice, and has to count once.
+        """
+        for tries_left in reversed(range(_TRIES)):
+            again = False
+            try:
+                with self.one() as channel, channel.database.explained():
+                    try:
+                        return do(channel)
+                    except Exception as error:
+                        again = self._is_lost(channel) and channel.database.transient(error)
+                        raise
+            except Exception:
+                if not (again and tries_left):
+                    raise
+            # The connections that nobody uses were most likely lost with it.
+            self.close()
+        raise AssertionError("the last try returns or raises")
+
+    def _is_lost(self, channel: Channel) -> bool:
+        try:
+            self._ask(channel)
+        except OutboxError:
+            raise
+        except Exception:
+            return True
+        return False
 
     def close(self) -> None:
         """Close the connections that nobody uses; the others are closed when they are given back."""

@@ -5,18 +5,24 @@ from __future__ import annotations
 import re
 
 from outbox.errors import MQClientError
-from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import TRANSACTION_ID, Message
 from outbox.store.half_messages.half import CHECK_TIMES, GIVEN_UP_TOPIC, IMMUNITY
 
-MAX_TOPIC, MAX_GROUP, MAX_BODY = 127, 255, 4 * 1024 * 1024
+MAX_TOPIC, MAX_GROUP = 127, 255
 #: RocketMQ's response code for a message that it refuses.
 MESSAGE_ILLEGAL = 13
 _NAME = r"^[%|a-zA-Z0-9_-]+$"
+#: The half topic is refused for every message of an outbox.
 _FORBIDDEN = {
-    HALF_TOPIC, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_OP_HALF_TOPIC", GIVEN_UP_TOPIC, "SELF_TEST_TOPIC",
+    "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_OP_HALF_TOPIC", GIVEN_UP_TOPIC, "SELF_TEST_TOPIC",
     "OFFSET_MOVED_EVENT",
 }  # fmt: skip
+#: Properties that RocketMQ sets itself, by its `MessageConst`; and two of ours, which it writes as well.
+_RESERVED = (
+    "KEYS", "TAGS", "WAIT", "DELAY", "RETRY_TOPIC", "REAL_TOPIC", "REAL_QID", "TRAN_MSG", "PGROUP", "UNIQ_KEY",
+    "ORIGIN_MESSAGE_ID", "RECONSUME_TIME", "MAX_RECONSUME_TIMES", "TRAN_PREPARED_QUEUE_OFFSET", "TIMER_DELAY_SEC",
+    "TIMER_DELAY_MS", "TIMER_DELIVER_MS", "TIMER_OUT_MS", TRANSACTION_ID, CHECK_TIMES,
+)  # fmt: skip
 _MOST_IMMUNITY_SECONDS = 10**9
 
 
@@ -48,12 +54,11 @@ def check_message(message: Message) -> None:
     _check_topic(message.topic)
     if not message.body:
         raise MQClientError("the message body length is zero", MESSAGE_ILLEGAL)
-    if len(message.body) > MAX_BODY:
-        raise MQClientError(f"the message body size over max value, MAX: {MAX_BODY}", MESSAGE_ILLEGAL)
     if message.dedup_key is not None:
         raise MQClientError("a message of a transaction has no dedup_key; its message_id is sent once", MESSAGE_ILLEGAL)
-    for name in (TRANSACTION_ID, CHECK_TIMES):
-        if name in message.headers:
+    headers = message.headers
+    for name in _RESERVED:
+        if name in headers:
             raise MQClientError(f"The Property<{name}> is used by system, input another please", MESSAGE_ILLEGAL)
     immunity_of(message)
 

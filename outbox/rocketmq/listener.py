@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
-from inspect import iscoroutinefunction
+from difflib import get_close_matches
+from inspect import isasyncgenfunction, iscoroutinefunction
 from typing import Any, Protocol
 
 from outbox.model.message import Message
@@ -16,9 +18,11 @@ class TransactionListener(Protocol):
     Both methods find the id of the transaction as `message.transaction_id`.
     """
 
+    @abstractmethod
     def execute_local_transaction(self, message: Message, arg: Any) -> LocalTransactionState:
         """Execute the local transaction; return its state. Anything else that is returned counts as UNKNOW."""
 
+    @abstractmethod
     def check_local_transaction(self, message: Message) -> LocalTransactionState:
         """Return the state of the local transaction. UNKNOW, an exception or any other object mean: ask again later.
 
@@ -29,9 +33,14 @@ class TransactionListener(Protocol):
 class TransactionChecker(Protocol):
     """Says what became of a transaction."""
 
+    @abstractmethod
     def check(self, message: Message) -> TransactionResolution:
         """Return the resolution of the transaction, by the same rules as `check_local_transaction`."""
 
+
+#: The methods of a listener of the 4.x shape. A name that is nearly one of them, or one of Java's, is a mistake.
+_EXECUTE, _CHECK = "execute_local_transaction", "check_local_transaction"
+_NEARLY = 0.9
 
 #: A function that asks about one message, whether a listener, a checker or a function answers.
 Question = Callable[[Message], object]
@@ -41,11 +50,13 @@ def question_of(listener: TransactionListener | TransactionChecker | Question | 
     """Return the function that asks a listener, a checker or a function; None if there is none.
 
     Raises:
-        TypeError: it is none of them, or a class, or written with async.
+        TypeError: it is none of them, or a class; a method is written with async, or its name is misspelt.
     """
     if isinstance(listener, type):
         raise TypeError(f"a listener is an object, not a class: pass {listener.__name__}()")
-    for verb in ("check_local_transaction", "check"):
+    _require_spelling(listener)
+    execution_of(listener)
+    for verb in (_CHECK, "check"):
         found = getattr(listener, verb, None)
         if callable(found):
             question: Question = _blocking(found)
@@ -60,8 +71,46 @@ def question_of(listener: TransactionListener | TransactionChecker | Question | 
     )
 
 
+def execution_of(listener: object) -> Callable[[Message, Any], object] | None:
+    """Return the method that executes local transactions; None if it has none.
+
+    Raises:
+        TypeError: it is written with async.
+    """
+    execute: Callable[[Message, Any], object] | None = getattr(listener, _EXECUTE, None)
+    if execute is not None and _is_awaited(execute):
+        raise TypeError(f"a local transaction is executed by a call that blocks: write {_EXECUTE} without async")
+    return execute
+
+
 def _blocking(question: Question) -> Question:
     """Raise if a question is written with async: nothing awaits its answer, so it would be UNKNOWN for ever."""
-    if iscoroutinefunction(question) or iscoroutinefunction(getattr(question, "__call__", None)):  # noqa: B004
+    if _is_awaited(question):
         raise TypeError("a listener is asked by a thread that blocks: write its check without async")
     return question
+
+
+def _is_awaited(function: object) -> bool:
+    return any(
+        is_so(each)
+        for is_so in (iscoroutinefunction, isasyncgenfunction)
+        for each in (function, getattr(function, "__call__", None))  # noqa: B004
+    )
+
+
+def _require_spelling(listener: object) -> None:
+    """Raise if a listener lacks a method, and has one whose name is nearly the same.
+
+    Without it a transaction would be executed, or asked about, by nobody.
+    """
+    others = {_plain(name): name for name in dir(listener) if name not in (_EXECUTE, _CHECK)}
+    for verb in (_EXECUTE, _CHECK):
+        if not hasattr(listener, verb):
+            for found in get_close_matches(_plain(verb), others, n=1, cutoff=_NEARLY):
+                raise TypeError(
+                    f"a listener has the method {verb}: rename {others[found]} of {type(listener).__name__}"
+                )
+
+
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()

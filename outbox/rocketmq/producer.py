@@ -11,15 +11,14 @@ from typing import Any, Self
 
 from sqlalchemy import Engine
 
-from outbox.errors import MQClientError, OutboxError, VerdictStandsError
+from outbox.errors import MQClientError, VerdictStandsError
 from outbox.model.message import TRANSACTION_ID, Message
-from outbox.model.verdict import describe
 from outbox.outbox import Outbox
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.limits import check_message, checked_group
-from outbox.rocketmq.listener import Question, TransactionChecker, TransactionListener, question_of
+from outbox.rocketmq.listener import Question, TransactionChecker, TransactionListener, execution_of, question_of
 from outbox.rocketmq.service import CheckService
 from outbox.rocketmq.states import (
     LocalTransactionState,
@@ -46,7 +45,8 @@ class TransactionMQProducer:
         group: the producer group; any live producer of a group may be asked about its transactions.
         outbox: the outbox that stores messages, half messages and verdicts.
         listener: a `TransactionListener` executes local transactions and is asked about them. A `TransactionChecker`,
-            or a function of one message, is only asked. None: only business transactions in a database decide.
+            or a function of one message, is only asked. None: only business transactions in a database decide, and
+            `begin_transaction` has to say how.
         business: the engine of the business database, for verdict="record".
         transaction_timeout: no transaction is asked about before this age (RocketMQ's transactionTimeOut).
         check_interval: the pause between two questions about a transaction (transactionCheckInterval).
@@ -85,8 +85,6 @@ class TransactionMQProducer:
         if check_max < 1:
             raise ValueError(f"check_max must be at least 1, not {check_max}")
         self._outbox = outbox
-        self._listener = listener
-        self._question = question_of(listener)
         self._fence_after = fence_after
         self._policy = CheckPolicy(
             transaction_timeout=transaction_timeout,
@@ -97,7 +95,22 @@ class TransactionMQProducer:
         )
         self._broker = Broker(outbox, connections=half_pool, reject_transactions=reject_transactions)
         self._business = None if business is None else Business(business, connections=half_pool)
-        self._service = CheckService(self._broker, group, self._policy, self._question, self._business)
+        self._checks_back = False
+        self.set_transaction_listener(listener)
+
+    def set_transaction_listener(self, listener: TransactionListener | TransactionChecker | Question | None) -> None:
+        """Set the listener; not while this producer checks back.
+
+        Raises:
+            TypeError: it is no listener, or a method is misspelt or written with async.
+            MQClientError: the producer was started.
+        """
+        if self._checks_back:
+            raise MQClientError("the producer was started: call set_transaction_listener before start()")
+        self._question = question_of(listener)
+        self._execute = execution_of(listener)
+        self._listener = listener
+        self._service = CheckService(self._broker, self.group, self._policy, self._question, self._business)
 
     # The 4.x shape
 
@@ -115,17 +128,12 @@ class TransactionMQProducer:
             InvalidMessageError: the message is against a limit of the log; nothing was stored.
             VerdictStandsError: check-back decided otherwise meanwhile.
         """
-        execute = getattr(self._listener, "execute_local_transaction", None)
+        execute = self._execute
         if execute is None:
-            raise MQClientError("TransactionListener is null")
+            raise MQClientError(self._why_none_executes())
         check_message(message)
         transaction = self._begin("listener", id=str(message.message_id))
-        try:
-            place, queue = transaction.store(message)
-        except OutboxError:
-            raise
-        except Exception as error:
-            raise MQClientError(f"send message Exception: {describe(error)}") from error
+        place, queue = transaction.store(message)
         state, raised, odd = LocalTransactionState.UNKNOW, None, None
         try:
             answer = execute(_in_transaction(message, transaction.id), arg)
@@ -142,6 +150,14 @@ class TransactionMQProducer:
             raise raised
         return _sent(transaction, message, place, queue, state, raised or unrecorded or odd)
 
+    def _why_none_executes(self) -> str:
+        if self._listener is None:
+            return "TransactionListener is null"
+        return (
+            f"the listener ({type(self._listener).__name__}) has no execute_local_transaction(message, arg), and is"
+            " only asked: give the producer one that has it, or use begin_transaction"
+        )
+
     def _recorded(
         self, transaction: Transaction, state: LocalTransactionState
     ) -> tuple[LocalTransactionState, Exception | None]:
@@ -154,7 +170,7 @@ class TransactionMQProducer:
         except (VerdictStandsError, MQClientError):
             raise
         except Exception as error:
-            logger.warning("the verdict on %s was not written, check-back decides: %s", transaction.id, error)
+            logger.warning("check-back decides on transaction %s: %s", transaction.id, error)
             return LocalTransactionState.UNKNOW, error
         return state, None
 
@@ -168,12 +184,17 @@ class TransactionMQProducer:
                 "join": a business transaction in the outbox's own database, which the transaction joins at its
                 beginning. "commit": such a business transaction, which commits it at its end. "record": a business
                 transaction in the `business` database. None: "listener" if the producer has one, else "record" if it
-                has a `business`, else "commit".
+                has a `business`.
 
         Raises:
             MQClientError: the producer lacks the listener or the `business` for this verdict.
         """
-        way = verdict or self._usual_way
+        if verdict is None and self._question is None and self._business is None:
+            raise MQClientError(
+                "Transaction checker should not be null: give the producer a listener or a checker; or, if a business"
+                ' transaction in the outbox\'s own database decides, say so by verdict="join" or verdict="commit"'
+            )
+        way = verdict or ("record" if self._question is None else "listener")
         if way not in _WAYS:
             raise ValueError(f"verdict is one of {', '.join(_WAYS)}, not {verdict!r}")
         if way == "listener" and self._question is None:
@@ -182,14 +203,13 @@ class TransactionMQProducer:
             raise MQClientError('verdict="record" needs the engine of the business database: business=…')
         return self._begin(way)
 
-    @property
-    def _usual_way(self) -> Way:
-        if self._question is not None:
-            return "listener"
-        return "commit" if self._business is None else "record"
-
     def send(self, message: Message, transaction: Transaction) -> TransactionSendResult:
-        """Store a half message in a transaction, as RocketMQ's 5.x clients write it."""
+        """Store a half message in a transaction, as RocketMQ's 5.x clients write it.
+
+        Raises:
+            TypeError: the transaction is none, or the arguments are in the other order.
+        """
+        _require_transaction(message, transaction)
         place, queue = transaction.store(message)
         return _sent(transaction, message, place, queue, LocalTransactionState.UNKNOW)
 
@@ -204,6 +224,7 @@ class TransactionMQProducer:
             VerdictStandsError: the opposite stands.
             MQClientError: the transaction is unknown, or of another group; or it is to be committed, and the business
                 transaction that decides it has not been committed.
+            DatabaseError: a database did not answer, or a business transaction is deciding and does not end.
         """
         if not transaction_id:
             raise MQClientError("transaction id cannot be empty")
@@ -243,15 +264,21 @@ class TransactionMQProducer:
                 f"The producer group[{self.group}] has been created before, specify another name please."
             )
         groups.add(here)
+        self._checks_back = True
         self._service.start()
 
     def shutdown(self, timeout: timedelta = timedelta(seconds=10)) -> None:
         """Finish the question under way, and close the connections."""
         self._service.stop(timeout.total_seconds())
+        self._checks_back = False
         _started.get(self._outbox, set()).discard((os.getpid(), self.group))
         self._broker.close()
         if self._business is not None:
             self._business.close()
+
+    def close(self) -> None:
+        """Shut down, by the name that it has in RocketMQ's 5.x clients."""
+        self.shutdown()
 
     def __enter__(self) -> Self:
         self.start()
@@ -291,6 +318,15 @@ def _check_times(timeout: object, interval: object, age: object, question: objec
             raise TypeError(f"{name} is a timedelta, not {type(time).__name__}: timedelta(seconds=…)")
         if time < timedelta(0) or (time == timedelta(0) and name in ("check_interval", "check_timeout", "age_limit")):
             raise ValueError(f"{name} must be greater than 0, not {time}")
+
+
+def _require_transaction(message: object, transaction: object) -> None:
+    if not isinstance(transaction, Transaction):
+        found = "the other way round" if isinstance(message, Transaction) else f"not {type(transaction).__name__}"
+        raise TypeError(
+            f"send takes a message and its transaction, {found}: send(message, transaction), with the transaction of"
+            " begin_transaction(); outbox.send(session, topic, body) sends a message without one"
+        )
 
 
 def _sent(

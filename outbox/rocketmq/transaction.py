@@ -14,12 +14,12 @@ import psycopg
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Connection
 
-from outbox.errors import MQClientError, NoTransactionError, VerdictStandsError
+from outbox.errors import DatabaseError, MQClientError, NoTransactionError, OutboxError, VerdictStandsError
 from outbox.model.limits import checked_headers, stored_headers
 from outbox.model.message import TRANSACTION_ID, Message, MessageFields, slot_of, traced, uuid7
 from outbox.model.trace_context import trace_headers
 from outbox.model.verdict import describe
-from outbox.rocketmq.broker import Broker, require
+from outbox.rocketmq.broker import CHECKER, Broker, in_plain_words, require, why
 from outbox.rocketmq.business import before_commit, or_doomed
 from outbox.rocketmq.limits import check_message, immunity_of
 from outbox.rocketmq.states import MessageQueue, TransactionResolution
@@ -89,7 +89,8 @@ class Transaction:
         not asked about.
 
         Raises:
-            MQClientError: RocketMQ would refuse the message, or the transaction is over.
+            MQClientError: RocketMQ would refuse the message, or the transaction is over. "send message Exception": it
+                is not sure that the half message was stored, because the database did not answer.
             VerdictStandsError: a checker or another process has ended the transaction; nothing was stored.
             InvalidMessageError: the message is against a limit of the log.
         """
@@ -110,18 +111,23 @@ class Transaction:
         if self._decided is not None and self._decided.leaves_behind():
             raise self._left_behind()
         immunity = immunity_of(message)
-        half = replace(
-            self._half,
-            immunity=None if immunity is None else timedelta(seconds=immunity),
-            recorded_in=self._recorded_in,
-        )
         own = {**message.headers, TRANSACTION_ID: self.id}
         checked_headers(own)
         headers = stored_headers(traced(own, trace_headers()))
         slot = slot_of(message.key, self._broker.database.slots)
-        self._declare()
         restored = self._restored
-        place = self._broker.prepare(half, message, slot, headers)
+        try:
+            half = replace(
+                self._half,
+                immunity=None if immunity is None else timedelta(seconds=immunity),
+                recorded_in=self._recorded_in,
+            )
+            self._declare()
+            place = self._broker.prepare(half, message, slot, headers)
+        except OutboxError:
+            raise
+        except Exception as error:
+            raise MQClientError(f"send message Exception: {why(error, self._broker.database)}") from error
         # The id is noted before the look, and a business transaction that restores looks at the ids after it has noted
         # what it has restored. So one of both notices a message that the business, isolated from it, has not restored.
         self._sent.add(message.message_id)
@@ -225,9 +231,18 @@ class Transaction:
             return
         if kind is not None:
             self._try_to_restore_unseen()
-        elif self._joined:
+            return
+        try:
+            self._leave()
+        except (VerdictStandsError, MQClientError):
+            if not self._was_ended_by_hand():
+                raise
+
+    def _leave(self) -> None:
+        """End the transaction at the end of its block, unless a business transaction does."""
+        if self._joined:
             if self.verdict == "record":
-                self.commit()
+                self._commit_recorded()
             self._restore_unseen()
         elif self.verdict == "listener":
             self.commit()
@@ -237,6 +252,11 @@ class Transaction:
                 f"transaction {self.id} was left without a verdict, and will be rolled back: call {verb} in the"
                 " business transaction, or rollback()"
             )
+
+    def _was_ended_by_hand(self) -> bool:
+        """Return whether somebody has ended it by its id: a program or a person, but not check-back."""
+        stands = self._broker.standing(self.id)
+        return stands.op is not None and stands.by is not None and not stands.by.startswith(CHECKER)
 
     # How it is done
 
@@ -250,6 +270,13 @@ class Transaction:
 
     def _end(self, op: Op) -> None:
         end_by_word(self._broker, self._business, self.id, op, group=self._half.group, way=self.verdict)
+
+    def _commit_recorded(self) -> None:
+        """Commit after the commit of the business, whose record says what is to be done if a database is away now."""
+        try:
+            self.commit()
+        except DatabaseError as error:
+            logger.warning("%s; check-back finds the record", error)
 
     def _restore_unseen(self, *, sure: bool = True) -> None:
         """Restore the messages of a joined business transaction if it was committed and nobody was told of that.
@@ -406,7 +433,23 @@ def end_by_word(
     Raises:
         VerdictStandsError: the opposite stands, perhaps in the business database only.
         MQClientError: its business transaction has not been committed; or it is unknown, or of another group.
+        DatabaseError: a database did not answer, so that it is not sure that the verdict was written.
     """
+    databases = [broker.database] if business is None else [broker.database, business.database]
+    with in_plain_words(f"the {op} of transaction {transaction} was perhaps not written", *databases):
+        _end_by_word(broker, business, transaction, op, group=group, way=way, recorded_in=recorded_in)
+
+
+def _end_by_word(
+    broker: Broker,
+    business: Business | None,
+    transaction: str,
+    op: Op,
+    *,
+    group: str,
+    way: Way | None,
+    recorded_in: str | None,
+) -> None:
     if way == "record":
         if business is None:
             raise MQClientError(

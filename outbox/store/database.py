@@ -150,6 +150,10 @@ class Database:
         """Return whether the same may work later, with another try or on another connection."""
         return isinstance(error, PoolTimeout) or self.dialect.transient(getattr(error, "orig", None) or error)
 
+    def locked(self, error: Exception) -> bool:
+        """Return whether a statement failed because another transaction had for too long what the statement needs."""
+        return self.dialect.locked(getattr(error, "orig", None) or error)
+
     @property
     def wake_up_name(self) -> str:
         """The name under which hints of this outbox are sent."""

@@ -3,6 +3,7 @@
 import logging
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import psycopg
 import pytest
@@ -175,12 +176,23 @@ def test_who_is_interrupted_says_nothing(engine, outbox):
     assert (halves(engine), verdicts(engine), arrived(outbox)) == (1, {}, [])
 
 
-@pytest.mark.parametrize("listener", [None, lambda message: COMMIT])
-def test_without_somebody_who_executes_nothing_is_sent(engine, outbox, listener):
+ONLY_ASKED = "has no execute_local_transaction(message, arg), and is only asked: give the producer one that has it"
+
+
+@pytest.mark.parametrize(
+    ("listener", "text"),
+    [
+        (None, "TransactionListener is null"),
+        (lambda message: COMMIT, f"the listener (function) {ONLY_ASKED}, or use begin_transaction"),
+        (SimpleNamespace(check=print), f"the listener (SimpleNamespace) {ONLY_ASKED}, or use begin_transaction"),
+    ],
+)
+def test_without_somebody_who_executes_nothing_is_sent(engine, outbox, listener, text):
+    """There is no listener, or it is one that is only asked."""
     with pytest.raises(MQClientError) as raised:
         sent(outbox, listener)
 
-    assert (str(raised.value), halves(engine)) == ("TransactionListener is null", 0)
+    assert (str(raised.value), halves(engine)) == (text, 0)
 
 
 @pytest.mark.parametrize(
@@ -294,8 +306,11 @@ def test_a_verdict_that_cannot_be_written_is_unknown_with_the_reason(engine, out
     before = (result.local_transaction_state, result.error, verdicts(engine))
     check_back(outbox, state)
 
-    assert before == (UNKNOW, cause, {})
-    assert "was not written, check-back decides: connection lost" in caplog.text
+    state_then, error, stood = before
+    reason = f"was perhaps not written: {type(cause).__name__}: connection lost"
+    assert (state_then, type(error), error.__cause__, stood) == (UNKNOW, DatabaseError, cause, {})
+    assert reason in str(error)
+    assert f"check-back decides on transaction {result.transaction_id}" in caplog.text
     assert arrived(outbox) == (["1"] if state is COMMIT else [])
 
 

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import nullcontext, suppress
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -337,8 +338,86 @@ def test_a_transaction_needs_somebody_who_can_be_asked(outbox):
 
     assert texts[0] == "Transaction checker should not be null"
     assert "needs the engine of the business database" in texts[1]
-    assert producer.begin_transaction().verdict == "commit"
+    assert [producer.begin_transaction(verdict=way).verdict for way in ("join", "commit")] == ["join", "commit"]
     assert producer_of(outbox, Listener()).begin_transaction().verdict == "listener"
+
+
+def test_a_producer_whom_nobody_answers_is_told_so_before_its_business_begins(outbox, engine):
+    """Leaving the block, or `commit()`, would tell it when the business is committed."""
+    producer = producer_of(outbox)
+
+    with pytest.raises(MQClientError, match=r"^Transaction checker should not be null: .*verdict=\"commit\"$"):
+        producer.begin_transaction()
+
+
+@pytest.mark.parametrize("way", ["listener", "join", "commit", "record"])
+@pytest.mark.parametrize(("state", "expected"), [(COMMIT, ["1"]), (ROLLBACK, [])])
+def test_leaving_a_transaction_that_was_ended_by_hand_raises_nothing(outbox, engine, tmp_path, way, state, expected):
+    """By its id, whatever its block would have done; a verdict that a database denies is no such end."""
+    business = plain_engine(f"sqlite:///{tmp_path / 'business.db'}")
+    migrate.upgrade_record(business)
+    producer = producer_of(outbox, Listener(), business=business)
+    refused = state is COMMIT and way != "listener"
+    with suppress(MQClientError) if refused else nullcontext(), producer.begin_transaction(verdict=way) as transaction:
+        transaction.send("orders", "1")
+        producer.end_transaction(transaction.id, state)
+    producer.shutdown()
+    business.dispose()
+
+    stands = {} if refused else {transaction.id: state.value}
+    assert (verdicts(engine), arrived(outbox)) == (stands, [] if refused else expected)
+
+
+def test_leaving_a_transaction_that_check_back_has_rolled_back_tells_so(outbox, producer):
+    """The business, which the block is the end of, has lost its message."""
+    with pytest.raises(VerdictStandsError), producer.begin_transaction() as transaction:
+        transaction.send("orders", "1")
+        check_back(outbox, ROLLBACK)
+
+
+SENDS = {
+    "None": lambda producer, transaction: producer.send(Message("orders", "1"), None),
+    "swapped": lambda producer, transaction: producer.send(transaction, Message("orders", "1")),
+    "a session": lambda producer, transaction: producer.send(Message("orders", "1"), Session()),
+}
+
+
+@pytest.mark.parametrize(
+    ("call", "found"), zip(SENDS, ["not NoneType", "the other way round", "not Session"], strict=True)
+)
+def test_a_send_without_its_transaction_is_told_what_to_pass(outbox, producer, engine, call, found):
+    with pytest.raises(TypeError) as raised:
+        SENDS[call](producer, producer.begin_transaction())
+
+    text = f"send takes a message and its transaction, {found}: send(message, transaction), with the transaction of"
+    assert (str(raised.value).startswith(text), halves(engine)) == (True, 0)
+
+
+def test_a_producer_is_closed_by_either_name(outbox, producer):
+    producer.start()
+    producer.close()
+    other = producer_of(outbox, Listener())
+    other.start()
+    other.close()
+
+
+def test_a_listener_may_be_set_later(outbox, engine):
+    """As the 4.x client does it, and before the start."""
+    producer, listener = producer_of(outbox), Listener(COMMIT, COMMIT)
+    producer.set_transaction_listener(listener)
+    first = producer.send_message_in_transaction(Message("orders", "1"))
+    listener.outcome = UNKNOW
+    second = producer.send_message_in_transaction(Message("orders", "2"))
+    producer.start()
+    with pytest.raises(MQClientError, match=r"before start\(\)"):
+        producer.set_transaction_listener(Listener())
+    assert eventually(lambda: second.transaction_id in verdicts(engine))
+    producer.shutdown()
+    producer.set_transaction_listener(None)
+    with pytest.raises(MQClientError, match=r"^TransactionListener is null$"):
+        producer.send_message_in_transaction(Message("orders", "3"))
+
+    assert (first.local_transaction_state, arrived(outbox)) == (COMMIT, ["1", "2"])
 
 
 LONG = "t" * 127
@@ -376,13 +455,26 @@ DECIMAL = "must be a decimal integer of seconds,"
     ("fields", "text"),
     [
         ({"body": b""}, "CODE: 13  DESC: the message body length is zero"),
-        (
-            {"headers": {"__transactionId__": "x"}},
-            "CODE: 13  DESC: The Property<__transactionId__> is used by system, input another please",
-        ),
-        (
-            {"headers": {"TRANSACTION_CHECK_TIMES": "1"}},
-            "CODE: 13  DESC: The Property<TRANSACTION_CHECK_TIMES> is used by system, input another please",
+        *(
+            (
+                {"headers": {name: "1"}},
+                f"CODE: 13  DESC: The Property<{name}> is used by system, input another please",
+            )
+            for name in (
+                "__transactionId__",
+                "TRANSACTION_CHECK_TIMES",
+                "KEYS",
+                "TAGS",
+                "DELAY",
+                "REAL_TOPIC",
+                "TRAN_MSG",
+                "PGROUP",
+                "UNIQ_KEY",
+                "MAX_RECONSUME_TIMES",
+                "REAL_QID",
+                "WAIT",
+                "TIMER_DELIVER_MS",
+            )
         ),
         (
             {"dedup_key": "1"},

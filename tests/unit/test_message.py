@@ -467,3 +467,9 @@ def test_a_copy_of_what_a_handler_got_is_new():
 
     assert (found.id, found.attempt, found.created_at, found.direct) == (None, 1, None, None)
     assert fields_of(found) == fields_of(message) | {"topic": "archive"}
+
+
+def test_the_arguments_of_rocketmqs_message_are_told_their_names():
+    for others in (("tag", b"1"), ("tag", "key", b"1"), ("tag", "key", 0, b"1", True)):
+        with pytest.raises(TypeError, match=r"is Message\(topic, body, tags=…, key=…\) here"):
+            Message("orders", *others)

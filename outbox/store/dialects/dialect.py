@@ -148,6 +148,8 @@ class Dialect:
     connect: Callable[[Engine, str], DriverChannel]
     #: Whether an error of the driver means that the channel is gone, or busy, and a later try may work.
     transient: Callable[[Exception], bool]
+    #: Whether an error of the driver means that another transaction had for too long what a statement needs.
+    locked: Callable[[Exception], bool]
     #: Whether an error of the driver means that our tables are not there.
     missing_table: Callable[[Exception], bool]
     #: Whether an error of the driver means that a table, a column or an index cannot be made because it is there.

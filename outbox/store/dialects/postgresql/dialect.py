@@ -398,6 +398,7 @@ DIALECT = Dialect(
     notifies=True,
     connect=PostgresChannel,
     transient=_transient,
+    locked=lambda error: isinstance(error, psycopg.errors.LockNotAvailable),
     missing_table=lambda error: isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName),
     already_there=lambda error: isinstance(error, psycopg.errors.DuplicateTable | psycopg.errors.DuplicateColumn),
     incarnation=_INCARNATION,

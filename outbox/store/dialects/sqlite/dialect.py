@@ -148,6 +148,7 @@ DIALECT = Dialect(
     notifies=False,
     connect=SqliteChannel,
     transient=_transient,
+    locked=is_busy,
     missing_table=lambda error: "no such table" in str(error),
     already_there=lambda error: any(words in str(error) for words in (" already ", "duplicate column")),
     incarnation="''",
