@@ -389,6 +389,19 @@ def test_the_first_moment_of_a_refusal_is_kept(engine):
     assert first == second
 
 
+def test_a_worker_that_works_does_not_speak_for_one_that_cannot_begin(engine):
+    """Of two that have the same name one is the old one; what it withdraws is its own notice."""
+    _, refused = declared_in_vain(engine)
+    with pytest.raises(SubscriptionError):
+        refused.until_empty()
+    with closing(Outbox(engine).database.open()) as channel:
+        Leases(channel).note("relay", None)
+
+    (found,) = outbox(engine, "status", "--json").json["refused"]
+
+    assert (found["name"], "has topics all, this worker asks for !a*" in found["notice"]) == ("relay", True)
+
+
 def test_the_worker_is_told_by_its_host_and_process(engine):
     """So that one knows where to look."""
     here = f"{socket.gethostname()}:{os.getpid()}"

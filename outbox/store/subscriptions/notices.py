@@ -27,7 +27,7 @@ _NOTE = f"""
         owner = excluded.owner, lease_until = excluded.lease_until, notice = excluded.notice
 """
 _WITHDRAW = f"DELETE FROM {{lease}} WHERE subscription = :name AND generation = 1 AND partition = {_REFUSED}"
-_FORGET = f"DELETE FROM {{lease}} WHERE partition = {_REFUSED} AND lease_until <= {{now}}"
+_FORGET = f"DELETE FROM {{lease}} WHERE partition = {_REFUSED} AND coalesce(lease_until, {{now}}) <= {{now}}"
 _ALL = f"""
     SELECT subscription, notice, noticed_at FROM {{lease}}
     WHERE partition = {_REFUSED} AND lease_until > {{now}} ORDER BY subscription
