@@ -121,7 +121,8 @@ class Checker:
         heads: dict[str, Message] = {}
         for row in rows:
             heads.setdefault(row.key or "", row)
-        halves = {transaction: half_of(row) for transaction, row in heads.items()}
+        halves, unreadable = _read(heads)
+        heads = {transaction: heads[transaction] for transaction in halves}
         pending = DecidedHalves(channel).pending(heads, self._policy.transaction_timeout)
         answers = self._ask([row for key, row in heads.items() if self._is_due(halves[key], pending.get(key))])
         until = clock() + self._seconds
@@ -130,6 +131,7 @@ class Checker:
             for transaction, half in halves.items()
         }
         self._read_back(channel, verdicts, pending)
+        verdicts |= unreadable
         return [verdicts[row.key or ""] for row in rows]
 
     def _is_due(self, half: Half, pending: Pending | None) -> bool:
@@ -240,9 +242,11 @@ class Checker:
                 decision = run(on_channel(channel), decide(transaction, by=f"check {self._group}"))
                 crash_point("check.in_end")
         except Exception as error:
-            if not self._broker.database.transient(error):
-                raise
-            return self._later("its business transaction is under way")
+            if self._broker.database.transient(error):
+                return self._later("its business transaction is under way")
+            # As when a trigger refuses one of its messages: that holds up no other transaction.
+            logger.warning("transaction %s: its verdict %s cannot be written: %s", transaction, op, describe(error))
+            return self._later(describe(error))
         crash_point("check.after_end")
         if decision.restored:
             self._broker.outbox.notifier.hint()
@@ -269,6 +273,18 @@ class Checker:
 
     def _spaced(self, interval: timedelta) -> timedelta:
         return interval * (1 + _JITTER * self._spread())
+
+
+def _read(heads: Mapping[str, Message]) -> tuple[dict[str, Half], dict[str, Verdict]]:
+    """Return the facts about each transaction; and, for half messages of another hand that have none, a verdict."""
+    halves: dict[str, Half] = {}
+    unreadable: dict[str, Verdict] = {}
+    for transaction, row in heads.items():
+        try:
+            halves[transaction] = half_of(row)
+        except Exception as error:
+            unreadable[transaction] = Reject(f"not a half message of a producer: {describe(error)}")
+    return halves, unreadable
 
 
 def _is_open(pending: Pending | None) -> bool:

@@ -1,15 +1,16 @@
-"""Those who are asked and do not answer: a business database, a listener. Nobody else waits for them."""
+"""Transactions about which nothing can be found out, or that cannot be decided: no other one waits for them."""
 
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine
 from outbox.model.message import Message
@@ -281,3 +282,55 @@ def test_a_slow_listener_is_asked_four_questions_at_once_however_slow_it_is(outb
     check_back(outbox, answer, question=timedelta(seconds=1.5), interval=timedelta(milliseconds=1))
 
     assert (max(most), len(most)) == (4, 8)
+
+
+# Transactions that cannot be decided
+
+
+def test_a_half_message_of_another_hand_holds_up_no_other(engine, outbox, producer):
+    """It says nothing about its transaction, so a person has to look at it."""
+    transaction = producer.begin_transaction()
+    transaction.send("orders", "good")
+    with engine.begin() as connection:
+        connection.execute(
+            text(
+                "INSERT INTO outbox_message (message_id, topic, key, slot, tags, headers, body) SELECT"
+                f" '{uuid.uuid4().hex}', topic, 'another', 0, tags, '{{}}', body FROM outbox_message"
+            )
+        )
+
+    check_back(outbox, COMMIT)
+
+    assert arrived(outbox) == ["good"]
+    assert verdicts(engine) == {transaction.id: "commit"}
+    assert parked(engine) == [("dead", 1)]
+
+
+def test_a_message_that_the_database_refuses_holds_up_no_other(engine, outbox, producer, caplog):
+    """Its transaction keeps waiting, whatever the reason is; nothing is counted."""
+    for body, topic in (("1", "orders"), ("2", "cursed"), ("3", "orders")):
+        producer.begin_transaction().send(topic, body)
+    refuse = {
+        "postgresql": [
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'never'; END$$",
+            (
+                "CREATE TRIGGER refuse BEFORE INSERT ON outbox_message FOR EACH ROW WHEN (NEW.topic = 'cursed')"
+                " EXECUTE FUNCTION refuse()"
+            ),
+        ],
+        "sqlite": [
+            (
+                "CREATE TRIGGER refuse BEFORE INSERT ON outbox_message WHEN NEW.topic = 'cursed'"
+                " BEGIN SELECT RAISE(ABORT, 'never'); END"
+            )
+        ],
+    }
+    with engine.begin() as connection:
+        for statement in refuse[engine.dialect.name]:
+            connection.execute(text(statement))
+
+    check_back(outbox, COMMIT)
+
+    assert arrived(outbox) == ["1", "3"]
+    assert parked(engine) == [("retry", 0)]
+    assert "its verdict commit cannot be written: " in caplog.text
