@@ -40,12 +40,22 @@ def verify(channel: Channel) -> None:
         raise SchemaError(
             f"this outbox has {stored.slots} slots, not {channel.database.slots}; say Outbox(…, slots={stored.slots})"
         )
-    here = channel.rows(channel.database.dialect.identity)[0]
-    if (stored.system_identifier, stored.database_oid) != here:
+    if _elsewhere(channel, stored):
         raise DatabaseError(
             "this database is a copy: its log was written on another server (or under another database oid), so stored"
             " positions mean nothing here and messages would be lost; run `outbox restore` with all workers stopped"
         )
+
+
+def is_copy(channel: Channel) -> bool:
+    """Return whether another server drew the ids of the log, or this one under another database oid."""
+    rows = channel.rows(_READ)
+    return bool(rows) and _elsewhere(channel, Identity(*rows[0]))
+
+
+def _elsewhere(channel: Channel, stored: Identity) -> bool:
+    here = channel.rows(channel.database.dialect.identity)[0]
+    return bool((stored.system_identifier, stored.database_oid) != here)
 
 
 def establish(channel: Channel) -> None:

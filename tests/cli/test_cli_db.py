@@ -350,6 +350,53 @@ def test_a_copied_log_is_restored(pg_engine, tmp_path):
     assert bodies(tmp_path / "out") == ["1"]
 
 
+def far_apart(engine):
+    """Two messages that `fast` has sent, of which `relay` has the first only."""
+    for body, names in (("1", ["fast", "relay"]), ("2", ["fast"])):
+        send(engine, body)
+        for name in names:
+            Relay(Outbox(engine), lambda _message: None, name=name).until_empty()
+
+
+def test_a_log_that_was_not_copied_is_left_as_it_is(pg_engine):
+    """Else `fast` would send a message again, and every row would be written anew."""
+    far_apart(pg_engine)
+    before = stamps(pg_engine)
+
+    plain, rehearsed, accepted = (
+        outbox(pg_engine, "restore", *options) for options in ([], ["--dry-run"], ["--accept", "--yes"])
+    )
+
+    for ended in (plain, rehearsed, accepted):
+        assert (ended.code, ended.err.startswith("this log was not copied, nothing to restore")) == (0, True)
+    assert stamps(pg_engine) == before
+    assert outbox(pg_engine, "restore", "--json").json["action"] == "none"
+
+
+def test_a_restore_says_who_sends_how_many_messages_again(pg_engine):
+    """Before it is done, in the question and as a rehearsal; a person may insist on it."""
+    far_apart(pg_engine)
+    before = stamps(pg_engine)
+
+    asked = outbox(pg_engine, "restore", "--force")
+    rehearsed = outbox(pg_engine, "restore", "--force", "--dry-run", "--json")
+    unchanged = stamps(pg_engine) == before
+    restored = outbox(pg_engine, "restore", "--force", "--yes")
+
+    assert (asked.code, "of this server (fast sends 1 message again)? There is no terminal" in asked.err) == (2, True)
+    assert rehearsed.json == {
+        "version": 1, "more": False, "action": "restored", "dry_run": True, "read_again": 1,
+        "again": {"fast": 1, "relay": 0},
+    }  # fmt: skip
+    assert (unchanged, restored.code, restored.err) == (True, 0, "the log is restored: fast sends 1 message again\n")
+
+
+def stamps(engine):
+    """What tells of each row when it was committed."""
+    with engine.connect() as connection:
+        return connection.execute(text("SELECT id, xact_id, xmin::text FROM outbox_message ORDER BY id")).all()
+
+
 def test_a_role_that_may_not_is_told_so(pg_engine):
     with pg_engine.begin() as connection:
         connection.execute(text("DROP ROLE IF EXISTS visitor"))

@@ -14,7 +14,7 @@ from tests.support.command_line import outbox
 
 PAGE = Path(__file__).parents[2] / "docs" / "json.md"
 #: Objects whose names are data.
-OPEN = ("parked", "headers")
+OPEN = ("parked", "headers", "again")
 METRICS = "rocketmq_"
 ALL = {"version": "number", "more": "boolean"}
 BESIDES = "What `status` has besides"
@@ -27,7 +27,7 @@ COMMANDS = {
     "subscriptions alter": ["relay", "--on-dead", "continue"],
     "subscriptions split": ["relay", "--topics", "fine", "--to", "nats://h:4222"],
     "subscriptions drop": ["relay", "--yes"],
-    "restore": ["--yes"],
+    "restore": ["--yes", "--force"],
     "db check": [],
     "db upgrade": [],
     "purge": ["--older-than", "0s", "--dry-run"],

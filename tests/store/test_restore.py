@@ -5,10 +5,10 @@ from sqlalchemy import text
 
 from outbox import DatabaseError, Message, Outbox, Relay, SubscriptionError
 from outbox.model.lease import Partition
-from outbox.model.position import Position
+from outbox.model.position import EARLIEST, Position
 from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
-from outbox.store.operations.restore import accept, restore
+from outbox.store.operations.restore import Again, accept, rehearse, restore
 from outbox.store.subscriptions.leases import Leases
 from outbox.worker.settings import Settings
 
@@ -49,8 +49,10 @@ def pretend_copy(engine):
 
 
 def shifted(position):
-    """The same position on the other server."""
+    """The same position on the other server; the beginning of the log is the same on all."""
     here = Position.parse(position)
+    if here == EARLIEST:
+        return position
     return str(Position(here.head + FAR, tuple(number + FAR for number in here.open)))
 
 
@@ -77,6 +79,50 @@ def test_a_restored_log_delivers_what_was_not_sent_and_what_comes(outbox, pg_eng
     Relay(outbox, destination).until_empty()
 
     assert destination.bodies == [b"waiting", b"written after the restore", b"later"]
+
+
+def test_a_subscription_that_nobody_has_run_has_nothing_sent_again(outbox, pg_engine):
+    """The migration makes `relay`; here all relays have other names."""
+    sent, later = Collected(), Collected()
+    send(outbox, b"1", b"2")
+    Relay(outbox, sent, name="billing").until_empty()
+    pretend_copy(pg_engine)
+    channel = outbox.database.open()
+
+    again = restore(channel)
+    channel.close()
+    send(outbox, b"3")
+    Relay(outbox, sent, name="billing").until_empty()
+    Relay(outbox, later).until_empty()
+
+    assert again == [Again("billing", 0), Again("relay", 0)]
+    assert (sent.bodies, later.bodies) == ([b"1", b"2", b"3"], [b"1", b"2", b"3"])
+
+
+def test_what_is_sent_again_is_known_before(outbox, pg_engine):
+    """By each subscription that was ahead of another one, of its own topics; nothing is changed by counting."""
+    ahead, some = Collected(), Collected()
+    send(outbox, b"0")
+    Relay(outbox, Collected()).until_empty()
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", b"1"), Message("mail", b"2"), Message("mail", b"3")])
+    Relay(outbox, ahead, name="ahead").until_empty()
+    Relay(outbox, some, name="some", topics=["mail"]).until_empty()
+    pretend_copy(pg_engine)
+    before = (len(ahead.bodies), len(some.bodies))
+    channel = outbox.database.open()
+
+    stamps = channel.rows("SELECT id, xact_id FROM outbox_message ORDER BY id")
+    expected = rehearse(channel)
+    unchanged = channel.rows("SELECT id, xact_id FROM outbox_message ORDER BY id") == stamps
+    again = restore(channel)
+    channel.close()
+    Relay(outbox, ahead, name="ahead").until_empty()
+    Relay(outbox, some, name="some", topics=["mail"]).until_empty()
+
+    assert (expected, unchanged, before) == (again, True, (4, 2))
+    assert again == [Again("ahead", 3), Again("relay", 0), Again("some", 2)]
+    assert (ahead.bodies[4:], some.bodies[2:]) == ([b"1", b"2", b"3"], [b"2", b"3"])
 
 
 def test_subscriptions_that_stood_apart_miss_nothing(outbox, pg_engine):
