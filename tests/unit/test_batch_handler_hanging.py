@@ -1,5 +1,6 @@
 """Handing over to a handler that does not come back: the others go on, and the one that hangs is found."""
 
+import math
 import threading
 import time
 from dataclasses import replace
@@ -11,20 +12,19 @@ from outbox import Message, Retry, RetryPolicy, Verdict
 from outbox.model.lease import Lease, Partition
 from outbox.model.parking import Held
 from outbox.model.verdict import DONE
-from outbox.worker.calls import HungCalls
-from outbox.worker.handle import Outcome
+from outbox.worker.calls import Call, HungCalls
 from outbox.worker.policy import BLOCKED
 from tests.support.stage import HASTY, POLICY, Handler, Stage, again, hanging, ids, messages, only, seen
 from tests.support.waiting import eventually
 
 #: Here the others are to be accepted before the hand-over gives up.
-LESS_HASTY = replace(HASTY, deadline=timedelta(seconds=0.5))
+LESS_HASTY = replace(HASTY, deadline=timedelta(seconds=2))
 
 
 def test_a_hung_call_keeps_its_keys_and_the_others_go_on():
     handler = Handler()
     with hanging(handler, 1):
-        outcome = Stage(handler, HASTY).run(messages("a", "b", "a", "b"))
+        outcome = Stage(handler, LESS_HASTY).run(messages("a", "b", "a", "b"))
 
     assert seen(outcome) == {"done": [2, 4], "aside": [(1, "retry", 1), (3, "blocked", 0)], "open": []}
 
@@ -161,16 +161,14 @@ def test_calls_that_came_back_are_not_held_against_the_destination():
 LEASES = [Lease(Partition("relay"), epoch, "us") for epoch in range(4)]
 
 
-def hung_call(handler: Handler, hung: HungCalls, all: list[Message], lease: Lease = LEASES[1]) -> Outcome:
-    """Message 1 is done, the call with the other eight comes back too late; then the lease is lost."""
+def hung_call(handler: Handler, hung: HungCalls, all: list[Message], lease: Lease = LEASES[1]) -> None:
+    """Message 1 is done, the call with the others comes back too late; then the lease is lost."""
     hung.taken(lease)
     hung.read_from("server")
-    with hanging(handler, 9):
-        outcome = Stage(handler, HASTY, rests=10, hung=hung, lease=lease).run(all)
-        assert (handler.calls, ids(outcome.done)) == ([[1], [2, 3, 4, 5, 6, 7, 8, 9]], [1])
-    assert eventually(lambda: not hung.unfinished)
+    call = Call(all[1:], lease=lease)
+    hung.add(call)
+    call.perform(handler)
     handler.calls.clear()
-    return outcome
 
 
 def flat(calls: list[list[int]]) -> list[int]:
@@ -222,13 +220,54 @@ def test_what_failed_late_behind_a_message_that_is_sent_again_is_sent_again_as_w
 
 def test_an_outcome_that_was_not_settled_is_known_under_the_next_lease():
     handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
-    done = hung_call(handler, hung, all).done
-    hung.note(LEASES[1], done, [])
+    hung_call(handler, hung, all)
+    hung.note(LEASES[1], all[:1], [])
     hung.taken(LEASES[2])
     hung.read_from("server")
     outcome = Stage(handler, hung=hung, lease=LEASES[2]).run(all)
 
     assert (handler.calls, ids(outcome.done)) == ([], [1, 2, 3, 4, 5, 6, 7, 8, 9])
+
+
+def test_what_a_batch_has_done_is_known_when_the_lease_is_lost_within_it():
+    """It ends with an error before the next call; nothing of it was settled."""
+    handler, hung, all = Handler(), HungCalls(), messages(*"abc")
+    moments = [math.inf, math.inf]
+    with pytest.raises(IndexError):
+        Stage(handler, most=1, hung=hung, before_call=moments.pop).run(all)
+    outcome = Stage(handler, hung=hung).run(all)
+
+    assert (handler.calls, ids(outcome.done)) == ([[1], [2], [3]], [1, 2, 3])
+
+
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
+    """What was handled before cannot be settled meanwhile; the call comes back soon, or has come back already."""
+    handler, hung, all, began = Handler(), HungCalls(), messages("a"), threading.Event()
+
+    def lost() -> None:
+        assert began.wait(30)
+        if finished:
+            released.set()
+            assert eventually(lambda: stage.batch_handler._caller._last and stage.batch_handler._caller._last.finished)
+        raise OSError("away")
+
+    with hanging(handler, 1) as released:
+        answer = handler.answer
+
+        def beginning(message: Message) -> Verdict:
+            began.set()
+            return answer(message)
+
+        handler.answer = beginning
+        stage = Stage(handler, hung=hung)
+        stage.batch_handler.meanwhile = lost
+        with pytest.raises(OSError, match="away"):
+            stage.run(all)
+        released.set()
+        outcome = Stage(handler, hung=hung).run(all)
+
+    assert (handler.calls, ids(outcome.done)) == ([[1]], [1])
 
 
 @pytest.mark.parametrize(
@@ -237,8 +276,8 @@ def test_an_outcome_that_was_not_settled_is_known_under_the_next_lease():
 def test_no_outcome_counts_when_somebody_else_may_have_sent_or_the_server_has_crashed(epoch, incarnation):
     """Another holder of the lease may have sent message 1 after the late call."""
     handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
-    done = hung_call(handler, hung, all).done
-    hung.note(LEASES[1], done, [])
+    hung_call(handler, hung, all)
+    hung.note(LEASES[1], all[:1], [])
     hung.taken(LEASES[epoch])
     hung.read_from(incarnation)
     Stage(handler, hung=hung, lease=LEASES[epoch]).run(all)
@@ -249,35 +288,34 @@ def test_no_outcome_counts_when_somebody_else_may_have_sent_or_the_server_has_cr
 def test_a_call_that_hangs_while_somebody_else_has_the_lease_keeps_its_keys_and_its_answer_does_not_count():
     handler, hung, all = Handler(), HungCalls(), messages("k", "k", "a")
     hung.taken(LEASES[1])
-    with hanging(handler, 1) as released:
-        Stage(handler, HASTY, rests=5, hung=hung, lease=LEASES[1]).run(all[:1])
-        hung.taken(LEASES[3])
-        stage = Stage(handler, HASTY, hung=hung, lease=LEASES[3])
-        answer = handler.answer
+    call = Call(all[:1], lease=LEASES[1])
+    hung.add(call)
+    hung.taken(LEASES[3])
 
-        def releasing(message: Message) -> Verdict:
-            if message.id == 3:
-                released.set()
-            return answer(message)
+    def answer(message: Message) -> Verdict:
+        if message.id == 3:
+            call.perform(lambda messages: [DONE] * len(messages))
+        return DONE
 
-        handler.answer = releasing
-        stage.run(all)
+    handler.answer = answer
+    Stage(handler, hung=hung, lease=LEASES[3]).run(all)
 
-    assert flat(handler.calls) == [1, 3, 1, 2]
+    assert flat(handler.calls) == [3, 1, 2]
 
 
 def test_a_call_of_a_lease_that_was_lost_before_it_hung_does_not_count():
     """Another relay of this process has taken the lease, and may have sent the same meanwhile."""
-    handler, hung, all = Handler(), HungCalls(), messages("k")
+    handler, hung, all = Handler(), HungCalls(), messages("k", "a")
     hung.taken(LEASES[1])
     hung.taken(LEASES[2])
-    with hanging(handler, 1):
-        Stage(handler, HASTY, rests=5, hung=hung, lease=LEASES[1]).run(all)
-    hung.note(LEASES[1], all, [])
-    assert eventually(lambda: not hung.unfinished)
+    call = Call(all[:1], lease=LEASES[1])
+    hung.add(call)
+    call.perform(handler)
+    hung.note(LEASES[1], all[1:], [])
+    handler.calls.clear()
     Stage(handler, hung=hung, lease=LEASES[2]).run(all)
 
-    assert handler.calls == [[1], [1]]
+    assert flat(handler.calls) == [1, 2]
 
 
 def test_the_outcome_of_one_message_is_not_that_of_another_with_its_id():
@@ -291,9 +329,9 @@ def test_the_outcome_of_one_message_is_not_that_of_another_with_its_id():
 
 def test_the_outcome_of_an_id_that_is_given_out_again_is_not_used_when_it_comes_late():
     handler, hung = Handler(), HungCalls()
-    with hanging(handler, 1):
-        Stage(handler, HASTY, rests=5, hung=hung).run(messages("k"))
-    assert eventually(lambda: not hung.unfinished)
+    call = Call(messages("k"))
+    hung.add(call)
+    call.perform(handler)
     Stage(handler, hung=hung).run(messages("k"))
 
     assert handler.calls == [[1], [1]]

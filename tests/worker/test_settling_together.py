@@ -1,12 +1,14 @@
 """Messages in quick succession are settled together: soon, before anything that takes long, and at most a batch."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from outbox import Message, Outbox, Unavailable, Verdict
 from outbox.model.verdict import DONE
@@ -209,8 +211,9 @@ def test_a_batch_that_is_left_open_while_work_goes_on_does_not_repeat_them(engin
     assert (settled, texts(handler.messages)) == (True, ["1", "2"])
 
 
-def test_they_are_settled_soon_also_while_more_come(engine, outbox):
-    """Each new one does not put it off."""
+def test_they_are_settled_soon_also_while_more_come(engine, outbox, monkeypatch):
+    """Each new one does not put it off. Here no call takes so long that they are settled meanwhile."""
+    monkeypatch.setattr("outbox.worker.handle._SOON_SECONDS", 60)
     handler = Handler()
     soon = replace(BRISK, limits=Limits(rows=1_000_000), settle_within=timedelta(seconds=1))
     with at_work(worker(outbox.database, handler, settings=soon)):
@@ -231,6 +234,62 @@ def test_what_is_parked_is_settled_with_them_at_once(engine, outbox):
         assert eventually(lambda: settles(engine) == 1)
 
     assert left(outbox) == []
+
+
+@contextmanager
+def losing_the_database(until: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """The worker loses its connection when it reads next, and again until then."""
+    lost = [0]
+
+    def reached(name: str) -> None:
+        if name == "worker.before_fetch" and not (lost[0] and until()):
+            lost[0] += 1
+            raise PoolTimeout
+
+    failpoints.arm(reached)
+    try:
+        yield
+        assert eventually(lambda: lost[0] and until())
+    finally:
+        failpoints.arm(None)
+
+
+def test_a_lost_connection_repeats_none_of_them(engine, outbox):
+    handler = Handler()
+    with at_work(worker(outbox.database, handler, settings=BRISK)):
+        handled(outbox, handler, "1", "2")
+        with losing_the_database():
+            pass
+        handled(outbox, handler, "3")
+
+    assert (texts(handler.messages), left(outbox)) == (["1", "2", "3"], [])
+
+
+def test_nor_do_they_expire_when_a_connection_is_lost(engine, outbox):
+    """They have arrived in time, and are not settled when their time is over."""
+    handler, moment = Handler(), datetime.now(UTC) + timedelta(seconds=2)
+    with at_work(worker(outbox.database, handler, settings=BRISK)):
+        with outbox.begin() as session:
+            outbox.send(session, "orders", "1", expires_at=moment)
+        assert eventually(lambda: handler.messages)
+        with losing_the_database(until=lambda: datetime.now(UTC) > moment + timedelta(seconds=0.5)):
+            pass
+        handled(outbox, handler, "2")
+
+    assert (texts(handler.messages), states(engine), left(outbox)) == (["1", "2"], {}, [])
+
+
+def test_they_come_again_after_a_crash_of_the_server(pg_engine, monkeypatch):
+    """What their handler has stored there may be gone. A reset of the statistics looks like the crash of a backend."""
+    monkeypatch.setattr(Polling, "many", property(lambda _: True))
+    outbox, handler = Outbox(pg_engine), Handler()
+    with at_work(worker(outbox.database, handler, settings=BRISK)):
+        handled(outbox, handler, "1")
+        with pg_engine.connect() as connection:
+            connection.execute(text("SELECT pg_stat_reset_shared('bgwriter')"))
+        again = eventually(lambda: len(handler.messages) >= 2)
+
+    assert (again, texts(handler.messages)) == (True, ["1", "1"])
 
 
 def test_a_worker_without_its_lease_settles_none_of_them(engine, outbox):
