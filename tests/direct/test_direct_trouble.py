@@ -33,6 +33,7 @@ from tests.support.directly import (
     relayed,
     send,
     settled,
+    without_grace,
     writing_directly,
 )
 from tests.support.readers import bodies
@@ -40,15 +41,17 @@ from tests.support.several import behind
 from tests.support.waiting import eventually
 
 
-def write(outbox: Outbox, *numbers: int) -> float:
-    """One transaction a message; returns how long the slowest took."""
-    slowest = 0.0
+@pytest.fixture(autouse=True)
+def at_leisure(monkeypatch):
+    """A busy machine gives a thread no turn for seconds. Where a test is not about its end, the right to send lasts."""
+    monkeypatch.setattr(delivery, "RIGHT_SECONDS", 300.0)
+
+
+def write(outbox: Outbox, *numbers: int) -> None:
+    """One transaction a message."""
     for number in numbers:
-        before = time.monotonic()
         with outbox.begin() as session:
             send(outbox, session, b"%d" % number)
-        slowest = max(slowest, time.monotonic() - before)
-    return slowest
 
 
 def numbers(found: list[bytes]) -> list[int]:
@@ -60,9 +63,8 @@ def numbers(found: list[bytes]) -> list[int]:
     [Unavailable("away"), Retry("not now"), Reject("never"), ValueError("raised"), SystemExit(3)],
     ids=lambda a: type(a).__name__,
 )
-def test_what_the_destination_refuses_is_left_to_the_relay(engine, destination, monkeypatch, answer):
+def test_what_the_destination_refuses_is_left_to_the_relay(engine, destination, answer):
     """With all that is to be counted about it: for the relay it is the first attempt."""
-    briefly(monkeypatch)
 
     def refusing(message: Message):
         if message.body == b"2":
@@ -76,10 +78,11 @@ def test_what_the_destination_refuses_is_left_to_the_relay(engine, destination, 
         with outbox.begin() as session:
             send(outbox, session, b"1", b"2", b"3")
         # The first call has but one message.
-        assert eventually(lambda: at_rest(outbox) and destination.calls == 2, 20)
+        assert eventually(lambda: at_rest(outbox) and destination.calls == 2)
     arrived = list(destination.bodies)
     destination.answer = lambda message: DONE
 
+    without_grace(engine)
     relay_to(destination, Outbox(engine)).until_empty()
 
     assert arrived == ([b"1"] if isinstance(answer, BaseException) else [b"1", b"3"])
@@ -88,47 +91,57 @@ def test_what_the_destination_refuses_is_left_to_the_relay(engine, destination, 
 
 
 def test_while_the_destination_is_away_all_goes_by_the_relay(engine, destination, caplog):
+    """It counts as away for a second after each failed call."""
     caplog.set_level(logging.WARNING, "outbox")
     destination.answer = lambda message: 1 / 0
+    written = [1]
+
+    def by_the_relay() -> bool:
+        written.append(written[-1] + 1)
+        write(outbox, written[-1])
+        return b"%d" % written[-1] not in marked(engine)
+
     with writing_directly(engine, destination) as outbox:
         write(outbox, 1)
         assert eventually(lambda: destination.calls == 1)
-        assert eventually(lambda: not promises(outbox), 1)
-        write(outbox, 2)
+        assert eventually(by_the_relay)
         destination.answer = lambda message: DONE
         assert eventually(lambda: promises(outbox))
-        write(outbox, 3)
-        assert eventually(lambda: destination.bodies == [b"3"])
+        write(outbox, 0)
+        assert eventually(lambda: at_rest(outbox) and b"0" in destination.bodies)
 
-    assert marked(engine) == [b"1", b"3"]
-    assert [record.message for record in caplog.records if "direct" in record.message] == [
+    assert {b"0", b"1"} <= set(marked(engine))
+    assert sorted(numbers(destination.bodies) + numbers(relayed(engine))) == [0, *written]
+    assert {record.message for record in caplog.records if "direct" in record.message} == {
         "direct sends of relay go by the relay meanwhile: ZeroDivisionError"
-    ]
+    }
 
 
 def test_a_destination_that_hangs_blocks_nobody(engine, destination, monkeypatch):
-    """After a second nothing is promised any more, and a close gives up."""
+    """After a second nothing is promised any more, and a close gives up: until all of that is done it hangs."""
     briefly(monkeypatch)
     over = threading.Event()
     destination.hanging = lambda _messages: not over.is_set()
+    first = 0
     with writing_directly(engine, destination) as outbox:
-        slowest = write(outbox, *range(10))
-        assert eventually(lambda: not promises(outbox), 10)
-        slowest = max(slowest, write(outbox, *range(10, 20)))
-        by_relay = len(marked(engine))
-        before = time.monotonic()
+        while not destination.calls:
+            # One that gets no turn within its right is the relay's.
+            write(outbox, first)
+            first += 1
+            eventually(lambda: destination.calls, 2)
+        write(outbox, *range(first, first + 10))
+        assert eventually(lambda: not promises(outbox))
+        by_the_writer = marked(engine)
+        write(outbox, *range(first + 10, first + 20))
+        assert marked(engine) == by_the_writer
         outbox.close()
-        closed = time.monotonic() - before
     over.set()
     assert eventually(lambda: not threads())
     held = numbers(destination.bodies)
 
-    assert slowest < 3
-    assert by_relay <= 10
-    assert closed < 15
     # What came back late was sent, acked or not; the rest of the queue was not any more.
     assert len(held) < 10
-    assert set(numbers(relayed(engine))) | set(held) == set(range(20))
+    assert set(numbers(relayed(engine))) | set(held) == set(range(first + 20))
 
 
 def threads() -> list[threading.Thread]:
@@ -138,15 +151,22 @@ def threads() -> list[threading.Thread]:
 def test_a_slow_destination_holds_up_no_commit_and_nothing_is_sent_twice(engine, destination, monkeypatch):
     """What its turn does not come for within the right to send is left to the compensation."""
     briefly(monkeypatch)
-    before_each_call(destination, lambda _: time.sleep(0.5))
+    committed = threading.Event()
+
+    def until_all_are_committed(_messages: object) -> None:
+        assert committed.wait(300)
+        # By now the right to send has ended for all that waited.
+        time.sleep(1.1)
+
+    before_each_call(destination, until_all_are_committed)
     with writing_directly(engine, destination) as outbox:
         monkeypatch.setattr(rounds, "MOST_AT_ONCE", 1)
-        slowest = write(outbox, *range(20))
+        write(outbox, *range(20))
+        committed.set()
     arrived = numbers(destination.bodies)
     left = numbers(relayed(engine))
 
-    assert slowest < 3
-    assert 1 <= len(arrived) <= 19
+    assert len(arrived) <= 1
     assert sorted(arrived + left) == list(range(20))
 
 
@@ -162,7 +182,7 @@ def test_a_full_queue_leaves_the_rest_to_the_relay(engine, destination, monkeypa
         assert eventually(lambda: at_rest(outbox))
 
     arrived = numbers(destination.bodies)
-    assert 5 <= len(arrived) == len(marked(engine)) <= 7
+    assert 1 <= len(arrived) == len(marked(engine)) <= 7
     assert sorted(arrived + numbers(relayed(engine))) == list(range(20))
 
 
@@ -174,7 +194,7 @@ def test_a_transaction_with_more_than_the_queue_holds_goes_by_the_relay(engine, 
         with outbox.begin() as session:
             outbox.send_all(session, [Message("orders", b"%d" % n) for n in range(10_001, 20_001)])
             outbox.send_all(session, [Message("orders", b"%d" % n) for n in range(20_001, 20_003)])
-        assert eventually(lambda: at_rest(outbox) and len(destination.messages) == 10_000)
+        assert eventually(lambda: at_rest(outbox) and len(destination.messages) == 10_000, 300)
         assert max(len(ids) for ids in stored_acks(engine)) <= 1000
 
     assert numbers(destination.bodies) == list(range(10_001, 20_001))
@@ -207,7 +227,7 @@ def test_our_own_errors_end_nothing(engine, destination, monkeypatch, caplog):
         reading = Log.at
         monkeypatch.setattr(Log, "at", surprising)
         write(outbox, 1)
-        assert eventually(lambda: destination.bodies == [b"1"], 10)
+        assert eventually(lambda: destination.bodies == [b"1"])
         assert eventually(lambda: promises(outbox))
         write(outbox, 2)
         assert settled(outbox, destination, [b"1", b"2"])
@@ -218,7 +238,6 @@ def test_our_own_errors_end_nothing(engine, destination, monkeypatch, caplog):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_thread_that_dies_is_begun_anew(engine, destination, monkeypatch):
     """As for want of memory."""
-    briefly(monkeypatch)
 
     class Deadly(BaseException):
         """Ends a thread."""
@@ -273,7 +292,7 @@ def test_a_forgotten_outbox_leaves_no_thread_and_no_engine_behind(engine, destin
 
     forgotten, notifier = used()
     gc.collect()
-    ended = eventually(lambda: not threads(), 10)
+    ended = eventually(lambda: not threads())
     notifier.close()
     del notifier
     gc.collect()
@@ -292,10 +311,10 @@ def test_the_database_goes_away_and_comes_back(postgres, pg_engine, destination)
         assert eventually(lambda: destination.bodies == [b"1"])
         proxy.refuse()
         write(outbox, 2)
-        assert eventually(lambda: not promises(outbox), 10)
+        assert eventually(lambda: not promises(outbox))
         write(outbox, 3)
         proxy.pass_through()
-        assert eventually(lambda: promises(outbox), 20)
+        assert eventually(lambda: promises(outbox))
         write(outbox, 4)
         assert eventually(lambda: at_rest(outbox))
 
@@ -310,7 +329,7 @@ def test_a_connection_that_is_cut_costs_nothing(pg_engine, destination):
         for round in range(3):
             kill_the_others(pg_engine)
             write(outbox, round)
-            assert eventually(lambda: at_rest(outbox) and len(destination.messages) == round + 1, 10)  # noqa: B023
+            assert eventually(lambda: at_rest(outbox) and len(destination.messages) == round + 1)  # noqa: B023
             assert eventually(lambda: promises(outbox))
 
     assert numbers(destination.bodies) == [0, 1, 2]
@@ -325,13 +344,12 @@ def kill_the_others(engine: Engine) -> None:
         )
 
 
-def test_a_connection_that_is_cut_between_sending_and_acking_is_opened_again(pg_engine, destination, monkeypatch):
-    briefly(monkeypatch)
+def test_a_connection_that_is_cut_between_sending_and_acking_is_opened_again(pg_engine, destination):
     with writing_directly(pg_engine, destination) as outbox:
         before_each_call(destination, lambda _: kill_the_others(pg_engine))
         with outbox.begin() as session:
             send(outbox, session, b"1", b"2")
-        assert eventually(lambda: at_rest(outbox) and destination.calls == 2, 20)
+        assert eventually(lambda: at_rest(outbox) and destination.calls == 2)
 
     assert relayed(pg_engine) == []
 
@@ -349,9 +367,9 @@ def test_what_was_sent_is_not_sent_again_by_its_writer_because_its_ack_failed(en
     monkeypatch.setattr(Acks, "insert", failing)
     with writing_directly(engine, destination) as outbox:
         write(outbox, 1)
-        assert eventually(lambda: at_rest(outbox) and not failures and promises(outbox), 20)
+        assert eventually(lambda: at_rest(outbox) and not failures and promises(outbox))
         write(outbox, 2)
-        assert eventually(lambda: at_rest(outbox) and b"2" in destination.bodies, 20)
+        assert eventually(lambda: at_rest(outbox) and b"2" in destination.bodies)
 
     assert destination.bodies == [b"1", b"2"]
 
@@ -370,7 +388,7 @@ def test_the_relay_beside_it_has_its_turn_and_the_writer_its_right(engine, desti
         # Until the compensation waits for its turn as well, behind the writer.
         time.sleep(3.5)
         slow.set()
-        assert eventually(lambda: len(destination.messages) == 2, 20)
+        assert eventually(lambda: len(destination.messages) == 2)
         time.sleep(1)
         outbox.stop()
         assert not relay.stopping

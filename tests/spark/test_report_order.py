@@ -121,6 +121,23 @@ def test_what_has_no_order_is_left_out(messages):
     assert order.versions(log, by_body()).count() == 0
 
 
+def test_a_version_may_be_told_once_in_each_topic(messages):
+    """One change of a subject may have a message for those who ship and another for those who write letters."""
+    log = (
+        messages((1, 1, "a", 1), (1, 3, "a", 2))
+        .union(messages((1, 2, "a", 1), (1, 4, "a", 2), topic="mail"))
+        .union(messages((1, 5, "a", 2)))
+    )
+
+    assert found(order.versions(log, by_body())) == [(5, "a", 2, 2, "repeated")]
+
+
+def test_a_repetition_is_one_although_another_topic_has_fallen_between(messages):
+    log = messages((1, 1, "a", 2), (1, 3, "a", 2)).union(messages((1, 2, "a", 1), topic="mail"))
+
+    assert found(order.versions(log, by_body())) == [(2, "a", 2, 1, "fell"), (3, "a", 2, 2, "repeated")]
+
+
 def test_a_key_is_one_over_all_topics(messages):
     log = messages((1, 1, "a", 2)).union(messages((1, 2, "a", 1), topic="mail"))
 

@@ -20,7 +20,7 @@ def writing_directly(engine: Any, destination: Any, **options: Any) -> Iterator[
     """An outbox whose writer sends by itself from now on."""
     outbox = Outbox(engine, sender=destination, direct="relay", **options)
     try:
-        assert eventually(lambda: promises(outbox), 30), "direct sends did not begin"
+        assert eventually(lambda: promises(outbox)), "direct sends did not begin"
         yield outbox
     finally:
         outbox.close()
@@ -41,7 +41,7 @@ def at_rest(outbox: Outbox) -> bool:
 
 def settled(outbox: Outbox, destination: Destination, bodies: list[bytes]) -> bool:
     """Whether exactly these have arrived when nothing waits any more, in whatever order."""
-    assert eventually(lambda: at_rest(outbox) and len(destination.bodies) >= len(bodies), 20)
+    assert eventually(lambda: at_rest(outbox) and len(destination.bodies) >= len(bodies))
     return sorted(destination.bodies) == sorted(bodies)
 
 
@@ -59,14 +59,21 @@ def marked(engine: Engine) -> list[bytes]:
 
 
 def relayed(engine: Engine, name: str = "test") -> list[bytes]:
-    """What is left when the writers have ended: everything that relay and compensation deliver, after the grace.
+    """What is left when the writers have ended: everything that relay and compensation deliver.
 
     `name`: of the writers' destination.
     """
+    without_grace(engine)
     destination = Destination()
     destination.destination = name
     relay_to(destination, Outbox(engine)).until_empty()
     return destination.bodies
+
+
+def without_grace(engine: Engine) -> None:
+    """The compensation waits for writers no more, because they have ended."""
+    with engine.begin() as connection:
+        connection.execute(text("UPDATE outbox_subscription SET grace_ms = 0 WHERE kind = 'compensation'"))
 
 
 def briefly(monkeypatch: pytest.MonkeyPatch, grace: float = 2.0, right: float = 1.0) -> None:

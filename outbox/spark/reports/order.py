@@ -49,6 +49,8 @@ def order_of(messages: DataFrame) -> tuple[str, ...]:
 def versions(messages: DataFrame, version: Column, *, order: Sequence[str] | None = None) -> DataFrame:
     """Compare the version of each message with that of the message before it of the same key.
 
+    A version that has come before in another topic is no repetition: each topic may tell of it once.
+
     Args:
         messages: half messages are left out. Messages without a key have no order, and are left out, too.
         version: one of `version_in_header`, `version_in_body`, or any column that is a whole number or its text.
@@ -56,18 +58,25 @@ def versions(messages: DataFrame, version: Column, *, order: Sequence[str] | Non
 
     Returns:
         the columns of the order, topic, key, created_at, text (the version as it stands in the message), version (a
-        whole number; null: there is none, or it is no whole number), previous (the version before it of this key),
-        problem (null, "fell" or "repeated").
+        whole number; null: there is none, or it is no whole number), previous (the version before it of this key; of a
+        repetition that in its topic), problem (null, "fell" or "repeated").
     """
     by = tuple(order or order_of(messages))
     text = version.cast("string")
     keyed = messages.where((sf.col("topic") != HALF_TOPIC) & sf.col("key").isNotNull())
     rows = keyed.select(*by, "topic", "key", "created_at", text.alias("text"), text.try_cast("bigint").alias("version"))
     # Messages without a version get a partition of their own, so that none stands between two others.
-    window = Window.partitionBy("key", sf.col("version").isNull()).orderBy(*by)
-    previous = sf.lag("version").over(window)
-    fell, repeated = sf.col("version") < sf.col("previous"), sf.col("version") == sf.col("previous")
-    return rows.withColumn("previous", previous).withColumn("problem", sf.when(fell, FELL).when(repeated, REPEATED))
+    of_key, of_topic = (
+        sf.lag("version").over(Window.partitionBy(*parts, sf.col("version").isNull()).orderBy(*by))
+        for parts in (("key",), ("key", "topic"))
+    )
+    compared = rows.withColumn("previous", of_key).withColumn("own", of_topic)
+    fell, repeated = sf.col("version") < sf.col("previous"), sf.col("version") == sf.col("own")
+    return (
+        compared.withColumn("problem", sf.when(fell, FELL).when(repeated, REPEATED))
+        .withColumn("previous", sf.when(sf.col("problem") == REPEATED, sf.col("own")).otherwise(sf.col("previous")))
+        .drop("own")
+    )
 
 
 def breaks(audited: DataFrame) -> DataFrame:

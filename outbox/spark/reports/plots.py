@@ -143,8 +143,9 @@ def archive(path: Path, ranges: Sequence[Row]) -> None:
             _nothing(axes, "nothing could be purged, so nothing was compared")
             return
         highest = max(row["rows"] for row in ranges)
+        # Of the last range fewer ids may have been compared, but its bar has to be seen, too.
+        width = max(row["last_id"] - row["first_id"] + 1 for row in ranges)
         for row in ranges:
-            width = row["last_id"] - row["first_id"] + 1
             colour = _COLOURS[0] if row["same"] else _BAD
             axes.bar(row["first_id"], row["rows"], width=width * 0.94, align="edge", color=colour)
             if not row["same"]:
@@ -424,12 +425,38 @@ def _times(axes: Axes, moments: Sequence[datetime] = ()) -> None:
     if moments and max(moments) - min(moments) < _LEAST_TIME:
         axes.set_xlim(*_widened(min(moments), max(moments), _LEAST_TIME))
     dates = import_module("matplotlib.dates")
-    locator = dates.AutoDateLocator(minticks=3, maxticks=8)
-    axes.xaxis.set_major_locator(locator)
-    formatter = dates.ConciseDateFormatter(locator)
-    formatter.zero_formats[2:4] = ["%d %b", "%d %b"]
-    formatter.offset_formats[2:] = ["%b %Y", "%d %b %Y", "%d %b %Y", "%d %b %Y, %H:%M"]
-    axes.xaxis.set_major_formatter(formatter)
+    axes.xaxis.set_major_locator(dates.AutoDateLocator(minticks=3, maxticks=8))
+    axes.xaxis.set_major_formatter(_times_formatter(dates))
+
+
+def _times_formatter(dates: Any) -> Any:
+    from matplotlib.ticker import Formatter
+
+    class Times(Formatter):
+        """Writes all labels of an axis at once, because what a label has to say depends on the one before it."""
+
+        def format_ticks(self, values: Any) -> list[str]:
+            return _labels([dates.num2date(value) for value in values])
+
+        def __call__(self, x: float, pos: int | None = None) -> str:
+            return f"{dates.num2date(x):%d %b %Y, %H:%M}"
+
+    return Times()
+
+
+def _labels(ticks: Sequence[datetime]) -> list[str]:
+    """Return a label for each tick: its time of day; and below, the day, at the first tick and where it changes.
+
+    If all ticks are at midnight the labels are the days, and below is the year.
+    """
+    at_midnight = all((tick.hour, tick.minute, tick.second) == (0, 0, 0) for tick in ticks)
+    above, below = ("%d %b", "%Y") if at_midnight else ("%H:%M", "%d %b %Y")
+    labels, named = [], ""
+    for tick in ticks:
+        name = tick.strftime(below)
+        labels.append(tick.strftime(above if name == named else f"{above}\n{below}"))
+        named = name
+    return labels
 
 
 def _thousands(*axes: Any) -> None:
