@@ -120,7 +120,8 @@ class Broker:
             MQClientError: the transaction is unknown, or of another group; the server is a replica.
         """
         self._require_no_transaction()
-        decide = self.ops.commit if op == "commit" else self.ops.roll_back
+        commit = self.ops.commit_alone if patience is None else self.ops.commit
+        decide = commit if op == "commit" else self.ops.roll_back
         crash_point("half.before_end")
         decision = self._run(lambda: decide(transaction, by=by, group=group), patience)
         crash_point("half.after_end")

@@ -323,9 +323,7 @@ class Transaction:
             # right before its commit.
             return
         with or_doomed(transactions, self._broker.ops, connection):
-            decision = run(
-                executor(connection), self._broker.ops.commit_in(self.id, by=self._by, group=self._half.group)
-            )
+            decision = run(executor(connection), self._broker.ops.commit(self.id, by=self._by, group=self._half.group))
             if decision.op is None:
                 self._require_all(frozenset())
             self._require_first(connection, decision)

@@ -293,7 +293,7 @@ def test_a_half_message_whose_answer_was_lost_is_stored_again_and_is_one(pg_engi
 @pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
 def test_a_verdict_that_cannot_be_written_is_unknown_with_the_reason(engine, outbox, monkeypatch, caplog, state):
     """And check-back decides; the real client says COMMIT_MESSAGE although the broker never heard of it."""
-    cause, end = psycopg.OperationalError("connection lost"), "commit" if state is COMMIT else "roll_back"
+    cause, end = psycopg.OperationalError("connection lost"), "commit_alone" if state is COMMIT else "roll_back"
 
     def fails(*_args, **_options):
         raise cause
@@ -317,7 +317,7 @@ def test_a_verdict_that_cannot_be_written_is_unknown_with_the_reason(engine, out
 @pytest.mark.parametrize("state", [COMMIT, ROLLBACK])
 def test_a_verdict_whose_answer_was_lost_is_written_once_and_known(pg_engine, monkeypatch, state):
     """The connection went with the answer; the second try meets its own verdict."""
-    outbox, end = Outbox(pg_engine), "commit" if state is COMMIT else "roll_back"
+    outbox, end = Outbox(pg_engine), "commit_alone" if state is COMMIT else "roll_back"
     written = getattr(Ops, end)
     lost: list[Decision] = []
 

@@ -126,6 +126,7 @@ def of_a_transaction(database: Database, rows: int) -> dict[str, Any]:
     return {
         "half": halves.append(Half(transaction=open_one, group=GROUP, way="commit"), Message("orders", b"1"), 0, "{}"),
         "commit": ops.commit(open_one, by="test", group=GROUP),
+        "commit alone": ops.commit_alone(open_one, by="test", group=GROUP),
         "rollback": ops.roll_back(open_one, by="test", group=GROUP),
         "join": ops.join(open_one, by="test"),
         "restore": ops.restore(f"tx-{rows // 2}"),
@@ -149,7 +150,7 @@ def of_a_checker(rows: int) -> dict[str, Any]:
     }
 
 
-ONE = ("half", "commit", "rollback", "join", "restore", "standing")
+ONE = ("half", "commit", "commit alone", "rollback", "join", "restore", "standing")
 BATCH = ("pending", "finished", "dead", "ready", "next due", "fell due", "requests", "released")
 
 

@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import Engine, text
 from sqlalchemy.orm import Session
 
-from outbox import Outbox
+from outbox import Message, Outbox
 from outbox.errors import DatabaseError
 from outbox.rocketmq import TransactionMQProducer
 from tests.rocketmq.parts import arrived, check_back, producer_of, verdicts
@@ -140,3 +140,18 @@ def test_what_cannot_be_restored_is_told(engine, outbox, producer, monkeypatch, 
     transaction.commit()
 
     assert (told, arrived(outbox), arrived(outbox)) == (by_exception, ["1"], [])
+
+
+def test_a_message_that_another_transaction_has_delivered_is_restored_as_well(engine, outbox, producer):
+    """Each of them has its copy."""
+    message = Message("orders", "1")
+    transaction = producer.begin_transaction(verdict="join")
+    transaction.send_message(message)
+    with producer.begin_transaction(verdict="join") as other:
+        other.send_message(message)
+        with Session(engine) as session, session.begin():
+            other.join(session)
+    with transaction, Session(engine) as session:
+        joined(producer, session, transaction, by_driver)
+
+    assert arrived(outbox) == ["1", "1"]

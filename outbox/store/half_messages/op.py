@@ -10,7 +10,7 @@ from uuid import UUID
 
 from outbox.model.lease import Lease
 from outbox.model.limits import HALF_TOPIC
-from outbox.model.message import Message
+from outbox.model.message import TRANSACTION_ID, Message
 from outbox.model.position import Position
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel, Database
@@ -46,7 +46,8 @@ _IS_COMMIT = "EXISTS (SELECT 1 FROM {op} WHERE transaction_id = :transaction AND
 #: A message is appended after its half message.
 _IS_MISSING = """
     NOT EXISTS (SELECT 1 FROM {message} AS restored WHERE restored.id > {message}.id
-                AND restored.message_id = {message}.message_id AND restored.topic <> '{half_topic}')
+                AND restored.message_id = {message}.message_id AND restored.topic <> '{half_topic}'
+                AND {restored_of} = :transaction)
 """
 #: A statement of its own: the snapshot of the one before may be older than the row that it met.
 _STANDING = f"""
@@ -123,7 +124,11 @@ class Ops:
         self._restore = database.sql(_RESTORE, decided=database.sql(_IS_COMMIT, by_this_one=""), **columns)
         own = database.sql(_IS_COMMIT, by_this_one=f" AND {dialect.outermost}")
         self._restore_own = database.sql(_RESTORE, decided=own, **columns)
-        missing = database.sql(f"{_IS_COMMIT} AND {_IS_MISSING}", by_this_one="", half_topic=HALF_TOPIC)
+        # The same message may be part of another transaction, too.
+        restored_of = dialect.header.format(headers="restored.headers", name=TRANSACTION_ID)
+        missing = database.sql(
+            f"{_IS_COMMIT} AND {_IS_MISSING}", by_this_one="", half_topic=HALF_TOPIC, restored_of=restored_of
+        )
         self._restore_missing = database.sql(_RESTORE, decided=missing, **columns)
         lock = lock_by(dialect.own_text)
         self._lock = None if lock is None else database.sql(f"SELECT {lock}")
@@ -137,21 +142,7 @@ class Ops:
         )
 
     def commit(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
-        """Write the commit and append the messages, both or neither, in a transaction that does nothing else.
-
-        On a connection of our own this is one round trip, and needs no transaction around it.
-        """
-        if self._lock is None:
-            return (yield from self.commit_in(transaction, by=by, group=group))
-        bound = self._bound(transaction, "commit", by, group)
-        yield Statement(self._decide, bound)
-        rows = yield Statement(self._restore_own, bound, returns=True)
-        if rows:
-            return Decision(op="commit", first=True, restored=_ids(rows))
-        return (yield from self.standing(transaction))
-
-    def commit_in(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
-        """Write the commit and append the messages as a part of a transaction."""
+        """Write the commit and append the messages, both or neither. Call it inside a transaction."""
         bound = self._bound(transaction, "commit", by, group)
         decided = yield Statement(self._decide, bound, returns=True)
         if not decided:
@@ -159,6 +150,20 @@ class Ops:
         crash_point("half.before_restore")
         rows = yield Statement(self._restore, bound, returns=True)
         return Decision(op="commit", first=True, restored=_ids(rows), outermost=bool(decided[0][0]))
+
+    def commit_alone(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
+        """Write the commit and append the messages, in a transaction that does nothing else and has no savepoint.
+
+        On a connection of our own that commits every statement this is one round trip.
+        """
+        if self._lock is None:
+            return (yield from self.commit(transaction, by=by, group=group))
+        bound = self._bound(transaction, "commit", by, group)
+        yield Statement(self._decide, bound)
+        rows = yield Statement(self._restore_own, bound, returns=True)
+        if rows:
+            return Decision(op="commit", first=True, restored=_ids(rows))
+        return (yield from self.standing(transaction))
 
     def roll_back(self, transaction: str, *, by: str, group: str | None = None) -> Script[Decision]:
         """Write the rollback, unless a verdict stands already."""
