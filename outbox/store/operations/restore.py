@@ -11,7 +11,7 @@ from outbox.model.topics import Topics
 from outbox.store.database import Channel
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
-_LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now}"
+_LIVE = "SELECT subscription, owner FROM {lease} WHERE lease_until > {now} AND partition >= 0"
 _LOCK = "LOCK TABLE {message}, {progress}, {lease} IN SHARE ROW EXCLUSIVE MODE"
 #: One that is at the beginning of the log reads all of it in any case, so nothing needs a new id for its sake. An
 #: example is the subscription `relay` of the first migration where relays have other names.
