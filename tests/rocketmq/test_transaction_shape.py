@@ -383,7 +383,7 @@ SENDS = {
 
 
 @pytest.mark.parametrize(
-    ("call", "found"), zip(SENDS, ["not NoneType", "the other way round", "not Session"], strict=True)
+    ("call", "found"), list(zip(SENDS, ["not NoneType", "the other way round", "not Session"], strict=True))
 )
 def test_a_send_without_its_transaction_is_told_what_to_pass(outbox, producer, engine, call, found):
     with pytest.raises(TypeError) as raised:
