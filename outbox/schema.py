@@ -35,7 +35,7 @@ from sqlalchemy.types import TypeEngine
 from outbox.errors import DatabaseError
 from outbox.model.limits import HALF_TOPIC
 
-VERSION = 6
+VERSION = 7
 SLOTS = 256
 PREFIX = "outbox_"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
@@ -274,6 +274,7 @@ def _progress(metadata: MetaData) -> Table:
         Column("target", Text),
         Column("after_id", BigInteger),
         Column("settled_at", _Moment, nullable=False),
+        Column("last_message", Uuid, comment="the last message that was passed, where positions are ids"),
         comment="the newest row counts; older ones are deleted by the lease holder",
     )
 

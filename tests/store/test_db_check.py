@@ -74,7 +74,7 @@ EVERYWHERE = {
         "ALTER TABLE outbox_subscription ADD COLUMN colour text NOT NULL DEFAULT 'red'",
         None,
     ),
-    "the version": ("UPDATE outbox_meta SET version = 7", f"outbox_meta says version 7, this is {VERSION}"),
+    "the version": ("UPDATE outbox_meta SET version = 99", f"outbox_meta says version 99, this is {VERSION}"),
     "the row about it all": ("DELETE FROM outbox_meta", "outbox_meta is empty"),
 }
 ON_POSTGRESQL = {

@@ -11,6 +11,7 @@ from outbox import DatabaseError, Message, Outbox, Reject, Retry, Verdict
 from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Log
+from outbox.store.operations.check import findings
 from outbox.store.subscriptions.parked import Parked
 from tests.support.destination import Destination, relay_to
 from tests.support.direct import BRIEFLY, acked, declare_compensation, relay_of, write
@@ -70,6 +71,51 @@ def test_a_message_under_the_id_of_another_that_is_parked_stops_the_relay(engine
     relay_to(destination, outbox).until_empty()
     assert parked(engine) == [(1, b"retried", "retry"), (2, b"dead", "dead")]
     assert b"accepted" in destination.bodies
+
+
+@pytest.mark.parametrize("count", [3, 5], ids=["as many as before", "more than before"])
+def test_ids_that_are_given_out_again_and_reach_the_position_stop_the_relay(sqlite_engine, count):
+    """The log was emptied and its sequence cleared: the new messages lie before the position, but nobody has them."""
+    outbox, destination = Outbox(sqlite_engine), Destination()
+    send(outbox, "old 1", "old 2", "old 3")
+    relay_to(destination, outbox).until_empty()
+    do(sqlite_engine, "DELETE FROM outbox_message", "DELETE FROM sqlite_sequence WHERE name = 'outbox_message'")
+    new = [f"new {n}" for n in range(count)]
+    send(outbox, *new)
+    before = settled(sqlite_engine)
+
+    for _ in range(2):
+        with pytest.raises(DatabaseError, match=r"relay: it has passed message 3 .* run outbox db check, which says"):
+            relay_to(destination, outbox).until_empty()
+    with closing(outbox.database.open()) as channel:
+        (finding,) = findings(channel)
+
+    assert (settled(sqlite_engine), destination.bodies) == (before, [b"old 1", b"old 2", b"old 3"])
+    assert "relay has passed message 3, but another message has this id now" in finding.problem
+    do(sqlite_engine, finding.fix.partition(": ")[2])
+    relay_to(destination, outbox).until_empty()
+    with closing(outbox.database.open()) as channel:
+        assert findings(channel) == []
+    assert destination.bodies[3:] == [body.encode() for body in new]
+
+
+def test_a_message_that_was_purged_is_not_taken_for_one_whose_id_was_given_again(sqlite_engine):
+    outbox, destination = Outbox(sqlite_engine), Destination()
+    send(outbox, "1", "2")
+    relay_to(destination, outbox).until_empty()
+    do(sqlite_engine, "DELETE FROM outbox_message")
+    relay_to(destination, outbox).until_empty()
+    send(outbox, "3")
+
+    relay_to(destination, outbox).until_empty()
+
+    assert destination.bodies == [b"1", b"2", b"3"]
+
+
+def do(engine: Engine, *statements: str) -> None:
+    with engine.begin() as connection:
+        for statement in statements:
+            connection.execute(text(statement))
 
 
 def test_a_message_that_is_parked_already_stays_as_it_is(engine, channel):

@@ -218,6 +218,8 @@ class Dialect:
     #: Makes others wait who declare or change subscriptions of the same tables, until the transaction ends. It draws no
     #: transaction id, so a position may be captured after it. None where a transaction has the write lock anyway.
     lock_subscriptions: str | None
+    #: The message_id of the message `:last`, where a position counts ids, which may be given out again; else null.
+    last_message: str
     #: A clause that keeps a row as it is until the transaction ends, without writing a new version of it.
     share_lock: str
     #: A clause that locks the rows of a sub-select, and leaves out those that another transaction has locked.

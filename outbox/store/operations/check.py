@@ -29,10 +29,12 @@ from outbox.store.database import Channel, Database
 from outbox.store.dialects.finding import Finding
 from outbox.store.identity import Identity
 from outbox.store.log.log import Log
+from outbox.store.subscriptions.progress import ProgressLog
 
 _MISSING = "is missing"
 #: The tables in the database of a consumer without an outbox.
 INBOX_ALONE = {"outbox_inbox"}
+_MARK = "outbox_progress.last_message"
 #: The fix where a later version has made the tables.
 NEWER = "install a newer outbox-log"
 _MOST_SLOTS = 32_767
@@ -78,6 +80,8 @@ def findings(channel: Channel, slots: int | None = None, *, behind: bool = False
     found += _of_server(channel)
     if "outbox_meta" in present:
         found += _of_meta(channel, slots, log_is_there="outbox_message" in present)
+    if {"outbox_message", "outbox_progress"} <= present and not any(each.where == _MARK for each in found):
+        found += _of_progress(channel)
     return found
 
 
@@ -210,6 +214,18 @@ def _highest_ids(connection: Connection, inspector: Inspector, database: Databas
 
 def _columns(inspector: Inspector, table: str, database: Database) -> set[str]:
     return {each["name"] for each in inspector.get_columns(table, schema=database.schema)}
+
+
+def _of_progress(channel: Channel) -> Iterator[Finding]:
+    """Find subscriptions that would pass over messages, because their ids were given out before."""
+    for name, id in ProgressLog(channel).given_again().items():
+        problem = f"says that {name} has passed message {id}, but another message has this id now: ids were given again"
+        quoted = name.replace("'", "''")
+        again = (
+            "with its worker stopped, for all of the log to be sent: UPDATE outbox_progress SET base = '0:0:', target ="
+            f" NULL, after_id = NULL WHERE subscription = '{quoted}'"
+        )
+        yield Finding("outbox_progress", problem, again)
 
 
 def _of_server(channel: Channel) -> Iterator[Finding]:

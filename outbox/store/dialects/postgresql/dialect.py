@@ -439,6 +439,7 @@ DIALECT = Dialect(
     # The table's oid stands for this outbox among several in one database.
     lock_subscriptions="SELECT pg_advisory_xact_lock(hashtext('outbox_subscription'),"
     " CAST(CAST(CAST('{subscription}' AS regclass) AS oid) AS integer))",
+    last_message="CAST(NULL AS uuid)",
     share_lock="FOR SHARE",
     skip_locked="FOR UPDATE SKIP LOCKED",
     identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"

@@ -186,6 +186,7 @@ DIALECT = Dialect(
     check_ids=check_ids,
     check_now=None,
     lock_subscriptions=None,
+    last_message="(SELECT message_id FROM {message} WHERE id = :last)",
     share_lock="",
     skip_locked="",
     identity="SELECT NULL AS system_identifier, NULL AS database_oid",
