@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.model.deciding import Decider, Deciding, FenceLooks, LastVerdictStands, NoLock, OneStatement, State
+from tests.model.deciding_for_real import Replay
 from tests.model.explorer import explore
-from tests.model.replay import Replay
 
 JOIN, COMMIT = Decider("join", "commit"), Decider("word", "commit")
 ROLLBACK, FENCE = Decider("word", "rollback"), Decider("fence", "rollback")
