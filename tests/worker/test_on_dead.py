@@ -12,7 +12,6 @@ from outbox.model.subscription import OnDead
 from outbox.model.verdict import DONE
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.settle import Settlement
 from tests.support.destination import Destination, failing, relay_to
 from tests.support.parked import request, states
 from tests.worker.test_parked import SMALL
@@ -116,17 +115,17 @@ def test_the_policy_and_what_it_frees_are_stored_together(engine, monkeypatch):
 
 def test_nothing_is_altered_when_a_worker_has_taken_the_lease(engine, monkeypatch):
     """It works by the former policy, and knows which keys are held back."""
+    changing = Subscriptions.changing
 
-    class Overtaken(Settlement):
-        def held(self):
-            with engine.begin() as connection:
-                connection.execute(text("UPDATE outbox_lease SET epoch = epoch + 1"))
-            return super().held()
+    def overtaken(self):
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE outbox_lease SET epoch = epoch + 1"))
+        return changing(self)
 
     outbox, destination = Outbox(engine), Destination(failing({b"bad"}, Reject("never")))
     send(outbox, "a", "bad", "1")
     relay_to(destination, outbox).until_empty()
-    monkeypatch.setattr(commands, "Settlement", Overtaken)
+    monkeypatch.setattr(Subscriptions, "changing", overtaken)
 
     with pytest.raises(LeaseLostError):
         alter(engine, "continue")
