@@ -67,11 +67,14 @@ class CheckService:
 
     def run(self) -> None:
         """Check until stopped."""
-        self._endless, go_on = True, True
+        self._endless, self._aside = True, False
         try:
-            while go_on:
+            self._worker.run(gives_up=False)
+            while self._aside:
+                self._rest_aside()
+                if self._stopped:
+                    break
                 self._worker.run(gives_up=False)
-                go_on = self._aside and self._rest_aside()
         finally:
             self._endless = False
             self._checker.close()
@@ -90,13 +93,14 @@ class CheckService:
             self._aside = True
             self._worker.stop()
 
-    def _rest_aside(self) -> bool:
-        """Leave the lease to others for a while; return False if a stop was asked."""
-        self._aside = False
+    def _rest_aside(self) -> None:
+        """Leave the lease to others for a while."""
         self._worker.reset()
-        goes_on = not self._stopped and self._worker.rest(_ASIDE_SECONDS)
+        if not self._stopped:
+            self._worker.rest(_ASIDE_SECONDS)
         self._turn_ends = clock() + _TURN_SECONDS
-        return goes_on
+        # Last, because a call that comes back meanwhile would end the next turn before it begins.
+        self._aside = False
 
     def once(self) -> None:
         """Check everything that is due, then return."""

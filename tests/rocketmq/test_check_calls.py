@@ -15,6 +15,7 @@ from outbox.rocketmq import TransactionMQProducer
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.runtime import failpoints
+from outbox.store.half_messages.op import DecidedHalves
 from tests.rocketmq.parts import (
     COMMIT,
     GROUP,
@@ -197,3 +198,36 @@ def test_calls_at_once_share_the_limit_of_questions_and_ask_nobody_twice(outbox,
 
     assert (at_once, first) == (["0", "1", "2", "3"], [DONE] * 4)
     assert [(type(each), getattr(each, "counts", None)) for each in second] == [(Retry, False)] * 8
+
+
+def test_a_call_that_comes_back_while_others_go_first_does_not_end_the_service(pg_outbox, pg_producer, monkeypatch):
+    """It is at a loss as the call after it was, for which the process lets others go first."""
+    began, others_first, real = threading.Event(), threading.Event(), DecidedHalves.pending
+
+    def slow_at_first(*arguments: Any, **options: Any) -> Any:
+        if not began.is_set():
+            began.set()
+            assert others_first.wait(120)
+        return real(*arguments, **options)
+
+    monkeypatch.setattr(DecidedHalves, "pending", slow_at_first)
+    for body in "12345678":
+        begun(pg_producer, body)
+    service = service_of(pg_outbox, None, question=timedelta(milliseconds=200), interval=timedelta(seconds=1))
+    rest, rests = service._worker.rest, list[float]()
+
+    def told(seconds: float) -> bool:
+        if seconds >= 1:
+            rests.append(seconds)
+            others_first.set()
+        return rest(seconds)
+
+    monkeypatch.setattr(service._worker, "rest", told)
+    service.start()
+    thread = service._thread
+    assert thread is not None
+    again = eventually(lambda: len(rests) == 2 or not thread.is_alive())
+    alive = thread.is_alive()
+    service.stop()
+
+    assert (again, alive) == (True, True)
