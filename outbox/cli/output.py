@@ -21,17 +21,17 @@ age, counted = text.age, text.counted
 JSON_VERSION = 1
 
 #: The secrets that this process was given, in each form in which a text may hold them.
-_secrets: set[str] = set()
+known_secrets: set[str] = set()
 
 
 def keep_secret(secrets: Iterable[Secret]) -> None:
     """Remember secrets, so that `scrubbed` takes them out of every text."""
-    _secrets.update(forms_of(secrets))
+    known_secrets.update(forms_of(secrets))
 
 
 def scrubbed(text: str) -> str:
     """Return a text without the secrets that are known, and without what looks like one."""
-    return secret.scrubbed(text, _secrets)
+    return secret.scrubbed(text, known_secrets)
 
 
 def printable(value: object) -> str:

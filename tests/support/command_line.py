@@ -12,6 +12,7 @@ from click.testing import CliRunner
 from sqlalchemy import Engine
 
 from outbox.cli import main
+from outbox.cli.output import known_secrets
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ def outbox(engine: Engine | str | None, *arguments: str, **environment: str) -> 
 
 @contextmanager
 def _the_tests_own_process() -> Iterator[None]:
-    """A command sets up the log and the garbage collector of its process, which here is that of the tests."""
+    """A command sets up the log and the garbage collector of its process, and hides the secrets that the process was
+    given. Here the process is that of the tests.
+    """
     logger = logging.getLogger("outbox")
     handlers, propagate, level = logger.handlers[:], logger.propagate, logger.level
     thresholds = gc.get_threshold()
@@ -52,3 +55,4 @@ def _the_tests_own_process() -> Iterator[None]:
         logger.setLevel(level)
         gc.set_threshold(*thresholds)
         gc.unfreeze()
+        known_secrets.clear()

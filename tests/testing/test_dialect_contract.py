@@ -52,10 +52,6 @@ def never_falls(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
     suite.test_a_position_never_falls(outbox, channel)
 
 
-def one_holder(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
-    suite.test_a_lease_has_one_holder(channel)
-
-
 def parked(suite: DialectContract, outbox: Outbox, channel: Any) -> None:
     suite.test_parked_messages_come_in_the_order_of_their_keys(outbox, channel)
 
@@ -101,7 +97,7 @@ TWINS: dict[str, tuple[Dialect, list[Callable[..., None]]]] = {
         ),
         [never_falls],
     ),
-    "sqlite: a clock that cannot be moved": (replace(SQLITE, later="{now}"), [one_holder]),
+    "sqlite: a clock that cannot be moved": (replace(SQLITE, later="{now}"), [parked]),
     "sqlite: knows lists of one": (
         replace(SQLITE, among_numbers="{value} = json_extract({list}, '$[0]')"),
         [parked],

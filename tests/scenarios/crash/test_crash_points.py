@@ -41,7 +41,7 @@ DIRECT = ["direct.before_send", "direct.after_send", "direct.after_ack"]
 #: In tests/rocketmq/test_kills.py.
 TRANSACTIONS = [
     "half.after_prepare", "half.before_end", "half.after_end", "half.before_restore", "check.before_end",
-    "check.after_end",
+    "check.in_end", "check.after_end",
 ]  # fmt: skip
 #: Of commands that borrow a worker's lease, in tests/worker/test_giving_back.py.
 COMMANDS = ["command.after_ask", "command.before_alter", "command.after_alter"]
@@ -180,7 +180,7 @@ def test_the_list_of_crash_points_is_complete():
     files = [file for file in (ROOT / "outbox").rglob("*.py") if "testing" not in file.parts]
     found = {name for file in files for name in called.findall(file.read_text())}
 
-    assert found == {*WRITER, *RELAY, *DIRECT, *TRANSACTIONS, *COMMANDS}
+    assert found == {*WRITER, *RELAY, *DIRECT, *TRANSACTIONS, *COMMANDS, *CHANGES}
 
 
 def test_send_all_is_one_step(shop, tmp_path):
