@@ -116,7 +116,7 @@ class KafkaServer(LocalServer):
             "share.coordinator.state.topic.replication.factor": "1",
             "share.coordinator.state.topic.min.isr": "1",
             "group.initial.rebalance.delay.ms": "0",
-            "broker.session.timeout.ms": "2000",
+            "broker.session.timeout.ms": "6000",
             "broker.heartbeat.interval.ms": "300",
             **(self._safety() if self._tls else {}),
             **self._settings,
