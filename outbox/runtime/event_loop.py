@@ -27,8 +27,17 @@ class BackgroundLoop(Generic[T]):
     anew, with another resident.
     """
 
-    def __init__(self, name: str, *, make: Callable[[], T], farewell: Callable[[T], Coroutine[Any, Any, None]]) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        make: Callable[[], T],
+        farewell: Callable[[T], Coroutine[Any, Any, None]],
+        sees_end: bool = False,
+    ) -> None:
+        """`sees_end`: an action that takes too long is waited for until its tasks are over, for two seconds more."""
         self._name = name
+        self._sees_end = sees_end
         self._make = make
         self._farewell = farewell
         self._lock = threading.Lock()
@@ -63,6 +72,8 @@ class BackgroundLoop(Generic[T]):
                 if self._running is running:
                     self._running = None
             running.dismiss()
+            if self._sees_end:
+                running.thread.join(2 * _PATIENCE)
             raise
 
     def stop(self) -> None:

@@ -6,7 +6,7 @@ A connection that such a destination keeps has to be made within its calls, beca
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from contextlib import suppress
 from typing import Any, Protocol, TypeVar
@@ -47,7 +47,7 @@ class AsyncObjectSender:
         self.destination = destination_of(sender)
         self.deadline = deadline_of(sender)
         self._sender = sender
-        self._loop = BackgroundLoop("outbox-async", make=lambda: sender, farewell=_nothing)
+        self._loop = BackgroundLoop("outbox-async", make=lambda: sender, farewell=_nothing, sees_end=True)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages by the other sender; an exception of it is passed on."""
@@ -73,7 +73,7 @@ class AsyncFunctionSender:
         self.destination = destination_of(function)
         self.deadline = deadline_of(function)
         self._function = function
-        self._loop = BackgroundLoop("outbox-async", make=lambda: None, farewell=_nothing)
+        self._loop = BackgroundLoop("outbox-async", make=lambda: None, farewell=_nothing, sees_end=True)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Call the function for each message; return one verdict per message, in their order."""
@@ -103,9 +103,11 @@ class AsyncFunctionSender:
             for call in done:
                 chains.settle(calls.pop(call), _verdict_of(call))
             if not done:
+                await _end(calls)
+                for call, index in calls.items():
+                    if not _gave_no_answer(call):
+                        chains.settle(index, _verdict_of(call))
                 chains.give_up(f"no answer within {seconds:g} s")
-        for call in calls:
-            call.cancel()
         return chains.verdicts()
 
     async def _ask(self, message: Message) -> Verdict:
@@ -153,13 +155,27 @@ async def _in_time(
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds * _SHARE)
         if not done:
-            task.cancel()
-            await asyncio.wait({task})
-            if task.cancelled() or isinstance(task.exception(), TimeoutError):
+            await _end({task})
+            if _gave_no_answer(task):
                 return _no_answer(messages, seconds)
     finally:
         task.cancel()
     return _result_of(task)
+
+
+async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel calls, and wait until they are over.
+
+    What a call stores while it handles the cancellation must not come behind what is sent after the answer.
+    """
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
+
+
+def _gave_no_answer(task: asyncio.Task[Any]) -> bool:
+    """Return whether a call that was cancelled ended because of that."""
+    return task.cancelled() or isinstance(task.exception(), TimeoutError)
 
 
 class EndedError(RuntimeError):

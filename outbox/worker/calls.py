@@ -123,6 +123,8 @@ class HungCalls:
 
     def _reset(self) -> None:
         """Begin with no calls; also in a fork, because the threads of these calls stay with the parent."""
+        # Two relays of one name may both be at work for a moment, when one has not noticed yet that its lease is lost.
+        self._lock = threading.Lock()
         self._calls: list[Call] = []
         self._lease: Lease | None = None
         self._incarnation: str | None = None
@@ -135,15 +137,17 @@ class HungCalls:
         If another process had a lease since the last one, it may have sent earlier messages of a key again. Then no
         outcome from before counts.
         """
-        if self._lease is None or not lease.follows(self._lease):
-            self._forget_outcomes()
-        self._lease = lease
+        with self._lock:
+            if self._lease is None or not lease.follows(self._lease):
+                self._forget_outcomes()
+            self._lease = lease
 
     def read_from(self, incarnation: str) -> None:
         """Note the server's incarnation. After a crash, or a failover, what a handler has stored there may be gone."""
-        if incarnation != self._incarnation:
-            self._forget_outcomes()
-        self._incarnation = incarnation
+        with self._lock:
+            if incarnation != self._incarnation:
+                self._forget_outcomes()
+            self._incarnation = incarnation
 
     def _forget_outcomes(self) -> None:
         self.known.clear()
@@ -152,13 +156,25 @@ class HungCalls:
 
     def add(self, call: Call) -> None:
         """Hold the messages of this call, and their keys."""
-        call.void = call.lease != self._lease
-        self._calls.append(call)
+        with self._lock:
+            call.void = call.lease != self._lease
+            self._calls.append(call)
 
-    def note(self, lease: Lease | None, done: Iterable[Message], parked: Iterable[tuple[Message, Parking]]) -> None:
-        """Remember outcomes that were not settled under this lease, unless a newer one was taken already."""
-        if lease == self._lease:
-            self.known.note(done, parked)
+    def note(
+        self,
+        lease: Lease | None,
+        done: Iterable[Message],
+        parkings: Iterable[tuple[Message, Parking]],
+        *,
+        parked: bool = False,
+    ) -> None:
+        """Remember outcomes that were not settled under this lease, unless a newer one was taken already.
+
+        `parked`: the messages were read from where they are parked.
+        """
+        with self._lock:
+            if lease == self._lease:
+                self.known.note(done, parkings, parked=parked)
 
     def __bool__(self) -> bool:
         return bool(self._calls)
@@ -178,15 +194,18 @@ class HungCalls:
         """The keys that are held."""
         return {message.key for call in self._calls for message in call.messages if message.key is not None}
 
-    @property
-    def unanswered(self) -> set[int | None]:
-        """The log ids of messages that are held, or whose outcome is known and not settled."""
-        return self.ids | self.known.ids
+    def unanswered(self, messages: Iterable[Message], *, parked: bool) -> set[int | None]:
+        """Return the log ids of messages that are held, and of those of these whose outcome is known and not settled.
+
+        `parked`: they were read from where they are parked.
+        """
+        return self.ids | {id for id, _ in self.known.among(messages, parked=parked)}
 
     def take_finished(self) -> list[Call]:
         """Return the calls that have come back by now and whose verdicts count; hold no messages of finished calls."""
-        finished = [call for call in self._calls if call.finished]
-        self._calls = [call for call in self._calls if call not in finished]
+        with self._lock:
+            finished = [call for call in self._calls if call.finished]
+            self._calls = [call for call in self._calls if call not in finished]
         return [call for call in finished if not call.void]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -127,18 +127,27 @@ class BatchHandler:
         alone = {c.messages[0].id for c in self._hung.unfinished if len(c.messages) == 1 and not c.blamed}
         return Held(ids=self._hung.ids - alone, keys=self._hung.keys, but=alone)
 
-    @property
-    def unanswered(self) -> set[int | None]:
-        """The log ids of messages that may have arrived: their calls hang, or have outcomes that are not settled."""
-        return self._hung.unanswered
+    def unanswered(self, messages: Iterable[Message], *, parked: bool) -> set[int | None]:
+        """Return the log ids of messages that may have arrived: their calls hang, or have outcomes not settled yet.
+
+        `parked`: these messages were read from where they are parked.
+        """
+        return self._hung.unanswered(messages, parked=parked)
 
     def read_from(self, incarnation: str) -> None:
         """Note the incarnation of the server that the messages are read from."""
         self._hung.read_from(incarnation)
 
-    def keep(self, done: Sequence[Message], parked: Sequence[tuple[Message, Parking]]) -> None:
-        """Remember outcomes that could not be settled, for the next lease."""
-        self._hung.note(self._caller.lease, done, parked)
+    def keep(self, done: Sequence[Message], parkings: Sequence[tuple[Message, Parking]], *, parked: bool) -> None:
+        """Remember outcomes that could not be settled, for the next lease.
+
+        `parked`: the messages were read from where they are parked.
+        """
+        self._hung.note(self._caller.lease, done, parkings, parked=parked)
+
+    def forget(self, ids: Collection[int]) -> None:
+        """Forget the outcomes of the messages with these log ids, because a person has decided about them."""
+        self._hung.known.forget(ids)
 
     def run(
         self,
@@ -146,6 +155,7 @@ class BatchHandler:
         *,
         wait_for_destination: bool,
         quota: int,
+        parked: bool = False,
         now: Callable[[], datetime] | None = None,
         more_available: Callable[[], bool] = lambda: False,
     ) -> Iterator[Outcome]:
@@ -154,11 +164,12 @@ class BatchHandler:
         They come in parts when the batch takes long, so that each part can be settled before the next.
 
         `wait_for_destination`: wait for an unavailable destination, with growing pauses; otherwise the topic counts as
-        sick and its messages stay open. `quota`: how many messages may be parked as waiting. `now`: the clock by which
-        messages expire meanwhile. `more_available`: returns whether there are messages elsewhere that could show
-        whether the destination is sick or a message crashes its handler.
+        sick and its messages stay open. `quota`: how many messages may be parked as waiting. `parked`: the messages
+        were read from where they are parked. `now`: the clock by which messages expire meanwhile. `more_available`:
+        returns whether there are messages elsewhere that could show whether the destination is sick or a message
+        crashes its handler.
         """
-        batch = _Batch(messages, quota)
+        batch = _Batch(messages, quota, parked=parked)
         began = time.monotonic()
         try:
             for pauses in self._work_through(batch, now, more_available, wait_for_destination=wait_for_destination):
@@ -169,7 +180,7 @@ class BatchHandler:
             batch.pending = []
             yield self._part(batch, pauses=False)
         except BaseException:
-            self.keep(batch.outcome.done, batch.outcome.parked)
+            self.keep(batch.outcome.done, batch.outcome.parked, parked=parked)
             raise
 
     def _part(self, batch: _Batch, *, pauses: bool) -> Outcome:
@@ -232,7 +243,7 @@ class BatchHandler:
         """Park as dead the messages that have expired by now, except those that may have arrived."""
         timed = [message for message in batch.pending if message.expires_at is not None]
         if timed and now is not None:
-            moment, unanswered = now(), self.unanswered
+            moment, unanswered = now(), self.unanswered(timed, parked=batch.parked)
             late = [m for m in timed if m.expires_at is not None and m.expires_at <= moment and m.id not in unanswered]
             if late:
                 batch.resolve([], [(message, EXPIRED) for message in late])
@@ -410,8 +421,8 @@ class BatchHandler:
         """
         known = self._hung.known
         if known:
-            done, parked = known.take(batch.in_turn(known))
-            batch.resolve(done, parked)
+            in_turn = batch.in_turn(known.among(batch.pending, parked=batch.parked))
+            batch.resolve(*known.take(in_turn, parked=batch.parked))
         finished = self._hung.take_finished()
         for call in finished:
             self._use_answers(batch, call)
@@ -494,8 +505,9 @@ class BatchHandler:
 class _Batch:
     """The messages of one run: those without an outcome yet, and the outcomes since the last part."""
 
-    def __init__(self, messages: list[Message], quota: int) -> None:
+    def __init__(self, messages: list[Message], quota: int, *, parked: bool) -> None:
         self.pending = messages
+        self.parked = parked
         self.quota = quota
         #: Ids of messages that failed since the destination last accepted something: others are tried first.
         self.tried: set[int | None] = set()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Collection, Iterable, Sequence
 from uuid import UUID
 
 from outbox.model.message import Message
@@ -21,78 +22,131 @@ def identity_of(message: Message) -> Identity:
     return message.id, message.message_id
 
 
+#: From where a message was read that gets an outcome: 0 is the log, a larger number is the attempt of a parked row.
+Reading = int
+
+
+def _reading(message: Message, *, parked: bool) -> Reading:
+    return message.attempt if parked else 0
+
+
 class KnownOutcomes:
     """Outcomes of messages that are not settled, over the leases of a subscription in this process.
 
     The calls that gave them came back after their deadline, or the connection was lost before the settle. Such a
     message gets its outcome when it is read again, without another call.
+
+    A settle may also be written although its answer is lost. Therefore a parking counts only for the same reading: the
+    row that it made, or changed, is another one. What is done is done, from wherever it is read.
+
+    Several threads may use the object, because a relay may stand for a moment beside the one that took over.
     """
 
     def __init__(self) -> None:
-        #: None: done.
-        self._outcomes: dict[Identity, Parking | None] = {}
+        #: The outcome of each message, and the reading that it is of. None: done.
+        self._outcomes: dict[Identity, tuple[Parking, Reading] | None] = {}
         self._keys: dict[str, set[Identity]] = {}
+        self._lock = threading.Lock()
 
     def __bool__(self) -> bool:
         return bool(self._outcomes)
 
-    def __contains__(self, identity: object) -> bool:
-        return identity in self._outcomes
+    def among(self, messages: Iterable[Message], *, parked: bool) -> set[Identity]:
+        """Return which of these messages have an outcome. `parked`: they were read from where they are parked."""
+        if not self._outcomes:
+            return set()
+        with self._lock:
+            return {identity_of(each) for each in messages if self._fits(each, parked=parked)}
 
-    @property
-    def ids(self) -> set[int | None]:
-        """The log ids of the messages."""
-        return {id for id, _ in self._outcomes}
+    def _fits(self, message: Message, *, parked: bool) -> bool:
+        outcome = self._outcomes.get(identity_of(message), _UNKNOWN)
+        return outcome is None or outcome[1] == _reading(message, parked=parked)
 
-    def note(self, done: Iterable[Message], parked: Iterable[tuple[Message, Parking]] = ()) -> None:
-        """Remember these outcomes. Not `blocked` and `delayed`: they follow from other messages and from the time."""
-        for message in done:
-            self._note(message, None)
-        for message, parking in parked:
-            if parking.state not in ("blocked", "delayed"):
-                self._note(message, parking)
+    def note(
+        self,
+        done: Iterable[Message],
+        parkings: Iterable[tuple[Message, Parking]] = (),
+        *,
+        parked: bool = False,
+    ) -> None:
+        """Remember these outcomes. `parked`: the messages were read from where they are parked.
 
-    def _note(self, message: Message, outcome: Parking | None) -> None:
+        Not `blocked` and `delayed`: they follow from other messages and from the time.
+        """
+        with self._lock:
+            for message in done:
+                self._note(message, None)
+            for message, parking in parkings:
+                if parking.state not in ("blocked", "delayed") and not (parked and _looks_the_same(message, parking)):
+                    self._note(message, (parking, _reading(message, parked=parked)))
+
+    def _note(self, message: Message, outcome: tuple[Parking, Reading] | None) -> None:
         if len(self._outcomes) >= _MOST:
-            self.clear()
+            self._clear()
         identity = identity_of(message)
         self._outcomes[identity] = outcome
         if message.key is not None:
             self._keys.setdefault(message.key, set()).add(identity)
 
-    def take(self, messages: Sequence[Message]) -> tuple[list[Message], list[tuple[Message, Parking]]]:
-        """Return which of these messages are done and how others are to be parked; forget these outcomes.
-
-        All of the messages have known outcomes.
-        """
-        done, parked = [], []
-        for message in messages:
-            identity = identity_of(message)
-            outcome = self._outcomes.pop(identity)
-            if message.key is not None:
-                self._forget(message.key, identity)
-            if outcome is None:
-                done.append(message)
-            else:
-                parked.append((message, outcome))
-        return done, parked
+    def take(self, messages: Sequence[Message], *, parked: bool) -> tuple[list[Message], list[tuple[Message, Parking]]]:
+        """Return which of these messages are done and how others are to be parked; forget these outcomes."""
+        done, parkings = list[Message](), list[tuple[Message, Parking]]()
+        with self._lock:
+            for message in messages:
+                if not self._fits(message, parked=parked):
+                    continue
+                outcome = self._outcomes[identity_of(message)]
+                self._forget(message.key, identity_of(message))
+                if outcome is None:
+                    done.append(message)
+                else:
+                    parkings.append((message, outcome[0]))
+        return done, parkings
 
     def hand_over(self, messages: Iterable[Message]) -> None:
-        """Forget the outcomes of all messages of these messages' keys, because what follows in a key is sent again.
+        """Forget the outcomes of these messages, and of all messages of their keys: what follows is sent again as well.
 
         Otherwise the destination's last message of the key would be an earlier one.
         """
-        if self._keys:
-            for key in {message.key for message in messages if message.key is not None}:
-                for identity in self._keys.pop(key, ()):
-                    self._outcomes.pop(identity, None)
+        if not self._outcomes:
+            return
+        with self._lock:
+            for message in messages:
+                self._outcomes.pop(identity_of(message), None)
+                if message.key is not None:
+                    for identity in self._keys.pop(message.key, ()):
+                        self._outcomes.pop(identity, None)
 
-    def _forget(self, key: str, identity: Identity) -> None:
-        self._keys[key].discard(identity)
-        if not self._keys[key]:
-            del self._keys[key]
+    def forget(self, ids: Collection[int]) -> None:
+        """Forget the outcomes of the messages with these log ids, because a person has decided about them."""
+        with self._lock:
+            gone = {identity for identity in self._outcomes if identity[0] in ids}
+            for identity in gone:
+                del self._outcomes[identity]
+            if gone:
+                self._keys = {key: left for key, all in self._keys.items() if (left := all - gone)}
+
+    def _forget(self, key: str | None, identity: Identity) -> None:
+        del self._outcomes[identity]
+        if key is not None:
+            self._keys[key].discard(identity)
+            if not self._keys[key]:
+                del self._keys[key]
 
     def clear(self) -> None:
         """Forget all."""
+        with self._lock:
+            self._clear()
+
+    def _clear(self) -> None:
         self._outcomes.clear()
         self._keys.clear()
+
+
+#: Fits no reading.
+_UNKNOWN: tuple[None, Reading] = (None, -1)
+
+
+def _looks_the_same(message: Message, parking: Parking) -> bool:
+    """Return whether this parking leaves a parked row at its attempt; its next reading would be taken for this one."""
+    return parking.state != "dead" and parking.attempts == message.attempt - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from tenacity.wait import wait_exponential
@@ -86,10 +86,18 @@ class _Sick:
     failures: int
 
 
-def carry_out_requests(parked: Parked, settlement: Settlement) -> list[Request]:
-    """Carry out the requests of people on dead letters, a portion at a time; return those that were carried out."""
+def carry_out_requests(
+    parked: Parked, settlement: Settlement, forget: Callable[[Collection[int]], None] | None = None
+) -> list[Request]:
+    """Carry out the requests of people on dead letters, a portion at a time; return those that were carried out.
+
+    `forget` is called with their log ids before.
+    """
     requests = parked.requests(_MOST_REQUESTS)
     if requests:
+        # Before the requests are written, because the answer to that may be lost as well.
+        if forget is not None:
+            forget({request.id for request in requests})
         with settlement.held():
             parked.discard([request.id for request in requests if request.verb == "discard"])
             parked.replay([request.id for request in requests if request.verb == "replay"])
@@ -184,7 +192,7 @@ class ParkedQueue:
         return min([now + _LOOK_SECONDS, *moments])
 
     def _carry_out_requests(self) -> int:
-        requests = carry_out_requests(self._parked, self._settlement)
+        requests = carry_out_requests(self._parked, self._settlement, self._batch_handler.forget)
         if requests:
             self.keys.hold(request.key for request in requests if request.verb == "replay")
             self.keys.reconsider({request.key for request in requests if request.key is not None})
@@ -213,7 +221,7 @@ class ParkedQueue:
     def _handle(self, ready: list[Ready]) -> bool:
         """Handle what is ready, and write the outcome; return False when no message got one."""
         # Messages of calls that hang may have arrived: they do not expire, but wait for the answer of the call.
-        unanswered = self._batch_handler.unanswered
+        unanswered = self._batch_handler.unanswered([r.message for r in ready if r.expired], parked=True)
         late = {r.message.id for r in ready if r.expired} - unanswered
         expired: Parkings = [(r.message, EXPIRED) for r in ready if r.message.id in late]
         to_send = [r.message for r in ready if r.message.id not in late]
@@ -222,7 +230,7 @@ class ParkedQueue:
         already, worked = [message for message in to_send if message.id in done], False
         well: set[str] = set()
         left = [message for message in to_send if message.id not in done]
-        for outcome in self._batch_handler.run(left, wait_for_destination=False, quota=0):
+        for outcome in self._batch_handler.run(left, wait_for_destination=False, quota=0, parked=True):
             self._tell_accepted(outcome)
             if self._activity is not None:
                 self._activity.count(outcome.done)
@@ -242,7 +250,7 @@ class ParkedQueue:
         try:
             self._settlement.settle_parked([message.id or 0 for message in done], changed)
         except BaseException:
-            self._batch_handler.keep(done, changed)
+            self._batch_handler.keep(done, changed, parked=True)
             raise
         self.keys.reconsider({m.key for m in (*done, *(m for m, _ in changed)) if m.key is not None})
         self.keys.hold(message.key for message, parking in changed if parking.blocks)

@@ -98,7 +98,7 @@ class PartitionWorker:
     def close(self) -> None:
         """End the thread that reads ahead, and keep the outcomes that are not settled for the next lease."""
         self._prefetcher.close()
-        self._batch_handler.keep(self._handled_messages + self._outcome.done, self._outcome.parked)
+        self._batch_handler.keep(self._handled_messages + self._outcome.done, self._outcome.parked, parked=False)
 
     @property
     def due_in(self) -> float:
@@ -213,7 +213,7 @@ class PartitionWorker:
         if not held and not timed:
             return messages, []
         # What may have arrived does not expire.
-        unanswered = self._batch_handler.unanswered if timed else set()
+        unanswered = self._batch_handler.unanswered(timed, parked=False) if timed else set()
         to_send: list[Message] = []
         parkings: Parkings = []
         for message in messages:

@@ -97,12 +97,13 @@ class Stage:
         *,
         wait_for_destination: bool = True,
         quota: int = 1000,
+        parked: bool = False,
         now: Callable[[], datetime] | None = None,
     ) -> Outcome:
         """One batch, all its parts together."""
         whole = Outcome()
         for part in self.batch_handler.run(
-            list(messages), wait_for_destination=wait_for_destination, quota=quota, now=now
+            list(messages), wait_for_destination=wait_for_destination, quota=quota, parked=parked, now=now
         ):
             whole = replace(part, done=whole.done + part.done, parked=whole.parked + part.parked)
         return whole

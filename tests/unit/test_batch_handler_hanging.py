@@ -3,16 +3,19 @@
 import math
 import threading
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
-from outbox import Message, Retry, RetryPolicy, Verdict
+from outbox import Message, Reject, Retry, RetryPolicy, Verdict
 from outbox.model.lease import Lease, Partition
 from outbox.model.parking import Held
 from outbox.model.verdict import DONE
 from outbox.worker.calls import Call, HungCalls
+from outbox.worker.known import KnownOutcomes, identity_of
 from outbox.worker.policy import BLOCKED
 from tests.support.stage import HASTY, POLICY, Handler, Stage, again, hanging, ids, messages, only, seen
 from tests.support.waiting import eventually
@@ -142,7 +145,8 @@ def test_who_does_not_give_up_makes_only_so_many_calls_beside_those_that_hang():
     assert (calls, stage.batch_handler.gave_up) == (8, False)
     assert seen(outcome)["aside"] == [(id, "waiting", 0) for id in range(1, 9)]
     assert ids(outcome.open) == [9, 10, 11, 12]
-    assert (arrived, len(stage.batch_handler.unanswered)) == (True, 0)
+    unanswered = stage.batch_handler.unanswered([message for message, _ in outcome.parked], parked=True)
+    assert (arrived, unanswered) == (True, set())
     assert (ids(second.done), len(handler.calls)) == (list(range(1, 9)), 8)
 
 
@@ -345,3 +349,132 @@ def test_what_was_parked_and_not_settled_is_parked_again_without_a_call():
 
     assert handler.calls == []
     assert seen(outcome)["aside"] == [(1, "retry", 1), (3, "dead", 1), (2, "blocked", 0)]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"), [(None, 1), (1, None), (1, 2)], ids=["of the log", "parked", "at attempt 1"]
+)
+def test_a_failure_counts_only_where_it_was_read(before, now):
+    """The settle may have been written although its answer was lost; then the row that it made is another one.
+
+    None: read from the log; otherwise the attempt of a parked row.
+    """
+    handler, hung, (message,) = Handler(), HungCalls(), messages(None)
+    answer = again(message, before or 1)
+    hung.note(None, [], [(answer, POLICY.dead(answer, "never"))], parked=before is not None)
+    found = again(message, now or 1)
+    outcome = Stage(handler, hung=hung).run([found], parked=now is not None)
+    unanswered = hung.unanswered([found], parked=now is not None)
+
+    assert (handler.calls, ids(outcome.done), unanswered) == ([[1]], [1], set())
+
+
+def test_a_failure_of_a_parked_row_is_known_when_it_is_read_again_as_it_was():
+    handler, hung, (message,) = Handler(), HungCalls(), messages("a")
+    parked = again(message, 2)
+    hung.note(None, [], [(parked, POLICY.failed(parked, "no"))], parked=True)
+    outcome = Stage(handler, hung=hung).run([again(message, 2)], parked=True)
+
+    assert (handler.calls, seen(outcome)["aside"]) == ([], [(1, "retry", 2)])
+
+
+def test_a_failure_that_counts_nothing_leaves_a_parked_row_as_it_was_and_is_not_known():
+    """If it was written, the row would get it a second time."""
+    handler, hung, (message,) = Handler(), HungCalls(), messages("a")
+    parked = again(message, 2)
+    hung.note(None, [], [(parked, POLICY.failed(parked, "no", counts=False))], parked=True)
+    outcome = Stage(handler, hung=hung).run([again(message, 2)], parked=True)
+
+    assert (handler.calls, ids(outcome.done)) == ([[1]], [1])
+
+
+def test_what_a_call_has_done_counts_for_the_row_that_was_parked_meanwhile():
+    handler, hung, (message,) = Handler(), HungCalls(), messages("a")
+    hung.note(None, [message], [])
+    outcome = Stage(handler, hung=hung).run([again(message, 2)], parked=True)
+
+    assert (handler.calls, ids(outcome.done)) == ([], [1])
+
+
+@pytest.mark.parametrize("key", ["a", None])
+def test_no_outcome_counts_for_what_a_person_decided_about(key):
+    """A replay begins with the first attempt again."""
+    handler, hung, all = Handler(only(1, verdict=Reject("never"))), HungCalls(), messages(key, "b")
+    hung.note(None, [], [(each, POLICY.dead(each, "never")) for each in all], parked=True)
+    stage = Stage(handler, hung=hung)
+    stage.batch_handler.forget({1})
+    outcome = stage.run(all, parked=True)
+
+    assert (handler.calls, seen(outcome)["aside"]) == ([[1]], [(2, "dead", 1), (1, "dead", 1)])
+
+
+class Interrupted:
+    """Another thread does something in the middle of what this one does, unless it has to wait for the end of that."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._thread = threading.Thread(target=action)
+
+    def now(self) -> None:
+        """Let the other thread go first; a second time changes nothing."""
+        if self._thread.ident is None:
+            self._thread.start()
+            self._thread.join(0.2)
+
+    def end(self) -> None:
+        """Wait for the other thread."""
+        self._thread.join(30)
+
+
+class Outcomes(dict[Any, Any]):
+    """A dict that is interrupted at each item of an iteration."""
+
+    interrupted: Interrupted
+
+    def __iter__(self) -> Iterator[Any]:
+        for each in super().__iter__():
+            self.interrupted.now()
+            yield each
+
+
+class Calls(list[Call]):
+    """A list that is interrupted at the end of its second iteration."""
+
+    interrupted: Interrupted
+    iterations = 0
+
+    def __iter__(self) -> Iterator[Call]:
+        yield from super().__iter__()
+        self.iterations += 1
+        if self.iterations == 2:
+            self.interrupted.now()
+
+
+def test_two_relays_of_one_name_may_use_what_is_known_at_the_same_time():
+    """One of them has not noticed yet that its lease is lost."""
+    known, (first, *others) = KnownOutcomes(), messages(*"abc")
+    known._outcomes = outcomes = Outcomes()
+    known.note([first])
+    outcomes.interrupted = Interrupted(lambda: known.note(others))
+    known.forget({1})
+    outcomes.interrupted.end()
+
+    assert known.among([first, *others], parked=False) == set(map(identity_of, others))
+
+
+def test_an_outcome_that_the_other_relay_has_taken_is_not_there_any_more():
+    known, all = KnownOutcomes(), messages("a", None)
+    known.note(all)
+
+    assert known.take(all[:1], parked=False) == (all[:1], [])
+    assert known.take(all, parked=False) == (all[1:], [])
+
+
+def test_a_call_that_hangs_while_the_other_relay_looks_at_the_calls_stays_held():
+    hung, all = HungCalls(), messages("a", "b")
+    hung._calls = calls = Calls()
+    hung.add(Call(all[:1]))
+    calls.interrupted = Interrupted(lambda: hung.add(Call(all[1:])))
+    hung.take_finished()
+    calls.interrupted.end()
+
+    assert hung.ids == {1, 2}

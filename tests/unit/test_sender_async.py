@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
 
 import pytest
@@ -232,6 +233,44 @@ def test_a_call_past_its_deadline_is_cancelled_and_the_next_one_works():
     assert cancelled.wait(5)
     hangs = False
     assert sender.send([a_message("t", 1)]) == [DONE]
+    sender.close()
+
+
+@pytest.mark.parametrize("number", [1, 3])
+@pytest.mark.parametrize("cleanup", [0.05, 3600], ids=["soon", "too late"])
+def test_what_was_cancelled_is_over_when_the_answer_comes(number, cleanup):
+    """What it stores while it handles the cancellation would come behind what is sent again."""
+    running: set[bytes] = set()
+
+    async def function(message: Message) -> None:
+        running.add(message.body)
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            try:
+                await asyncio.sleep(cleanup)
+            finally:
+                running.discard(message.body)
+
+    function.deadline = timedelta(seconds=2)  # type: ignore[attr-defined]
+    sender = open_sender(function)
+    verdicts = sender.send([a_message("t", n) for n in range(number)])
+
+    assert running == set()
+    assert [type(verdict) for verdict in verdicts] == [Unavailable] * number
+    sender.close()
+
+
+def test_what_was_stored_although_it_was_cancelled_is_done():
+    async def function(message: Message) -> None:
+        with suppress(asyncio.CancelledError if message.body == b"1" else ValueError):
+            await asyncio.sleep(3600)
+
+    function.deadline = timedelta(seconds=5)  # type: ignore[attr-defined]
+    sender = open_sender(function)
+    away = Unavailable("no answer within 4.5 s", everything=True)
+
+    assert sender.send([a_message("t", n, key="k" if n else None) for n in range(3)]) == [away, DONE, away]
     sender.close()
 
 

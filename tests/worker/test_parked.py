@@ -4,16 +4,19 @@ import threading
 import time
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text, update
 
 from outbox import HungHandlerError, Message, Outbox, Reject, Relay, Retry, Unavailable, Verdict
+from outbox.errors import LeaseLostError
 from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.parked import Parked
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
+from outbox.worker.settle import Settlement
 from tests.support.destination import Destination, expected, failing, fill, relay_to
 from tests.support.parked import request, states
 from tests.support.readers import QUICK
@@ -51,6 +54,12 @@ def without(topic: str) -> Destination:
 def stop(relay: Relay) -> None:
     relay.stop()
     relay.join(20)
+
+
+def after(relay: Relay, engine: Engine) -> dict[str, int]:
+    """What is parked after the relay has handled what there is."""
+    relay.until_empty()
+    return states(engine)
 
 
 @pytest.fixture
@@ -310,6 +319,35 @@ def test_the_last_request_counts(engine, monkeypatch, first, last):
 
     assert destination.bodies == ([b"0", b"1"] if last == "replay" else [])
     assert states(engine) == {}
+
+
+@pytest.mark.parametrize("settle", ["settle", "settle_parked"], ids=["of the log", "of a parked row"])
+def test_a_replayed_message_is_sent_although_the_answer_to_the_settle_of_its_failure_was_lost(
+    engine, monkeypatch, settle
+):
+    """The same process reads it again, with what it knows from before."""
+    verdicts: list[Verdict] = [Reject("never")]
+    if settle == "settle_parked":
+        verdicts.insert(0, Retry("not yet", counts=False))
+    outbox, destination = Outbox(engine), Destination(lambda _message: verdicts.pop(0) if verdicts else DONE)
+    real, lost = getattr(Settlement, settle), list[None]()
+
+    def losing(settlement: Settlement, *arguments: Any) -> None:
+        real(settlement, *arguments)
+        if not lost and arguments[1]:
+            lost.append(None)
+            raise LeaseLostError("the answer is lost")
+
+    monkeypatch.setattr(Settlement, settle, losing)
+    fill(outbox, 1)
+    relay = relay_to(destination, outbox)
+    assert eventually(lambda: after(relay, engine) == {"dead": 1})
+    calls = destination.calls
+    request(engine, "replay")
+    relay.until_empty()
+
+    assert (len(lost), calls, destination.calls) == (1, 1 if settle == "settle" else 2, calls + 1)
+    assert (destination.bodies, states(engine)) == ([b"0"], {})
 
 
 def test_a_key_that_has_its_turn_keeps_it_when_messages_come(engine):
