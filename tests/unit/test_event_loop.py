@@ -47,7 +47,9 @@ def test_a_loop_ends_once_although_several_calls_run_out_of_time():
     with ThreadPoolExecutor(4) as pool:
         for call in [pool.submit(loop.run, Resident.sleep, timeout=1) for _ in range(4)]:
             with pytest.raises((TimeoutError, CancelledError)):  # the first to give up ends the others
-                call.result(5)
+                call.result(60)
     loop.stop()
 
+    # A loop that was given up says good-bye by itself.
+    assert eventually(lambda: resident.farewells > 0)
     assert resident.farewells == 1
