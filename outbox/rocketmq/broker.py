@@ -112,6 +112,8 @@ class Broker:
     ) -> bool:
         """Write the verdict, unless it stands already; return whether it is new.
 
+        If a commit stands whose messages were not appended, append them.
+
         `patience`: seconds to wait for a business transaction that is deciding; None: as long as any statement waits
         for a lock.
 
@@ -128,13 +130,15 @@ class Broker:
         if decision.restored:
             self.outbox.notifier.hint()
         require(decision, transaction, op, group)
+        if decision.unrestored:
+            self.restore(transaction)
         return decision.first
 
     def restore(self, transaction: str) -> None:
-        """Append those messages of a committed transaction that its business transaction has not appended."""
+        """Append the messages of a committed transaction, unless they were appended before."""
         self._require_no_transaction()
         with in_plain_words(f"the messages of transaction {transaction} were perhaps not restored", self.database):
-            restored = self._run(lambda: self.ops.restore_missing(transaction))
+            restored = self._run(lambda: self.ops.restore(transaction))
         if restored:
             self.outbox.notifier.hint()
 
