@@ -138,7 +138,7 @@ class Broker:
         """Append the messages of a committed transaction, unless they were appended before."""
         self._require_no_transaction()
         with in_plain_words(f"the messages of transaction {transaction} were perhaps not restored", self.database):
-            restored = self._run(lambda: self.ops.restore(transaction))
+            restored = self._run(lambda: self.ops.restore(transaction), chained=False)
         if restored:
             self.outbox.notifier.hint()
 
@@ -168,11 +168,14 @@ class Broker:
     def _address(self) -> str:
         return self.database.engine.url.host or "localhost"
 
-    def _run(self, steps: Callable[[], Script[R]], patience: float | None = None) -> R:
-        """Run the steps in a transaction of their own."""
+    def _run(self, steps: Callable[[], Script[R]], patience: float | None = None, *, chained: bool = True) -> R:
+        """Run the steps in a transaction of their own.
+
+        `chained`: no step but the last needs the rows of the one before, so that they may be sent as one.
+        """
 
         def take(channel: Channel) -> R:
-            if self.database.dialect.chains_writes and patience is None:
+            if self.database.dialect.chains_writes and patience is None and chained:
                 return run(on_channel(channel), steps())
             with channel.transaction(patience=patience):
                 return run(on_channel(channel), steps())

@@ -254,6 +254,20 @@ def test_a_commit_that_fails_after_one_that_nobody_saw_takes_no_message_with_it(
     assert (customers(engine), arrived(outbox), arrived(outbox)) == ([transaction.id], ["1"], [])
 
 
+def test_a_restoring_that_fails_when_the_block_is_left_leaves_it_to_check_back(engine, outbox, producer, monkeypatch):
+    transaction = producer.begin_transaction(verdict="join")
+    transaction.send("orders", "1")
+    with Session(engine) as session:
+        joined(producer, session, transaction, by_driver)
+    with monkeypatch.context() as broken:
+        broken.setattr(producer._broker.ops, "_restore", "SELECT no_column_of_this_name")
+        with pytest.raises(DatabaseError, match="no_column_of_this_name"), transaction:
+            pass
+    check_back(outbox)
+
+    assert (arrived(outbox), arrived(outbox)) == (["1"], [])
+
+
 def test_a_restoring_that_fails_before_a_commit_after_one_that_nobody_saw_leaves_it_to_others(
     engine, outbox, producer, monkeypatch
 ):
