@@ -112,6 +112,8 @@ class Broker:
     ) -> bool:
         """Write the verdict, unless it stands already; return whether it is new.
 
+        If a commit stands whose messages were not appended, append them.
+
         `patience`: seconds to wait for a business transaction that is deciding; None: as long as any statement waits
         for a lock.
 
@@ -128,13 +130,15 @@ class Broker:
         if decision.restored:
             self.outbox.notifier.hint()
         require(decision, transaction, op, group)
+        if decision.unrestored:
+            self.restore(transaction)
         return decision.first
 
     def restore(self, transaction: str) -> None:
-        """Append those messages of a committed transaction that its business transaction has not appended."""
+        """Append the messages of a committed transaction, unless they were appended before."""
         self._require_no_transaction()
         with in_plain_words(f"the messages of transaction {transaction} were perhaps not restored", self.database):
-            restored = self._run(lambda: self.ops.restore_missing(transaction))
+            restored = self._run(lambda: self.ops.restore(transaction), chained=False)
         if restored:
             self.outbox.notifier.hint()
 
@@ -164,11 +168,14 @@ class Broker:
     def _address(self) -> str:
         return self.database.engine.url.host or "localhost"
 
-    def _run(self, steps: Callable[[], Script[R]], patience: float | None = None) -> R:
-        """Run the steps in a transaction of their own."""
+    def _run(self, steps: Callable[[], Script[R]], patience: float | None = None, *, chained: bool = True) -> R:
+        """Run the steps in a transaction of their own.
+
+        `chained`: no step but the last needs the rows of the one before, so that they may be sent as one.
+        """
 
         def take(channel: Channel) -> R:
-            if self.database.dialect.chains_writes and patience is None:
+            if self.database.dialect.chains_writes and patience is None and chained:
                 return run(on_channel(channel), steps())
             with channel.transaction(patience=patience):
                 return run(on_channel(channel), steps())

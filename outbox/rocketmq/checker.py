@@ -173,6 +173,9 @@ class Checker:
         self, channel: Channel, half: Half, pending: Pending | None, answer: Answer | Unasked | None, until: float
     ) -> Verdict:
         """Return the verdict on the half messages of a transaction. `until`: when to begin no more waits for locks."""
+        if pending is not None and pending.unrestored:
+            # No immunity and no age limit, because the verdict stands.
+            return self._restored(channel, half.transaction, until)
         if pending is None or pending.op is not None:
             return DONE
         if pending.immune_for >= timedelta(0):
@@ -242,17 +245,33 @@ class Checker:
                 decision = run(on_channel(channel), decide(transaction, by=f"check {self._group}"))
                 crash_point("check.in_end")
         except Exception as error:
-            if self._broker.database.transient(error):
-                return self._later("its business transaction is under way")
-            # As when a trigger refuses one of its messages: that holds up no other transaction.
-            logger.warning("transaction %s: its verdict %s cannot be written: %s", transaction, op, describe(error))
-            return self._later(describe(error))
+            return self._not_written(transaction, f"its verdict {op} cannot be written", error)
         crash_point("check.after_end")
         if decision.restored:
             self._broker.outbox.notifier.hint()
         if decision.op not in (op, None):
             logger.warning("transaction %s: the answer was %s, but %s stands", transaction, op, decision.op)
         return DONE
+
+    def _restored(self, channel: Channel, transaction: str, until: float) -> Verdict:
+        """Append the messages of a business transaction whose commit nobody saw, and whose process may be dead."""
+        if clock() > until:
+            return self._later(Unasked.NO_TIME.value, _AGAIN)
+        try:
+            with channel.transaction(patience=PATIENCE_SECONDS):
+                restored = run(on_channel(channel), self._broker.ops.restore(transaction))
+        except Exception as error:
+            return self._not_written(transaction, "its messages cannot be restored", error)
+        if restored:
+            self._broker.outbox.notifier.hint()
+        return DONE
+
+    def _not_written(self, transaction: str, what: str, error: Exception) -> Verdict:
+        if self._broker.database.transient(error):
+            return self._later("its business transaction is under way")
+        # As when a trigger refuses one of its messages: that holds up no other transaction.
+        logger.warning("transaction %s: %s: %s", transaction, what, describe(error))
+        return self._later(describe(error))
 
     def _read_back(self, channel: Channel, verdicts: dict[str, Verdict], pending: Mapping[str, Pending]) -> None:
         """Take back each `Done` whose verdict is not committed, because what is done is never looked at again."""
@@ -262,7 +281,7 @@ class Checker:
         now = DecidedHalves(channel).pending(written, self._policy.transaction_timeout)
         for transaction in written:
             if _is_open(now.get(transaction)):
-                verdicts[transaction] = self._later("its verdict was written and is not there", _AGAIN)
+                verdicts[transaction] = self._later("its verdict or its messages are not there yet", _AGAIN)
 
     def _given_up(self) -> Reject:
         return Reject(f"given up: older than {self._policy.age_limit}")
@@ -288,5 +307,5 @@ def _read(heads: Mapping[str, Message]) -> tuple[dict[str, Half], dict[str, Verd
 
 
 def _is_open(pending: Pending | None) -> bool:
-    """Return whether a transaction has half messages and no verdict."""
-    return pending is not None and pending.op is None
+    """Return whether a transaction has half messages, and no verdict or messages to restore."""
+    return pending is not None and (pending.op is None or pending.unrestored)

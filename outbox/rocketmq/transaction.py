@@ -199,7 +199,6 @@ class Transaction:
             self._joined = True
         else:
             self._end("commit")
-            self._restore_unseen()
             self._ended = True
 
     def rollback(self) -> None:
@@ -278,21 +277,17 @@ class Transaction:
         except DatabaseError as error:
             logger.warning("%s; check-back finds the record", error)
 
-    def _restore_unseen(self, *, sure: bool = True) -> None:
-        """Restore the messages of a joined business transaction if it was committed and nobody was told of that.
-
-        `sure`: a business transaction that has restored messages was committed with them, or not at all.
-        """
-        if self.verdict != "join" or self._decided is None or (sure and self._decided.restored):
+    def _restore_unseen(self) -> None:
+        """Restore the messages of a joined business transaction if it was committed and nobody was told of that."""
+        if self.verdict != "join" or self._decided is None or self._decided.was_seen_to_commit():
             return
-        if self._broker.standing(self.id).op == "commit":
+        if self._broker.standing(self.id).unrestored:
             self._broker.restore(self.id)
-            self._decided.restored = True
 
     def _try_to_restore_unseen(self) -> None:
         """Restore the messages as above; raise nothing, because another error is under way."""
         try:
-            self._restore_unseen(sure=False)
+            self._restore_unseen()
         except Exception as error:
             logger.error(
                 "the messages of transaction %s were perhaps not restored, call commit() again: %s",
@@ -370,10 +365,11 @@ class Transaction:
             raise NoTransactionError("a savepoint is open on this connection; decide outside of every savepoint")
 
     def _restore_on(self, connection: DriverConnection) -> None:
-        if self._decided is not None and self._decided.restored:
-            # It was committed before, and nobody was told of that.
+        restored = run(executor(connection), self._broker.ops.restore(self.id))
+        if restored is None and run(executor(connection), self._broker.ops.standing(self.id)).op == "commit":
+            # It was committed before and nobody was told of that; since then its messages were restored elsewhere.
             return
-        self._require_all(run(executor(connection), self._broker.ops.restore(self.id)))
+        self._require_all(restored or frozenset())
         if self._decided is not None:
             self._decided.restored = True
 
@@ -402,6 +398,10 @@ class _Decided:
         self.restored = restored
         #: The object that stands for it; None on a driver's own connection.
         self.transaction = transactions.running(connection)
+
+    def was_seen_to_commit(self) -> bool:
+        """Return whether it has committed, with all that it did right before its commit."""
+        return self.transaction is not None and self.transaction.committed
 
     def leaves_behind(self) -> bool:
         """Return whether it would not deliver a message that is sent now."""

@@ -140,6 +140,7 @@ def _tell(everyone: dict[CommitListener, Sent], since: float) -> None:
     if everyone:
         crash_point("outbox.after_commit")
         for listener, sent in everyone.items():
+            sent.committed = True
             listener.committed(sent, since)
 
 

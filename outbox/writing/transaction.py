@@ -106,8 +106,8 @@ class Transactions:
         sent = commits.sent_by(self, connection)
         sent.last.append(do)
 
-    def running(self, connection: DriverConnection) -> object | None:
-        """Return an object that stands for the running transaction, and for no other.
+    def running(self, connection: DriverConnection) -> Sent | None:
+        """Return the object that stands for the running transaction, and for no other.
 
         None: nothing was sent in it, or the connection is a driver's own, whose transactions are not noticed.
         """

@@ -156,7 +156,7 @@ class Replay:
         if before.at == "begun":
             self._first(actor, decider)
         else:
-            actor.begin(self._ops.restore_missing(self._transaction) if before.at == "left" else self._restore())
+            actor.begin(self._ops.restore(self._transaction))
         if decider.at == "written":
             assert actor.finish().first
         elif decider.at == "locked":
@@ -170,6 +170,3 @@ class Replay:
                 actor.begin(self._ops.commit(self._transaction, by="test"))
             case _:
                 actor.begin(self._ops.roll_back(self._transaction, by="test"))
-
-    def _restore(self) -> Script[frozenset[Any]]:
-        return self._ops.restore(self._transaction)

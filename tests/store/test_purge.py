@@ -12,6 +12,8 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Position, Progress, Window
 from outbox.model.subscription import Declaration
 from outbox.store.database import Database
+from outbox.store.dialects.statements import executor, run
+from outbox.store.half_messages.op import Ops
 from outbox.store.log.log import Log
 from outbox.store.operations.purge import Held, Kept, Old, Purge, Purged
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -156,6 +158,22 @@ def test_half_messages_wait_for_the_verdict_on_their_transaction(outbox):
     Relay(outbox, Destination()).until_empty()
 
     assert (purge(outbox).rows, kept(outbox)) == (1, [b"half"])
+
+
+def test_half_messages_wait_until_they_are_restored_also_after_the_verdict(outbox):
+    """A business transaction that joined was committed, and nobody saw that yet."""
+    send(outbox, b"half", b"whole")
+    with outbox.engine.begin() as connection:
+        update = text("UPDATE outbox_message SET topic = :half, key = 'tx' WHERE body = :body")
+        connection.execute(update, {"half": HALF_TOPIC, "body": b"half"})
+        run(executor(connection), Ops(outbox.database).join("tx", by="producer shop"))
+    Relay(outbox, Destination()).until_empty()
+    before = purge(outbox).rows
+    with outbox.engine.begin() as connection:
+        # As restoring leaves it.
+        connection.execute(text("UPDATE outbox_op SET decided_by = 'producer shop'"))
+
+    assert (before, purge(outbox).rows, kept(outbox)) == (1, 1, [])
 
 
 def test_what_was_purged_is_written_down(outbox):

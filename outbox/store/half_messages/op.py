@@ -10,7 +10,7 @@ from uuid import UUID
 
 from outbox.model.lease import Lease
 from outbox.model.limits import HALF_TOPIC
-from outbox.model.message import TRANSACTION_ID, Message
+from outbox.model.message import Message
 from outbox.model.position import Position
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel, Database
@@ -43,11 +43,15 @@ _RESTORE = f"""
     ORDER BY id RETURNING CAST(message_id AS text)
 """
 _IS_COMMIT = "EXISTS (SELECT 1 FROM {op} WHERE transaction_id = :transaction AND op = 'commit'{by_this_one})"
-#: A message is appended after its half message.
-_IS_MISSING = """
-    NOT EXISTS (SELECT 1 FROM {message} AS restored WHERE restored.id > {message}.id
-                AND restored.message_id = {message}.message_id AND restored.topic <> '{half_topic}'
-                AND {restored_of} = :transaction)
+#: How `decided_by` begins between a join and the restoring, which takes the mark away in the same transaction. So an op
+#: that is committed with the mark was committed by a COMMIT that nobody saw, and its messages were not appended.
+_UNRESTORED = "a join that has delivered nothing yet, of "
+#: Whether an op has the mark.
+IS_UNRESTORED = f"substr(decided_by, 1, {len(_UNRESTORED)}) = '{_UNRESTORED}'"
+#: Only one transaction gets a row from this, also if it waits for another one: that one is to append the messages.
+_CLAIM = f"""
+    UPDATE {{op}} SET decided_by = substr(decided_by, {len(_UNRESTORED) + 1})
+    WHERE transaction_id = CAST(:transaction AS text) AND op = 'commit' AND {IS_UNRESTORED} RETURNING transaction_id
 """
 #: A statement of its own: the snapshot of the one before may be older than the row that it met.
 _STANDING = f"""
@@ -57,14 +61,15 @@ _STANDING = f"""
            (SELECT min({{recorded_in}}) FROM {{message}} WHERE {_HALVES}),
            (SELECT decided_by FROM {{op}} WHERE transaction_id = :transaction)
 """
-_AMONG = "SELECT transaction_id FROM {op} WHERE {chosen}"
-_DEAD = """
-    SELECT p.id, p.key FROM {parked} AS p JOIN {op} AS o ON o.transaction_id = p.key
-    WHERE p.subscription = :subscription AND p.state = 'dead' ORDER BY p.id LIMIT :limit
+_AMONG = f"SELECT transaction_id FROM {{op}} WHERE {{chosen}} AND NOT {IS_UNRESTORED}"
+_DEAD = f"""
+    SELECT p.id, p.key FROM {{parked}} AS p JOIN {{op}} AS o ON o.transaction_id = p.key
+    WHERE p.subscription = :subscription AND p.state = 'dead' AND NOT {IS_UNRESTORED} ORDER BY p.id LIMIT :limit
 """
 #: A scalar sub-select, because a join may be answered by reading all verdicts.
 _PENDING = f"""
-    SELECT m.key, {{age}}, {{immunity}}, (SELECT o.op FROM {{op}} AS o WHERE o.transaction_id = m.key)
+    SELECT m.key, {{age}}, {{immunity}}, (SELECT CASE WHEN {IS_UNRESTORED} THEN 'unrestored' ELSE o.op END
+                                      FROM {{op}} AS o WHERE o.transaction_id = m.key)
     FROM {{message}} AS m WHERE m.topic = '{HALF_TOPIC}' AND {{chosen}} ORDER BY m.id
 """
 
@@ -76,7 +81,7 @@ class Decision:
     `op`: the verdict that stands; None: the transaction is not known. `first`: this call wrote it, and `restored` has
     the ids of the messages that it appended. `group`, `way`, `recorded_in` and `by` are set only where the verdict was
     read back: the first three are of its half messages, and `by` is who decided. `outermost`: the verdict was written
-    outside of every savepoint.
+    outside of every savepoint. `unrestored`: it was committed, and its messages were not appended.
     """
 
     op: Op | None
@@ -87,18 +92,21 @@ class Decision:
     recorded_in: str | None = None
     by: str | None = None
     outermost: bool = True
+    unrestored: bool = False
 
 
 @dataclass(slots=True)
 class Pending:
     """A transaction at one moment: its `age` since its first half message was stored, and the op that it has.
 
-    `immune_for`: the time until all of its messages may be asked about; zero or less: they may be asked about now.
+    `unrestored`: its op is commit, and its messages were not appended. `immune_for`: the time until all of its messages
+    may be asked about; zero or less: they may be asked about now.
     """
 
     age: timedelta
     immune_for: timedelta
     op: Op | None
+    unrestored: bool = False
 
 
 class Ops:
@@ -124,16 +132,12 @@ class Ops:
         self._restore = database.sql(_RESTORE, decided=database.sql(_IS_COMMIT, by_this_one=""), **columns)
         own = database.sql(_IS_COMMIT, by_this_one=f" AND {dialect.outermost}")
         self._restore_own = database.sql(_RESTORE, decided=own, **columns)
-        # The same message may be part of another transaction, too.
-        restored_of = dialect.header.format(headers="restored.headers", name=TRANSACTION_ID)
-        missing = database.sql(
-            f"{_IS_COMMIT} AND {_IS_MISSING}", by_this_one="", half_topic=HALF_TOPIC, restored_of=restored_of
-        )
-        self._restore_missing = database.sql(_RESTORE, decided=missing, **columns)
+        self._claim = database.sql(_CLAIM)
         lock = lock_by(dialect.own_text)
-        self._lock = None if lock is None else database.sql(f"SELECT {lock}")
+        self._locks = lock is not None
         if lock is not None:
             # The lock is taken for the row that was written, after it.
+            self._claim = Sql(f"WITH claimed AS ({self._claim}) SELECT transaction_id, {lock} FROM claimed")
             self._decide = Sql(f"WITH decided AS ({self._decide}) SELECT outermost, {lock} FROM decided")
         self._standing = database.sql(
             _STANDING,
@@ -156,7 +160,7 @@ class Ops:
 
         On a connection of our own that commits every statement this is one round trip.
         """
-        if self._lock is None:
+        if not self._locks:
             return (yield from self.commit(transaction, by=by, group=group))
         bound = self._bound(transaction, "commit", by, group)
         yield Statement(self._decide, bound)
@@ -177,34 +181,39 @@ class Ops:
 
         Messages may be sent in between, so no lock is taken yet.
         """
-        decided = yield Statement(self._join, self._bound(transaction, "commit", by, None), returns=True)
+        bound = self._bound(transaction, "commit", f"{_UNRESTORED}{by}", None)
+        decided = yield Statement(self._join, bound, returns=True)
         if decided:
             return Decision(op="commit", first=True, outermost=bool(decided[0][0]))
         return (yield from self.standing(transaction))
 
-    def restore(self, transaction: str) -> Script[frozenset[UUID]]:
-        """Append the messages that the half messages hold, if the op is commit; return their ids."""
-        crash_point("half.before_restore")
-        bound = {"transaction": transaction}
-        if self._lock is not None:
-            yield Statement(self._lock, bound)
-        return _ids((yield Statement(self._restore, bound, returns=True)))
+    def restore(self, transaction: str) -> Script[frozenset[UUID] | None]:
+        """Append the messages of a transaction that was joined, and return their ids.
 
-    def restore_missing(self, transaction: str) -> Script[frozenset[UUID]]:
-        """Append those messages of a committed transaction that nobody has appended yet; return their ids.
-
-        Call it in a transaction that does nothing else. It looks through all that was appended since the half messages.
+        None: nobody has joined it, or they were appended before.
         """
-        bound = {"transaction": transaction}
-        if self._lock is not None:
-            yield Statement(self._lock, bound)
-        return _ids((yield Statement(self._restore_missing, bound, returns=True)))
+        crash_point("half.before_restore")
+        bound: dict[str, object] = {"transaction": transaction}
+        if self._locks:
+            return (yield from self._claim_and_restore(bound))
+        # On SQLite no transaction runs after a COMMIT that nobody saw, and every statement would be committed alone.
+        yield Statement("SAVEPOINT outbox_restore")
+        restored = yield from self._claim_and_restore(bound)
+        yield Statement("RELEASE outbox_restore")
+        return restored
+
+    def _claim_and_restore(self, bound: dict[str, object]) -> Script[frozenset[UUID] | None]:
+        if not (yield Statement(self._claim, bound, returns=True)):
+            return None
+        return _ids((yield Statement(self._restore, bound, returns=True)))
 
     def standing(self, transaction: str) -> Script[Decision]:
         """Read which verdict stands."""
         rows = yield Statement(self._standing, {"transaction": transaction}, returns=True)
         op, group, way, recorded_in, by = rows[0]
-        return Decision(op=op, first=False, group=group, way=way, recorded_in=recorded_in, by=by)
+        unrestored = by is not None and by.startswith(_UNRESTORED)
+        by = by.removeprefix(_UNRESTORED) if unrestored else by
+        return Decision(op=op, first=False, group=group, way=way, recorded_in=recorded_in, by=by, unrestored=unrestored)
 
     def abort(self) -> Script[None]:
         """Run a statement that fails, so that PostgreSQL answers the COMMIT of this transaction with a rollback."""
@@ -226,7 +235,7 @@ class DecidedHalves:
         self._database = channel.database
 
     def finished(self, messages: Sequence[Message]) -> set[int]:
-        """Return the log ids of half messages whose transaction has a verdict."""
+        """Return the log ids of half messages whose transaction has a verdict, and nothing left to restore."""
         statement = self._database.sql(_AMONG, chosen=self._database.among("transaction_id", texts="transactions"))
         transactions = self._database.bind({message.key for message in messages})
         decided = {row[0] for row in self._channel.rows(statement, transactions=transactions)}
@@ -256,6 +265,8 @@ class DecidedHalves:
         for key, age, asked, op in self._channel.rows(statement, transactions=self._database.bind(transactions)):
             old = timedelta(seconds=age)
             immune_for = max(immunity, timedelta(seconds=int(asked or 0))) - old
-            known = found.setdefault(key, Pending(age=old, immune_for=immune_for, op=op))
+            unrestored = op == "unrestored"
+            pending = Pending(age=old, immune_for=immune_for, op="commit" if unrestored else op, unrestored=unrestored)
+            known = found.setdefault(key, pending)
             known.age, known.immune_for = max(known.age, old), max(known.immune_for, immune_for)
         return found

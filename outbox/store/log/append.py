@@ -47,12 +47,13 @@ class Sent:
 
     `direct`: places and ids of those that their writer is to send itself. `more`: there are others, which need a hint.
     `last`: functions to call in the transaction, right before its commit. An error that one raises ends the
-    transaction.
+    transaction. `committed`: the commit was seen, and has succeeded.
     """
 
     direct: list[LogRef] = field(default_factory=list)
     more: bool = False
     last: list[Callable[[], None]] = field(default_factory=list)
+    committed: bool = False
 
 
 class Written(NamedTuple):

@@ -18,6 +18,7 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Position
 from outbox.store import identity
 from outbox.store.database import Channel
+from outbox.store.half_messages.op import IS_UNRESTORED
 from outbox.store.log.moments import ids_before
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.readers import Readers
@@ -35,8 +36,9 @@ _OLD = """
     id > :after AND id <= :upto AND {number} + 0 < :head AND NOT {open}
     AND created_at < :before
 """
-#: Of these, half messages go only when their transaction has a verdict.
-_GONE = f"{_OLD} AND (topic <> :half OR EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = key))"
+#: Of these, half messages go only when their transaction has a verdict, and nothing left to restore.
+_DECIDED = f"EXISTS (SELECT 1 FROM {{op}} WHERE transaction_id = key AND NOT {IS_UNRESTORED})"
+_GONE = f"{_OLD} AND (topic <> :half OR {_DECIDED})"
 #: The ends of the ids, and the lowest number, of what is old: a row for each piece of the ids that has any.
 _HELD = "SELECT min(id), max(id), min({number}) FROM {message} WHERE {old} GROUP BY id / :piece ORDER BY 1"
 #: A verdict is deleted only after its half messages, so that nobody can ask about half messages whose verdict is gone.
