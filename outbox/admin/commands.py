@@ -58,7 +58,8 @@ def alter(
     Raises:
         SubscriptionError: it is a compensation, which has the selection and the destination of its subscription; or
             it checks back on transactions, and more than its grace or its policy would change. Or it would get topics
-            that another route of the same relay has; or its topics were altered meanwhile.
+            that another route of the same relay has. Or its topics were altered, or its direct writers began,
+            meanwhile.
         WorkerAliveError: a worker holds the lease, and did not give it back in time; nothing was stored.
         LeaseLostError: a worker took the lease meanwhile; nothing was stored.
     """
@@ -83,13 +84,21 @@ def alter(
                 _require_own_topics(channel, now, stored, changed)
             altered = _merged(now, stored, changed)
             Subscriptions(channel).alter(altered)
+            follower = _follower_again(channel, changed.name, follower)
             if follower is not None:
-                follower = Subscriptions(channel).get(follower.name)
                 Subscriptions(channel).alter(replace(follower, destination=altered.destination))
             if altered.on_dead == "continue":
                 Parked(channel, changed.name).unblock_dead()
         crash_point("command.after_alter")
     return altered
+
+
+def _follower_again(channel: Channel, name: str, before: Subscription | None) -> Subscription | None:
+    """Return the compensation as it is now. Refuse if a direct writer has declared it since: its lease is not held."""
+    follower = Subscriptions(channel).find(compensation_of(name))
+    if (follower is None) != (before is None):
+        raise SubscriptionError(f"direct writers of {name} began or were dropped meanwhile; try again")
+    return follower
 
 
 def _require_own_topics(channel: Channel, now: Subscription, stored: Subscription, changed: Subscription) -> None:
@@ -110,6 +119,7 @@ def drop(channel: Channel, subscription: Subscription) -> None:
     """Delete a subscription and its compensation, with progress and parked messages, while no worker is at work.
 
     Raises:
+        SubscriptionError: its direct writers began meanwhile; nothing was dropped.
         WorkerAliveError: somebody holds the lease.
         LeaseLostError: a worker took the lease meanwhile; nothing was dropped.
     """
@@ -117,5 +127,6 @@ def drop(channel: Channel, subscription: Subscription) -> None:
     doomed = [each for each in (follower, subscription) if each is not None]
     incarnation = Log().now(channel).incarnation
     with all_borrowed(channel, doomed) as leases, changing(channel, leases, incarnation):
+        _follower_again(channel, subscription.name, follower)
         for each in doomed:
             Subscriptions(channel).drop(each.name)

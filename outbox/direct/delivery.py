@@ -9,7 +9,6 @@ from datetime import timedelta
 from shlex import quote
 
 from outbox.errors import OutboxError, SubscriptionError
-from outbox.model.destination import same_destination
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, compensation_of
 from outbox.model.topics import Topics
@@ -26,6 +25,7 @@ from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.acks import Acks
+from outbox.store.subscriptions.refusals import require_destination_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.calls import next_size
 
@@ -91,12 +91,7 @@ class DirectDelivery:
         ensure_outbox(channel)
         subscriptions = Subscriptions(channel)
         destination = destination_of(self._destination)
-        own = subscriptions.find(self._name)
-        if own is not None and own.destination is not None and not same_destination(own.destination, destination):
-            raise SubscriptionError(
-                f"subscription {self._name!r} sends to {own.destination}, this writer to {destination}; give it the"
-                f" same, or run: outbox subscriptions alter {quote(self._name)}"
-            )
+        require_destination_of(subscriptions.find(self._name), destination)
         self.right = self._declare(subscriptions, destination, deadline_of(self._sender).total_seconds())
         # Read again, because a split may have been before the compensation; there is none after it.
         own = subscriptions.find(self._name)

@@ -94,6 +94,7 @@ class Settlement:
 
         Raises:
             LeaseLostError: the partition has another owner, or the server was restarted; nothing was written.
+            DatabaseError: ids were given out again since the last settle; nothing was written.
         """
         crash_point("worker.before_settle")
         changes = ParkedChanges(parked=by_parking(parkings))
@@ -148,9 +149,10 @@ class Settlement:
         self._parked.change(changes.changed)
 
     def _append(self, end: Progress) -> None:
-        # One statement locks the lease row, checks epoch and incarnation, and writes.
+        # One statement locks the lease row, checks epoch, incarnation and the last message, and writes.
         self._n += 1
         if not self._progress.settle(self._lease, self._n, end, self._incarnation):
+            self._progress.require_same_ids(self._lease.partition.subscription)
             raise _lost(self._lease)
 
 

@@ -25,11 +25,12 @@ from outbox.store.failure import in_one_line
 from outbox.store.half_messages.op import DecidedHalves
 from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
-from outbox.store.operations.ensure import ensure_outbox, require_same_ids
+from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases, LeaseWatch
 from outbox.store.subscriptions.notices import RefusalNotice
+from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.activity_log import Activity
 from outbox.worker.calls import Caller, Handler, HungCalls
@@ -285,7 +286,7 @@ class Worker:
     def _begin(
         self, channel: Channel, lease: Lease, subscription: Subscription, heartbeat: LeaseHeartbeat, caller: Caller
     ) -> PartitionWorker:
-        require_same_ids(channel, subscription.name)
+        ProgressLog(channel).require_same_ids(subscription.name)
         policy = replace(self._policy, block_on_dead=subscription.on_dead != "continue")
         enough = min(policy.deadline, self._settings.lease / 2).total_seconds()
         batch_handler = BatchHandler(

@@ -1,5 +1,6 @@
 """Ids of the log that are given out again: no message is taken for another one, and none is lost."""
 
+import threading
 from contextlib import closing
 from datetime import timedelta
 from typing import Any
@@ -8,11 +9,15 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Message, Outbox, Reject, Retry, Verdict
+from outbox.model.lease import Partition
 from outbox.model.parking import Parking
+from outbox.model.position import Position, Progress
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Log
 from outbox.store.operations.check import findings
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.progress import ProgressLog
 from tests.support.destination import Destination, relay_to
 from tests.support.direct import BRIEFLY, acked, declare_compensation, relay_of, write
 from tests.support.parked import request
@@ -97,6 +102,61 @@ def test_ids_that_are_given_out_again_and_reach_the_position_stop_the_relay(sqli
     with closing(outbox.database.open()) as channel:
         assert findings(channel) == []
     assert destination.bodies[3:] == [body.encode() for body in new]
+
+
+@pytest.mark.parametrize("verdict", [DONE, Reject("never")], ids=["accepted", "parked"])
+def test_ids_that_are_given_out_again_under_a_relay_at_work_are_not_settled(sqlite_engine, verdict):
+    """One transaction empties the log and fills it beyond the position, so that the relay never sees it shorter."""
+    outbox, destination = Outbox(sqlite_engine), Destination()
+    send(outbox, "old 1", "old 2")
+    relay_to(destination, outbox).until_empty()
+    before = settled(sqlite_engine)
+    relay, errors = relay_to(destination, outbox), []
+
+    def run() -> None:
+        try:
+            relay.run()
+        except DatabaseError as error:
+            errors.append(str(error))
+
+    at_work = threading.Thread(target=run, daemon=True)
+    at_work.start()
+    send(outbox, "old 3")
+    assert eventually(lambda: settled(sqlite_engine) != before)
+    before = settled(sqlite_engine)
+    destination.answer = lambda _message: verdict
+    new = [f"new {n}" for n in range(5)]
+    with outbox.begin() as session:
+        session.execute(text("DELETE FROM outbox_message"))
+        session.execute(text("DELETE FROM sqlite_sequence WHERE name = 'outbox_message'"))
+        outbox.send_all(session, [Message("t", body) for body in new])
+
+    assert eventually(lambda: errors or settled(sqlite_engine) != before)
+    relay.stop()
+    at_work.join(60)
+    with closing(outbox.database.open()) as channel:
+        (finding,) = findings(channel)
+
+    assert (settled(sqlite_engine), parked(sqlite_engine)) == (before, [])
+    assert [error.partition(" of the log")[0] for error in errors] == ["relay: it has passed message 3"]
+    assert "relay has passed message 3, but another message has this id now" in finding.problem
+    do(sqlite_engine, finding.fix.partition(": ")[2])
+    relay_to(destination, outbox).until_empty()
+    came = destination.bodies[3:] + [body for _, body, _ in parked(sqlite_engine)]
+    assert sorted(came) == [body.encode() for body in new]
+
+
+def test_a_relay_at_work_goes_on_when_what_it_has_passed_was_purged(sqlite_engine):
+    outbox = Outbox(sqlite_engine)
+    send(outbox, "1", "2")
+    relay_to(Destination(), outbox).until_empty()
+    do(sqlite_engine, "DELETE FROM outbox_message")
+    send(outbox, "3")
+
+    with closing(outbox.database.open()) as channel:
+        lease = Leases(channel).acquire(Partition("relay"), "worker", timedelta(minutes=1))
+        assert lease is not None
+        assert ProgressLog(channel).settle(lease, 1, Progress(Position(4)), "")
 
 
 def test_a_message_that_was_purged_is_not_taken_for_one_whose_id_was_given_again(sqlite_engine):

@@ -220,6 +220,8 @@ class Dialect:
     lock_subscriptions: str | None
     #: The message_id of the message `:last`, where a position counts ids, which may be given out again; else null.
     last_message: str
+    #: A condition on the progress `p`: its last message is another one by now. None where a position counts no ids.
+    given_again: str | None
     #: A clause that keeps a row as it is until the transaction ends, without writing a new version of it.
     share_lock: str
     #: A clause that locks the rows of a sub-select, and leaves out those that another transaction has locked.

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from outbox.errors import DatabaseError
 from outbox.store import identity
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
-from outbox.store.subscriptions.progress import ProgressLog
 
 
 def ensure_outbox(channel: Channel) -> None:
@@ -22,18 +20,3 @@ def ensure_outbox(channel: Channel) -> None:
         Log().now(channel)
         identity.establish(channel)
     identity.verify(channel)
-
-
-def require_same_ids(channel: Channel, subscription: str) -> None:
-    """Make sure that the subscription has passed the messages which have their ids now. Call it before it settles.
-
-    Raises:
-        DatabaseError: ids were given out again since.
-    """
-    id = ProgressLog(channel).given_again().get(subscription)
-    if id is not None:
-        raise DatabaseError(
-            f"{subscription}: it has passed message {id} of the log, and another message has this id now: ids were"
-            " given out again, and new messages would be passed over; run"
-            f" {channel.database.check_command}, which says how to go on"
-        )

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 
+from outbox.errors import DatabaseError
 from outbox.model.lease import Lease, Partition
 from outbox.model.position import Position, Progress
 from outbox.store.database import Channel
+from outbox.store.dialects.sql import Sql
 
 _NEWEST = """
     SELECT base, target, after_id, settled_at FROM {progress}
@@ -23,15 +25,23 @@ _SETTLE = """
     INSERT INTO {progress}
         (subscription, generation, partition, epoch, n, base, target, after_id, settled_at, last_message)
     SELECT CAST(:subscription AS text), :generation, :partition, :epoch, :n, CAST(:base AS text),
-           CAST(:target AS text), CAST(:after AS bigint), {now}, {last_message} FROM mine
+           CAST(:target AS text), CAST(:after AS bigint), {now}, {last_message} FROM mine {while_same_ids}
     RETURNING n
 """
-#: Newest progress whose last message is another one by now; only where positions are ids. By the primary keys.
+#: Only where positions are ids. The newest progress shows whether ids were given out again, so while it does, no settle
+#: may append another one. By the primary keys.
+_WHILE_SAME_IDS = """
+    WHERE NOT EXISTS (
+        SELECT 1 FROM (
+            SELECT base, after_id, last_message FROM {progress}
+            WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+            ORDER BY epoch DESC, n DESC LIMIT 1) AS p
+        WHERE {given_again})
+"""
+#: Newest progress whose last message is another one by now. By the primary keys.
 _GIVEN_AGAIN = """
-    SELECT p.subscription, m.id FROM {progress} AS p
-    JOIN {message} AS m
-      ON m.id = coalesce(p.after_id, CAST(substr(p.base, instr(p.base, ':') + 1) AS integer) - 1)
-    WHERE m.message_id <> p.last_message AND NOT EXISTS (
+    SELECT p.subscription, p.base, p.after_id FROM {progress} AS p
+    WHERE {given_again} AND NOT EXISTS (
         SELECT 1 FROM {progress} AS newer
         WHERE (newer.subscription, newer.generation, newer.partition) = (p.subscription, p.generation, p.partition)
           AND (newer.epoch, newer.n) > (p.epoch, p.n))
@@ -62,9 +72,15 @@ class ProgressLog:
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
-        database = channel.database
-        names = {"message": database.names["message"]}
-        self._settle = database.sql(_SETTLE, last_message=database.dialect.last_message.format(**names))
+        database, dialect = channel.database, channel.database.dialect
+        self._given_again: Sql | None = None
+        while_same_ids = ""
+        if dialect.given_again is not None:
+            given_again = dialect.given_again.format(**database.names)
+            self._given_again = database.sql(_GIVEN_AGAIN, given_again=given_again)
+            while_same_ids = _WHILE_SAME_IDS.format(**database.names, given_again=given_again)
+        last_message = dialect.last_message.format(**database.names)
+        self._settle = database.sql(_SETTLE, last_message=last_message, while_same_ids=while_same_ids)
 
     def given_again(self) -> dict[str, int]:
         """Return the subscriptions whose last message is another one by now, each with the id of the two.
@@ -72,9 +88,24 @@ class ProgressLog:
         Ids were given out again, and the messages up to that id would be passed over. Where positions do not count ids
         there is none.
         """
-        if self._channel.database.dialect.transaction_ids:
-            return {}
-        return {name: id for name, id in self._channel.rows(_GIVEN_AGAIN)}  # noqa: C416 - rows are tuples of any length
+        rows = [] if self._given_again is None else self._channel.rows(self._given_again)
+        return {name: _last(Progress(Position.parse(base), None, after)) for name, base, after in rows}
+
+    def require_same_ids(self, subscription: str) -> None:
+        """Make sure that the subscription has passed the messages which have their ids now.
+
+        Call it before anything is handled, and where a settle wrote nothing.
+
+        Raises:
+            DatabaseError: ids were given out again since.
+        """
+        id = self.given_again().get(subscription)
+        if id is not None:
+            raise DatabaseError(
+                f"{subscription}: it has passed message {id} of the log, and another message has this id now: ids were"
+                " given out again, and new messages would be passed over; run"
+                f" {self._channel.database.check_command}, which says how to go on"
+            )
 
     def newest(self, partition: Partition) -> Settled | None:
         """Return the newest progress of a partition, which counts; None: there is none."""
@@ -88,7 +119,8 @@ class ProgressLog:
     def settle(self, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
         """Append progress as the lease's `n`-th.
 
-        Return False, with nothing written, when the lease is lost or the server is another.
+        Return False, with nothing written, when the lease is lost, the server is another, or the last message that was
+        settled is another one by now (see `given_again`).
         """
         parameters = {
             **lease.parameters,
@@ -97,10 +129,15 @@ class ProgressLog:
             "target": None if progress.target is None else str(progress.target),
             "after": progress.after,
             "incarnation": incarnation,
-            "last": progress.base.head - 1 if progress.after is None else progress.after,
+            "last": _last(progress),
         }
         return len(self._channel.rows(self._settle, **parameters)) == 1
 
     def prune(self, partition: Partition) -> None:
         """Delete rows that no longer count, a day after they were written."""
         self._channel.run(_PRUNE, **partition.parameters, seconds=-_KEPT_SECONDS)
+
+
+def _last(progress: Progress) -> int:
+    """Return the highest id that was passed, where positions are ids."""
+    return progress.base.head - 1 if progress.after is None else progress.after

@@ -16,6 +16,7 @@ from outbox.model.subscription import (
     grace_milliseconds,
     route_name,
     routes_of,
+    subscription_of,
 )
 from outbox.model.topics import ANYTHING, Topics
 
@@ -32,6 +33,8 @@ def require_fitting(declared: Declaration, known: Sequence[Subscription]) -> Sub
         require_same(stored, declared, known)
     elif stored is None and declared.split_from is not None:
         _require_split(declared, declared.split_from, known)
+    elif stored is None and declared.kind == "compensation":
+        require_destination_of(_named(subscription_of(declared.name) or "", known), declared.destination)
     elif declared.kind == "relay":
         _require_own_topics(declared, known)
     follower = _named(compensation_of(declared.name), known)
@@ -155,6 +158,16 @@ def _require_same_destination(follower: Subscription, declared: Declaration) -> 
             f"the direct writers of {declared.name!r} send to {there}, this worker to {here}; give it and them the"
             " same destination. If this worker is right, stop the writers and run: outbox subscriptions alter"
             f" {shlex.quote(declared.name)} {_option('to', here)}"
+        )
+
+
+def require_destination_of(own: Subscription | None, destination: str | None) -> None:
+    """Refuse a direct writer that sends to another destination than the relay of its subscription."""
+    there = None if own is None else own.destination
+    if own is not None and there is not None and destination is not None and not same_destination(there, destination):
+        raise SubscriptionError(
+            f"subscription {own.name!r} sends to {there}, this writer to {destination}; give it the"
+            f" same, or run: outbox subscriptions alter {shlex.quote(own.name)}"
         )
 
 

@@ -440,6 +440,7 @@ DIALECT = Dialect(
     lock_subscriptions="SELECT pg_advisory_xact_lock(hashtext('outbox_subscription'),"
     " CAST(CAST(CAST('{subscription}' AS regclass) AS oid) AS integer))",
     last_message="CAST(NULL AS uuid)",
+    given_again=None,
     share_lock="FOR SHARE",
     skip_locked="FOR UPDATE SKIP LOCKED",
     identity="SELECT (SELECT system_identifier::text FROM pg_control_system()) AS system_identifier,"

@@ -111,6 +111,11 @@ _PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}
     UNION ALL SELECT * FROM (SELECT {_COLUMNS} FROM {{message}}
         WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {_CHOSEN}
         ORDER BY id LIMIT :limit)"""
+#: The last message of a position is one look-up by the primary key. A message that was purged proves nothing.
+_GIVEN_AGAIN = """EXISTS (
+    SELECT 1 FROM {message} AS m
+    WHERE m.id = coalesce(p.after_id, CAST(substr(p.base, instr(p.base, ':') + 1) AS integer) - 1)
+      AND m.message_id <> p.last_message)"""
 _EXTENT = """SELECT min(id), max(id), NULL, NULL FROM {message} WHERE id >= :head AND id < :target"""
 
 
@@ -187,6 +192,7 @@ DIALECT = Dialect(
     check_now=None,
     lock_subscriptions=None,
     last_message="(SELECT message_id FROM {message} WHERE id = :last)",
+    given_again=_GIVEN_AGAIN,
     share_lock="",
     skip_locked="",
     identity="SELECT NULL AS system_identifier, NULL AS database_oid",
