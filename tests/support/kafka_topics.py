@@ -99,13 +99,16 @@ class Topics(Destination):
         ends = {each: self._end(each) for each in places}
         left = sum(ends.values())
         self._consumer.assign(places)
-        records: list[Message] = []
-        until = time.monotonic() + 30
+        # By their places, because the client reads some twice after a broker was away for a moment.
+        records: dict[tuple[str | None, int | None, int | None], Message] = {}
+        until = time.monotonic() + 60
         while len(records) < left and time.monotonic() < until:
-            records += [each for each in self._consumer.consume(1_000, timeout=0.2) if each.error() is None]
+            for each in self._consumer.consume(1_000, timeout=0.2):
+                if each.error() is None:
+                    records[each.topic(), each.partition(), each.offset()] = each
         self._consumer.unassign()
         assert len(records) == left, f"{len(records)} of {left} records were read"
-        return sorted(records, key=lambda record: record.timestamp()[1])
+        return sorted(records.values(), key=lambda record: record.timestamp()[1])
 
     def _end(self, place: TopicPartition) -> int:
         """The number of records of a partition; a new one has no leader for a moment."""

