@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, cast
@@ -128,16 +128,22 @@ class ScriptedHandOver:
         self.parking = FATES["retry"]
         self.die = False
         self.given: list[int] = []
-        self.unanswered: frozenset[int] = frozenset()
 
     def held(self) -> Held:
         """Nothing hangs here."""
         return NOTHING_HELD
 
-    def forget(self, ids: Collection[int]) -> None:
-        """Nothing is remembered either."""
+    def unanswered(self, messages: Iterable[Message], *, parked: bool) -> set[int]:
+        """Nothing is open."""
+        return set()
 
-    def run(self, messages: list[Message], **_: Any) -> Outcome:
+    def keep(self, *_: Any, parked: bool) -> None:
+        """Remember nothing."""
+
+    def forget(self, ids: Collection[int]) -> None:
+        """Nothing is remembered."""
+
+    def run(self, messages: list[Message], **_: Any) -> Iterator[Outcome]:
         """Done, until one fails; what stands behind it in its key is blocked."""
         outcome, behind = Outcome(), set[str | None]()
         self.given = [message.id or 0 for message in messages]
@@ -152,7 +158,7 @@ class ScriptedHandOver:
                 outcome.done.append(message)
         if self.die:
             raise CrashError
-        return outcome
+        yield outcome
 
 
 class Holder:
