@@ -203,7 +203,7 @@ class Machine(Writers):
     def _try(self, holder: Holder, messages: list[Message], failing: int | None, parking: str) -> Parkings:
         stub = holder.batch_handler
         stub.failing, stub.parking, stub.die = failing, FATES[parking], False
-        outcome = stub.run(messages)
+        outcome = next(stub.run(messages))
         self._take_history(holder)
         return outcome.parked
 
