@@ -1,7 +1,6 @@
 """Webhooks for tests: an endpoint behind a network that fails, and what stands in for one where it must be watched."""
 
 import http.client
-import os
 import signal
 import socket
 import ssl
@@ -9,8 +8,8 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Self
@@ -162,17 +161,6 @@ class Filed(Destination):
     def stored(self) -> list[Stored]:
         """In all its lives."""
         return stored(self._server.kept)
-
-
-@contextmanager
-def paused(server: EndpointProgram) -> Iterator[None]:
-    """Stop the server as a machine stops that swaps: it keeps its connections, and does nothing."""
-    assert server._program is not None
-    os.kill(server._program.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.kill(server._program.pid, signal.SIGCONT)
 
 
 class Parrot:
