@@ -22,7 +22,8 @@ from outbox.testing.sender_contract import a_message, check_all_done, check_even
 from outbox.testing.servers import RabbitServer
 from outbox.testing.servers.proxy import Direction, TcpProxy
 from tests.conftest import started
-from tests.support.rabbit_exchanges import Exchange, Witness, out_of_memory, paused
+from tests.support.pausing import paused
+from tests.support.rabbit_exchanges import Exchange, Witness, out_of_memory
 from tests.support.waiting import eventually
 
 QUORUM = {"x-queue-type": "quorum"}

@@ -3,11 +3,10 @@
 import json
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
-import psutil
 import psycopg
 from psycopg.rows import dict_row
 from sqlalchemy import Engine
@@ -82,23 +81,6 @@ class OtherOutbox(Destination):
 def _stored(row: dict[str, Any]) -> Stored:
     headers = {} if row["headers"] is None else json.loads(row["headers"])
     return Stored(**{name: row[name] for name in _FIELDS} | {"headers": headers})
-
-
-@contextmanager
-def paused(server: PostgresServer) -> Iterator[None]:
-    """Stop the server as a machine stops that swaps: it keeps its connections, and does nothing."""
-    postmaster = psutil.Process(server.postmaster_pid)
-    postmaster.suspend()  # first, so that it starts no more
-    processes = [*postmaster.children(recursive=True), postmaster]
-    for process in processes[:-1]:
-        with suppress(psutil.NoSuchProcess):
-            process.suspend()
-    try:
-        yield
-    finally:
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):
-                process.resume()
 
 
 def with_passwords(server: PostgresServer, **passwords: str) -> None:

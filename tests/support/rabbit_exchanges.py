@@ -5,7 +5,6 @@ import base64
 import hashlib
 import os
 import queue
-import signal
 import socket
 import struct
 import threading
@@ -248,17 +247,6 @@ class Witness:
             self._say(answers[type(frame)], channel)
         elif isinstance(frame, ContentBody):
             self._arrived.put(frame.value)
-
-
-@contextmanager
-def paused(server: RabbitServer) -> Iterator[None]:
-    """Stop the server as a machine stops that swaps: it keeps its connections, and does nothing."""
-    assert server._program is not None
-    os.killpg(server._program.pid, signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        os.killpg(server._program.pid, signal.SIGCONT)
 
 
 @contextmanager

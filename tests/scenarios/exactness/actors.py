@@ -134,7 +134,7 @@ class ScriptedHandOver:
         return NOTHING_HELD
 
     def unanswered(self, messages: Iterable[Message], *, parked: bool) -> set[int]:
-        """Nothing is open."""
+        """Return nothing: every call has come back, and its outcome is settled."""
         return set()
 
     def keep(self, *_: Any, parked: bool) -> None:
