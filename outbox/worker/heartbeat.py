@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from collections.abc import Callable
@@ -45,7 +46,6 @@ class LeaseHeartbeat:
         self._on_lost = lost
         self._on_wanted = wanted
         self._lost = False
-        self._renewed = threading.Condition()
         self._stopping = threading.Event()
         # Opened now, so that no work begins under a lease that cannot be renewed for want of a connection.
         self._channel: Channel | None = database.open()
@@ -53,26 +53,25 @@ class LeaseHeartbeat:
         self._thread.start()
 
     @property
-    def left(self) -> float:
-        """Seconds for which the lease is still ours, by our own clock."""
-        return 0.0 if self._lost else self._deadline - clock()
+    def lease(self) -> Lease:
+        """The lease that is renewed."""
+        return self._lease
 
-    def require(self, seconds: float) -> float:
-        """Return once the lease is good for `seconds`; wait for a renewal that is under way.
+    @property
+    def until(self) -> float:
+        """The moment, by `clock`, until when the lease is still ours, by our own clock."""
+        return -math.inf if self._lost else self._deadline
 
-        Returns:
-            The moment, by `clock`, before which the work has to begin, so that the lease lasts for `seconds` more.
+    def require(self, seconds: float) -> bool:
+        """Return whether the lease is good for `seconds`; False while a renewal may come in time.
 
         Raises:
             LeaseLostError: it has gone to another worker, or no renewal came back in time.
         """
-        if not self.left > seconds:
-            with self._renewed:
-                self._renewed.wait_for(lambda: self._lost or self.left > seconds, timeout=max(0.0, self.left))
-        until = self._deadline - seconds
-        if not self.left > seconds:
+        left = self.until - clock()
+        if left <= 0:
             raise LeaseLostError(f"the lease of {self._lease.partition.subscription} could not be renewed in time")
-        return until
+        return left > seconds
 
     def stop(self) -> None:
         """End the renewals, before the lease is given back."""
@@ -105,14 +104,11 @@ class LeaseHeartbeat:
         leases = Leases(channel)
         ours = leases.renew(self._lease, self._length)
         crash_point("worker.after_renew")
-        with self._renewed:
-            if ours:
-                self._deadline = before + self._length.total_seconds()
-            self._lost = not ours
-            self._renewed.notify_all()
         if not ours:
+            self._lost = True
             self._on_lost()
             return
+        self._deadline = before + self._length.total_seconds()
         seen = leases.look(self._lease.partition)
         if seen is not None and seen.wanted:
             self._on_wanted()
