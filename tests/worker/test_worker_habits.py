@@ -137,15 +137,17 @@ def test_a_silent_topic_pins_nothing(engine: Engine, meanwhile: Callable[[Outbox
 
 
 class Script(Wake):
-    """Never waits; keeps what it is asked for. `events` happen in the pause of their number."""
+    """Never pauses; keeps how long it is to. `events` happen in the pause of their number. It waits for calls."""
 
     def __init__(self, events: dict[int, Callable[[], bool]]) -> None:
         super().__init__()
         self.events = events
         self.pauses: list[float] = []
 
-    def wait(self, seconds: float, also: int | None = None) -> bool:
-        """Woken if the event says so."""
+    def wait(self, seconds: float, *also: int | None) -> bool:
+        """Woken if the event says so; a pause is one that notifications end, too."""
+        if not also:
+            return super().wait(seconds)
         self.pauses.append(seconds)
         return self.events.get(len(self.pauses), lambda: False)()
 
