@@ -75,6 +75,12 @@ def plan_of(seed: int, seconds: float) -> list[Action]:
     return sorted(chain.from_iterable(lanes))
 
 
+def latest(action: Action, seconds: float) -> float:
+    """Return the second after which an action that was delayed is left out."""
+    ends_the_first_relay = action.lane == "relays" and action.number == 0 and action.kind != "stop"
+    return seconds * (RESTARTING if ends_the_first_relay or action.kind in DEPLOYMENTS else 1.0)
+
+
 def _actions(lane: Lane, chance: random.Random, seconds: float) -> Iterator[Action]:
     calm, restarting = _kinds(lane, chance), _restarting_kinds(lane, chance)
     at = chance.uniform(*_PAUSES[lane])

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import psycopg
 
 from tests.scenarios.soak.actions import Actions
-from tests.scenarios.soak.growth import grown, lasting
+from tests.scenarios.soak.growth import Change, changes
 from tests.scenarios.soak.judge import Bounds, Findings, Outcome, judge
-from tests.scenarios.soak.plan import KINDS, RESTARTING, Action, plan_of
+from tests.scenarios.soak.plan import KINDS, RESTARTING, Action, latest, plan_of
 from tests.scenarios.soak.world import BATCH, DEADLINE_SECONDS, LEASE_SECONDS, World
 from tests.support.waiting import eventually
 
@@ -41,16 +41,17 @@ class Report:
     discarded: int
     done: Counter[str] = field(default_factory=Counter)
     manual: list[str] = field(default_factory=list)
-    grown: dict[str, str] = field(default_factory=dict)
-    #: The processes of which the memory was compared.
-    compared: list[str] = field(default_factory=list)
+    grown: list[str] = field(default_factory=list)
+    #: The figures over time: the memory of processes that lived for long, in MB, and the connections of the database.
+    changes: dict[str, Change] = field(default_factory=dict)
     seconds: float = 0.0
 
     def __str__(self) -> str:
+        changes = ", ".join(f"{name} {change}" for name, change in self.changes.items())
         return (
             f"seed {self.seed}: {self.messages} messages, {self.calls} calls, {self.discarded} discarded;"
-            f" {self.findings}; manual actions {self.manual or 'none'}; grown {self.grown or 'nothing'} of"
-            f" {', '.join(self.compared)}; {dict(sorted(self.done.items()))}; {self.seconds:.0f} s"
+            f" {self.findings}; manual actions {self.manual or 'none'}; grown {self.grown or 'nothing'}"
+            f" ({changes}); {dict(sorted(self.done.items()))}; {self.seconds:.0f} s"
         )
 
 
@@ -88,11 +89,11 @@ class Soak:
                 each.result()
 
     def _follow(self, lane: Sequence[Action], began: float) -> None:
-        """Do the actions of a lane in their time. A long one delays the next ones; none begins after the end."""
+        """Do the actions of a lane in their time. A long one delays the next ones; what is too late is left out."""
         for action in lane:
             time.sleep(max(0.0, began + action.at - time.monotonic()))
-            if time.monotonic() > began + self._seconds:
-                return
+            if time.monotonic() > began + latest(action, self._seconds):
+                continue
             self._actions.do(action)
             self._done[f"{action.lane} {action.kind}"] += 1
 
@@ -128,9 +129,12 @@ class Soak:
             troubles=self._world.troubles,
             discarded=self._actions.discarded,
         )
-        least = self._seconds * (1 - RESTARTING) * 0.8
-        memory = grown(self._figures, least_seconds=least, share=_MEMORY_SHARE, more=_MEMORY_MORE)
-        connections = {"connections": self._connections}
+        memory = changes(self._figures, least_seconds=self._seconds * (1 - RESTARTING) * 0.8)
+        connections = changes({"connections": self._connections}, least_seconds=0)
+        grown = [name for name, each in memory.items() if each.is_growth(share=_MEMORY_SHARE, more=_MEMORY_MORE)]
+        for name, each in connections.items():
+            if each.is_growth(share=_CONNECTIONS_SHARE, more=_CONNECTIONS_MORE):
+                grown.append(name)
         return Report(
             seed=self._seed,
             findings=judge(outcome, BOUNDS),
@@ -139,7 +143,7 @@ class Soak:
             discarded=len(outcome.discarded),
             done=self._done,
             manual=manual,
-            grown=memory | grown(connections, least_seconds=0, share=_CONNECTIONS_SHARE, more=_CONNECTIONS_MORE),
-            compared=lasting(self._figures, least),
+            grown=grown,
+            changes=memory | connections,
             seconds=seconds,
         )

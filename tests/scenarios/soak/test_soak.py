@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import started
-from tests.scenarios.soak.growth import grown, lasting
+from tests.scenarios.soak.growth import Change, changes
 from tests.scenarios.soak.soak import Soak
 from tests.scenarios.soak.world import World
 
@@ -34,17 +34,17 @@ def test_a_soak(tmp_path: Path, full: bool) -> None:
         print(report)
         print(world.said())
 
-    assert (report.findings.wrong, report.manual, report.grown) == ({}, [], {})
-    assert report.compared, "no process lived for long enough"
+    assert (report.findings.wrong, report.manual, report.grown) == ({}, [], [])
+    # Without a relay that lived on, there was nothing to compare.
+    assert any(name.startswith("relay") for name in report.changes)
 
 
 def test_a_figure_that_rises_is_reported() -> None:
-    """A warm-up is none, nor is one that falls; a short series tells nothing."""
-    rising, warm, short = (
-        [(float(at), figure(at)) for at in range(100)]
-        for figure in (lambda at: 50.0 + at, lambda at: min(at, 50.0), lambda at: 50.0)
-    )
-    series = {"rising": rising, "warm": warm, "short": short[:10]}
+    """A warm-up is no growth; a short series tells nothing."""
+    rising = [(float(at), 50.0 + at) for at in range(100)]
+    warm = [(float(at), min(at, 50.0)) for at in range(100)]
 
-    assert grown(series, least_seconds=50, share=0.1, more=5) == {"rising": "112, then 137"}
-    assert lasting(series, 50) == ["rising", "warm"]
+    found = changes({"rising": rising, "warm": warm, "short": rising[:10]}, least_seconds=50)
+
+    assert found == {"rising": Change(112, 137), "warm": Change(50, 50)}
+    assert [name for name, each in found.items() if each.is_growth(share=0.1, more=5)] == ["rising"]
