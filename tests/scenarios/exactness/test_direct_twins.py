@@ -21,9 +21,9 @@ from outbox.model.subscription import Declaration, Subscription
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
 from outbox.store.dialects.postgresql import append as postgresql_append
-from outbox.store.log.append import Sent
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.writing.sent import Sent
 from tests.support.destination import Destination, relay_to
 from tests.support.directly import at_rest, before_each_call, briefly, relayed, send, writing_directly
 from tests.support.waiting import eventually
