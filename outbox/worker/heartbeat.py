@@ -1,61 +1,44 @@
-"""The heartbeat of a lease: renews it in the background, and knows by our own clock how long it is still ours."""
+"""The heartbeat of a worker: renews its leases in the background, and knows by our own clock how long they are ours."""
 
 from __future__ import annotations
 
 import logging
 import random
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 
 from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.stop import Stop
+from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel, Database
 from outbox.store.subscriptions.leases import Leases
 
 logger = logging.getLogger("outbox")
 
 
-class LeaseHeartbeat:
-    """Renews a lease on a thread and a connection of its own, also while a handler works.
+class HeldLease:
+    """A lease that a heartbeat renews.
 
-    The deadline counts from before the renewal was sent. So the database does not give the lease to another worker
+    Its deadline counts from before the renewal was sent. So the database does not give the lease to another worker
     before the deadline, however long the network takes.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        lease: Lease,
-        *,
-        length: timedelta,
-        every: timedelta,
-        taken: float,
-        lost: Callable[[], None],
-        wanted: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`lost`: called when the lease is another worker's. `wanted`: called when a command waits for it."""
-        self._database = database
-        self._lease = lease
-        self._length = length
-        self._every = every
-        self._deadline = taken + length.total_seconds()
-        self._on_lost = lost
-        self._on_wanted = wanted
-        self._lost = False
-        self._renewed = threading.Condition()
-        self._stopping = threading.Event()
-        # Opened now, so that no work begins under a lease that cannot be renewed for want of a connection.
-        self._channel: Channel | None = database.open()
-        self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
-        self._thread.start()
+    def __init__(self, lease: Lease, deadline: float, stop: Stop, renewed: threading.Condition) -> None:
+        """`stop`: asked when a command waits for the lease. `renewed`: notified after each renewal."""
+        self.lease = lease
+        self.stop = stop
+        #: True when the lease is another worker's.
+        self.lost = False
+        self._deadline = deadline
+        self._renewed = renewed
 
     @property
     def left(self) -> float:
         """Seconds for which the lease is still ours, by our own clock."""
-        return 0.0 if self._lost else self._deadline - clock()
+        return 0.0 if self.lost else self._deadline - clock()
 
     def require(self, seconds: float) -> float:
         """Return once the lease is good for `seconds`; wait for a renewal that is under way.
@@ -68,16 +51,55 @@ class LeaseHeartbeat:
         """
         if not self.left > seconds:
             with self._renewed:
-                self._renewed.wait_for(lambda: self._lost or self.left > seconds, timeout=max(0.0, self.left))
+                self._renewed.wait_for(lambda: self.lost or self.left > seconds, timeout=max(0.0, self.left))
         until = self._deadline - seconds
         if not self.left > seconds:
-            raise LeaseLostError(f"the lease of {self._lease.partition.subscription} could not be renewed in time")
+            raise LeaseLostError(f"the lease of {self.lease.partition.subscription} could not be renewed in time")
         return until
 
-    def stop(self) -> None:
-        """End the renewals, before the lease is given back."""
+    def renew_until(self, deadline: float | None) -> None:
+        """Note a renewal, which lasts until `deadline`; None: the lease is another worker's."""
+        self.lost = deadline is None
+        self._deadline = self._deadline if deadline is None else deadline
+
+
+class Heartbeat:
+    """Renews all leases of a worker together, on one thread and one connection of its own, also while handlers work."""
+
+    def __init__(self, database: Database, *, length: timedelta, every: timedelta, wake: Wake) -> None:
+        """`wake`: set when a lease is lost."""
+        self._database = database
+        self._length = length
+        self._every = every
+        self._wake = wake
+        self._held: list[HeldLease] = []
+        self._renewed = threading.Condition()
+        self._stopping = threading.Event()
+        self._channel: Channel | None = None
+        self._thread: threading.Thread | None = None
+
+    def hold(self, lease: Lease, taken: float, stop: Stop) -> HeldLease:
+        """Renew a lease from now on. `taken`: a moment before it was taken. `stop`: see `HeldLease`."""
+        if self._thread is None:
+            # Opened now, so that no work begins under a lease that cannot be renewed for want of a connection.
+            self._channel = self._database.open()
+            self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
+            self._thread.start()
+        held = HeldLease(lease, taken + self._length.total_seconds(), stop, self._renewed)
+        with self._renewed:
+            self._held.append(held)
+        return held
+
+    def drop(self, held: HeldLease) -> None:
+        """Renew this lease no longer. A renewal that is under way does not renew a lease that is given back."""
+        with self._renewed:
+            self._held = [each for each in self._held if each is not held]
+
+    def close(self) -> None:
+        """End the renewals."""
         self._stopping.set()
-        self._thread.join(timeout=self._length.total_seconds())
+        if self._thread is not None:
+            self._thread.join(timeout=self._length.total_seconds())
 
     def _renew_for_ever(self) -> None:
         channel, self._channel = self._channel, None
@@ -88,31 +110,31 @@ class LeaseHeartbeat:
                 self._renew(channel)
                 pause = self._every.total_seconds()
             except Exception as error:
-                # After an error, try again. It does not mean that the lease is lost: the deadline decides that.
+                # After an error, try again. It does not mean that the leases are lost: their deadlines decide that.
                 logger.debug("lease renewal failed: %s", type(error).__name__)
                 if channel is not None:
                     channel.close()
                 channel = None
                 pause = random.uniform(0.1, 0.3)
-            if self._lost:
-                break
         if channel is not None:
             channel.close()
 
     def _renew(self, channel: Channel) -> None:
-        before = clock()
+        held = [each for each in self._held if not each.lost]
+        if not held:
+            return
+        before, leases = clock(), Leases(channel)
         crash_point("worker.before_renew")
-        leases = Leases(channel)
-        ours = leases.renew(self._lease, self._length)
+        ours = leases.renew_all([each.lease for each in held], self._length)
         crash_point("worker.after_renew")
         with self._renewed:
-            if ours:
-                self._deadline = before + self._length.total_seconds()
-            self._lost = not ours
+            for each in held:
+                each.renew_until(before + self._length.total_seconds() if each.lease in ours else None)
             self._renewed.notify_all()
-        if not ours:
-            self._on_lost()
-            return
-        seen = leases.look(self._lease.partition)
-        if seen is not None and seen.wanted:
-            self._on_wanted()
+        if len(ours) < len(held):
+            self._wake.set()
+        seen = leases.look_all([lease.partition for lease in ours]) if ours else {}
+        for each in held:
+            holder = seen.get(each.lease.partition)
+            if holder is not None and holder.wanted:
+                each.stop.ask()
