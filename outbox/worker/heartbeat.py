@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
 from datetime import timedelta
@@ -26,41 +27,49 @@ class HeldLease:
     before the deadline, however long the network takes.
     """
 
-    def __init__(self, lease: Lease, deadline: float, stop: Stop, renewed: threading.Condition) -> None:
-        """`stop`: asked when a command waits for the lease. `renewed`: notified after each renewal."""
+    def __init__(self, lease: Lease, deadline: float, stop: Stop, beat: threading.Condition) -> None:
+        """`stop`: asked when a command waits for the lease. `beat`: notified after each renewal."""
         self.lease = lease
         self.stop = stop
         #: True when the lease is another worker's.
         self.lost = False
         self._deadline = deadline
-        self._renewed = renewed
+        self._beat = beat
 
     @property
-    def left(self) -> float:
-        """Seconds for which the lease is still ours, by our own clock."""
-        return 0.0 if self.lost else self._deadline - clock()
+    def until(self) -> float:
+        """The moment, by `clock`, until when the lease is still ours."""
+        return -math.inf if self.lost else self._deadline
 
-    def require(self, seconds: float) -> float:
+    def require(self, seconds: float) -> bool:
+        """Return whether the lease is good for `seconds`; False while a renewal may still come in time.
+
+        Raises:
+            LeaseLostError: it has gone to another worker, or no renewal came back in time.
+        """
+        left = self.until - clock()
+        if left <= 0:
+            raise LeaseLostError(f"the lease of {self.lease.partition.subscription} could not be renewed in time")
+        return left > seconds
+
+    def wait_until_good(self, seconds: float) -> float:
         """Return once the lease is good for `seconds`; wait for a renewal that is under way.
 
         Returns:
             The moment, by `clock`, before which the work has to begin, so that the lease lasts for `seconds` more.
 
         Raises:
-            LeaseLostError: it has gone to another worker, or no renewal came back in time.
+            LeaseLostError: see `require`.
         """
-        if not self.left > seconds:
-            with self._renewed:
-                self._renewed.wait_for(lambda: self.lost or self.left > seconds, timeout=max(0.0, self.left))
-        until = self._deadline - seconds
-        if not self.left > seconds:
-            raise LeaseLostError(f"the lease of {self.lease.partition.subscription} could not be renewed in time")
-        return until
+        while not self.require(seconds):
+            with self._beat:
+                left = self.until - clock()
+                self._beat.wait_for(lambda: self.lost or self.until - clock() > seconds, timeout=max(0.0, left))
+        return self.until - seconds
 
-    def renew_until(self, deadline: float | None) -> None:
-        """Note a renewal, which lasts until `deadline`; None: the lease is another worker's."""
-        self.lost = deadline is None
-        self._deadline = self._deadline if deadline is None else deadline
+    def renewed(self, deadline: float) -> None:
+        """Note a renewal, after which the lease is ours until this moment."""
+        self._deadline = deadline
 
 
 class Heartbeat:
@@ -73,7 +82,7 @@ class Heartbeat:
         self._every = every
         self._wake = wake
         self._held: list[HeldLease] = []
-        self._renewed = threading.Condition()
+        self._beat = threading.Condition()
         self._stopping = threading.Event()
         self._channel: Channel | None = None
         self._thread: threading.Thread | None = None
@@ -85,14 +94,14 @@ class Heartbeat:
             self._channel = self._database.open()
             self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
             self._thread.start()
-        held = HeldLease(lease, taken + self._length.total_seconds(), stop, self._renewed)
-        with self._renewed:
+        held = HeldLease(lease, taken + self._length.total_seconds(), stop, self._beat)
+        with self._beat:
             self._held.append(held)
         return held
 
     def drop(self, held: HeldLease) -> None:
         """Renew this lease no longer. A renewal that is under way does not renew a lease that is given back."""
-        with self._renewed:
+        with self._beat:
             self._held = [each for each in self._held if each is not held]
 
     def close(self) -> None:
@@ -127,10 +136,12 @@ class Heartbeat:
         crash_point("worker.before_renew")
         ours = leases.renew_all([each.lease for each in held], self._length)
         crash_point("worker.after_renew")
-        with self._renewed:
+        with self._beat:
             for each in held:
-                each.renew_until(before + self._length.total_seconds() if each.lease in ours else None)
-            self._renewed.notify_all()
+                each.lost = each.lease not in ours
+                if not each.lost:
+                    each.renewed(before + self._length.total_seconds())
+            self._beat.notify_all()
         if len(ours) < len(held):
             self._wake.set()
         seen = leases.look_all([lease.partition for lease in ours]) if ours else {}

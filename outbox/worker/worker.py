@@ -253,7 +253,7 @@ class Worker:
         batch_handler = BatchHandler(
             caller,
             policy,
-            before_call=lambda: held.require(enough),
+            before_call=lambda: held.wait_until_good(enough),
             rest=self._give_back.rest,
             most=self._settings.limits.rows,
             part_seconds=self._settings.upkeep.settle_parts,

@@ -139,9 +139,11 @@ class Leases:
 
     def look_all(self, partitions: Collection[Partition]) -> Mapping[Partition, Holder]:
         """Return who holds these partitions, as far as they are there; in one statement."""
-        these, parameters = _listed([_key_of(partition) for partition in partitions])
+        looked = {_key_of(partition): partition for partition in partitions}
+        these, parameters = _listed(list(looked))
         look = self._database.sql(_LOOK, these=these, **self._bids)
-        return {Partition(*row[:3]): self._holder(*row[3:]) for row in self._channel.rows(look, **parameters)}
+        rows = self._channel.rows(look, **parameters)
+        return {looked[row[0], row[1], row[2]]: self._holder(*row[3:]) for row in rows}
 
     def _holder(
         self, owner: str | None, epoch: int, renewals: int, until: Any, live: int, length: int | None, *rest: Any
