@@ -100,11 +100,18 @@ def test_one_heartbeat_renews_all_leases_and_says_which_are_lost_and_which_are_w
     beats.drop(held["dropped"])
     leases.release(held["given back"].lease)
 
-    told = eventually(lambda: held["wanted"].stop.asked and held["lost"].lost)
-    renewals = {name: holder.renewals for name in names if (holder := leases.look(Partition(name))) is not None}
+    def renewals(name: str) -> int:
+        holder = leases.look(Partition(name))
+        assert holder is not None
+        return holder.renewals
+
+    told = eventually(lambda: held["wanted"].stop.asked and held["lost"].lost and renewals("kept") > 2)
+    before = {name: renewals(name) for name in names}
+    renewed = eventually(lambda: renewals("kept") > before["kept"] + 2 and renewals("wanted") > before["wanted"])
+    after = {name: renewals(name) for name in names}
     beats.close()
 
-    assert told
+    assert (told, renewed) == (True, True)
     assert {name for name, each in held.items() if each.lost} == {"lost", "given back"}
     assert {name for name, each in held.items() if each.stop.asked} == {"wanted"}
-    assert {name for name, number in renewals.items() if number} == {"kept", "wanted"}
+    assert {name for name in names if after[name] > before[name]} == {"kept", "wanted"}
