@@ -25,8 +25,6 @@ from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.opening import Destination, open_sender
-from outbox.senders.port import concurrency_of, deadline_of, destination_of
-from outbox.senders.rewriting import RewritingSender, check_rewriting
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
@@ -100,10 +98,18 @@ class Relay:
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
         require_own_name(name)
-        self._sender = open_sender(sender)
+        # A sender that direct sends use too is called in turns with them: here is where both meet.
+        shared = sender if isinstance(sender, SerializedSender) else None
+        self._sender = open_sender(
+            sender if shared is None else shared.alone,
+            rename=rename,
+            prefix=prefix,
+            envelope=envelope,
+            deadline=deadline,
+        )
         declared = Declaration(
             name=name,
-            destination=destination_of(sender),
+            destination=self._sender.destination,
             topics=chosen_topics(topics),
             on_dead=on_dead,
             split_from=split_from,
@@ -111,17 +117,11 @@ class Relay:
         )
         self._name = name
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
-        deadline = deadline_of(self._sender) if deadline is None else deadline
-        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline)
-        # A sender that direct sends use too is called in turns with them: here is where both meet.
-        shared = self._sender if isinstance(self._sender, SerializedSender) else None
-        self._handler = self._sender if shared is None else shared.alone
-        if check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=self._handler):
-            self._handler = RewritingSender(self._handler, rename=rename, prefix=prefix, envelope=envelope)
+        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
+        self._closes = shared is None
         self._stop = Stop()
-        caller = Caller(
-            self._send, concurrency=concurrency_of(self._sender), shared=None if shared is None else shared.turns
-        )
+        turns = None if shared is None else shared.turns
+        caller = Caller(self._send, concurrency=self._sender.concurrency, shared=turns)
         worker = partial(Worker, outbox.database, policy=policy, settings=settings, stop=self._stop)
         hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
         # Writers create the compensation, at a position before their first row.
@@ -165,7 +165,7 @@ class Relay:
                 with stopping_on_signals(self.stop) if signals else nullcontext():
                     self._run()
             finally:
-                self._sender.close()
+                self.close()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -219,8 +219,9 @@ class Relay:
                 self._stop.withdraw()
 
     def close(self) -> None:
-        """Close the sender, after `until_empty` or `once`; `run` does it by itself."""
-        self._sender.close()
+        """Close the sender, after `until_empty` or `once`; `run` does it by itself. A shared one stays open."""
+        if self._closes:
+            self._sender.close()
 
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
@@ -264,10 +265,10 @@ class Relay:
         try:
             supervision.run()
         finally:
-            self._sender.close()
+            self.close()
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")
-        verdicts = self._handler.send(messages)
+        verdicts = self._sender.send(messages)
         crash_point("relay.after_send")
         return verdicts

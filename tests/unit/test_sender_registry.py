@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import traceback
+from datetime import timedelta
 from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
@@ -51,8 +52,8 @@ def test_the_library_offers_its_senders():
 
 
 def test_the_scheme_of_a_url_finds_its_sender(installed, tmp_path):
-    assert isinstance(open_sender("stdout:"), StdoutSender)
-    assert isinstance(open_sender(f"file://{tmp_path}/messages"), FileSender)
+    assert isinstance(open_sender("stdout:")._sender, StdoutSender)
+    assert isinstance(open_sender(f"file://{tmp_path}/messages")._sender, FileSender)
 
 
 def test_an_unknown_scheme_is_told_what_is_installed(installed):
@@ -204,7 +205,7 @@ def test_the_destination_of_a_sender_is_what_it_says_or_its_class():
 def test_a_url_and_its_sender_have_the_same_destination(installed, tmp_path):
     named = ("nats://a:1?as=main", f"file://{tmp_path}/a?as=main", "stdout:?as=main")
     for url in ("nats://ann:pw@b:1,a:2/shop?timeout=1", f"file://{tmp_path}/a", "stdout:", *named):
-        assert open_sender(url).destination == destination_of(url)  # type: ignore[attr-defined]
+        assert open_sender(url).destination == destination_of(url)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_a_url_and_its_sender_have_the_same_destination(installed, tmp_path):
 )
 def test_every_destination_can_have_a_name(url):
     sender = open_sender(url)
-    destination = sender.destination  # type: ignore[attr-defined]
+    destination = sender.destination
     sender.close()
 
     assert destination == destination_of(url) == url
@@ -240,3 +241,46 @@ def test_a_name_is_short_and_printable(url):
 def test_a_file_and_standard_output_take_no_other_option(url):
     with pytest.raises(SenderError, match=r"stdout: takes nothing|a file is written"):
         open_sender(url)
+
+
+class _Shop(_Webhook):
+    destination = "shop"
+
+
+def test_an_opened_sender_says_what_has_to_be_known_of_it():
+    class Slow(_Shop):
+        deadline = timedelta(seconds=30)
+        concurrency = 4
+
+    opened = open_sender(Slow())
+
+    assert (opened.destination, opened.deadline, opened.concurrency) == ("shop", timedelta(seconds=30), 4)
+    assert open_sender(_Shop(), deadline=timedelta(seconds=1)).deadline == timedelta(seconds=1)
+    assert (open_sender(_handle).deadline, open_sender(_handle).concurrency) == (timedelta(seconds=5), 1)
+
+
+def test_what_is_open_is_not_opened_again():
+    opened = open_sender(_Shop(), prefix="shop.")
+
+    assert open_sender(opened) is opened
+    again = open_sender(opened, rename={"orders": "placed"})
+    assert (again is opened, again.destination) == (False, "shop")
+
+
+async def _wait_for(message: Message) -> None:
+    """A destination that is an async function."""
+
+
+@pytest.mark.parametrize("function", [_handle, _wait_for])
+def test_a_function_says_how_many_calls_are_made_at_once(function, monkeypatch):
+    monkeypatch.setattr(function, "concurrency", 3, raising=False)
+
+    assert open_sender(function).concurrency == 3
+
+
+@pytest.mark.parametrize("concurrency", [0, -1, 1.5, "2", None])
+def test_a_concurrency_that_is_no_number_of_calls_is_refused(monkeypatch, concurrency):
+    monkeypatch.setattr(_handle, "concurrency", concurrency, raising=False)
+
+    with pytest.raises(TypeError, match="the concurrency of function must be a whole number above 0, not "):
+        open_sender(_handle)
