@@ -267,7 +267,7 @@ def test_what_is_open_is_not_opened_again():
     assert (again is opened, again.destination) == (False, "shop")
 
 
-async def _wait_for(message: Message) -> None:
+async def _wait_for(message: object) -> None:
     """A destination that is an async function."""
 
 
