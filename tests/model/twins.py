@@ -5,7 +5,8 @@ from __future__ import annotations
 from outbox.errors import PositionError
 from outbox.model.position import EARLIEST, Position, Progress
 from tests.model.reading import passed
-from tests.model.relaying import Relaying, State, Stored, Worker
+from tests.model.relaying import Relaying, State, Worker
+from tests.model.rules import ProgressRow
 from tests.model.server import Row, Server
 
 _FOR_EVER = Position(1_000_000)
@@ -58,7 +59,7 @@ class NoEpoch(Relaying):
         """Look at the server alone."""
         return state.server.incarnation == worker.incarnation
 
-    def newest(self, stored: Stored, settled: Stored) -> Stored:
+    def newest(self, stored: ProgressRow, settled: ProgressRow) -> ProgressRow:
         """Take the last one."""
         return settled
 
