@@ -106,7 +106,7 @@ class _Borrowing:
     def __init__(self, channel: Channel, subscriptions: Sequence[Subscription]) -> None:
         self._leases = Leases(channel)
         self._command = f"command-{secrets.token_hex(4)}"
-        wanted = [Partition(each.name, each.generation) for each in subscriptions]
+        wanted = [partition for each in subscriptions for partition in each.all_partitions()]
         self._watches = {partition: LeaseWatch(LENGTH) for partition in wanted}
         self._taken: dict[Partition, Lease] = {}
         self._said: set[str] = set()

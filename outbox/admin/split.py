@@ -9,7 +9,6 @@ from shlex import quote
 
 from outbox.admin.borrowing import WAIT, borrowed, changing
 from outbox.errors import SubscriptionError
-from outbox.model.lease import Partition
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Subscription, base_of, compensation_of, require_own_name, route_name
 from outbox.model.topics import Topics, chosen_topics
@@ -68,7 +67,7 @@ def split(
     _require_no_direct_writers(subscriptions, stored)
     incarnation = Log().now(channel).incarnation
     with borrowed(channel, stored, wait=wait) as lease:
-        settled = ProgressLog(channel).newest(Partition(stored.name, stored.generation))
+        settled = ProgressLog(channel).newest(stored.partition(0))
         progress = Progress(EARLIEST) if settled is None else settled.progress
         with changing(channel, [lease], incarnation):
             if subscriptions.get(name) != stored:

@@ -13,7 +13,6 @@ from outbox.cli.connection import open_channel_of, open_database, open_outbox
 from outbox.cli.failures import UNFINISHED
 from outbox.cli.options import Target, me
 from outbox.cli.output import age, say
-from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, compensation_of
@@ -263,7 +262,7 @@ class Relaying:
         known = Subscriptions(channel).find(self._name)
         if known is None:
             return f"a new subscription that begins at {self._start}"
-        settled = ProgressLog(channel).newest(Partition(known.name, known.generation))
+        settled = ProgressLog(channel).newest(known.partition(0))
         if known.destination is None:
             ignored = "" if self._start == "earliest" else f"; --from {self._start} is for a name that is not there yet"
             return f"from the earliest message on{ignored}"
@@ -272,7 +271,7 @@ class Relaying:
 
     def _why_nothing_moved(self, channel: Channel, patience: timedelta) -> str:
         known = Subscriptions(channel).find(self._name)
-        holder = Leases(channel).look(Partition(known.name, known.generation)) if known else None
+        holder = Leases(channel).look(known.partition(0)) if known else None
         waited = f"gave up after {age(patience.total_seconds())}"
         if holder is not None and holder.live:
             return f"{waited}: worker {holder.owner} holds the lease of {self._name}"

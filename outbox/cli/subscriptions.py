@@ -40,14 +40,13 @@ def subscriptions() -> None:
 @as_json
 def list_(*, target: Target, json: bool) -> None:
     """List the subscriptions: what they read, where they send it, who works on them."""
-    from outbox.model.lease import Partition
     from outbox.store.subscriptions.leases import Leases
     from outbox.store.subscriptions.readers import Readers
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     with target.open_outbox() as channel:
         found = [
-            (each, Leases(channel).look(Partition(each.name, each.generation)), Readers(channel).hold(each))
+            (each, Leases(channel).look(each.partition(0)), Readers(channel).hold(each))
             for each in Subscriptions(channel).all()
         ]
     if json:

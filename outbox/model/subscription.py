@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from outbox.errors import SubscriptionError
+from outbox.model.lease import Partition
 
 OnDead = Literal["block", "continue"]
 #: The task of a subscription. relay: it sends. compensation: it sends what direct writers have left behind. check: it
@@ -133,6 +134,14 @@ class Subscription:
         if self.direct is not None:
             return Selection(topics=self.topics, only=self.direct)
         return Selection(topics=self.topics, tags=self.tags, skips=self.name)
+
+    def partition(self, number: int) -> Partition:
+        """Return one of its partitions, from 0 on."""
+        return Partition(self.name, self.generation, number, self.partitions)
+
+    def all_partitions(self) -> list[Partition]:
+        """Its partitions, in the order of their numbers."""
+        return [self.partition(number) for number in range(self.partitions)]
 
 
 def base_of(name: str, known: Iterable[Subscription]) -> str:

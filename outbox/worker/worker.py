@@ -244,7 +244,7 @@ class Worker:
     @contextmanager
     def _at_work(self, channel: Channel, subscription: Subscription) -> Iterator[PartitionWorker | None]:
         """Take the lease and yield a worker for the partition, or None when a stop came first; then give it back."""
-        partition = Partition(subscription.name, subscription.generation)
+        partition = subscription.partition(0)
         taken = self._acquire(channel, partition)
         if taken is None:
             yield None

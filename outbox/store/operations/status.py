@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from outbox.model.lease import Holder, Partition
+from outbox.model.lease import Holder
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Subscription
@@ -133,7 +133,7 @@ def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
 
 
 def _standing(channel: Channel, subscription: Subscription, now: datetime) -> SubscriptionStatus:
-    partition = Partition(subscription.name, subscription.generation)
+    partition = subscription.partition(0)
     settled = ProgressLog(channel).newest(partition)
     unsettled = _Unsettled(channel, subscription, Progress(EARLIEST) if settled is None else settled.progress)
     parked = status_of_parked(channel, subscription.name)
