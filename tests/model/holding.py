@@ -165,8 +165,8 @@ class Holding:
     def moves(self, state: State) -> Moves[State]:
         """Return every step of writers, of the worker, of people, and of time."""
         if state.committed < len(self._log):
-            row = self._log[state.committed]
-            yield f"message {row.id} of {row.key} is committed", state._replace(committed=state.committed + 1)
+            new = self._log[state.committed]
+            yield f"message {new.id} of {new.key} is committed", state._replace(committed=state.committed + 1)
         for row in state.parked:
             if row.due_at == LATER:
                 came = state.parked - {row} | {row._replace(due_at=NOW)}
@@ -220,9 +220,9 @@ class Holding:
         """Return the parked messages whose turn has come."""
         return rules.ready(state.parked, memory.released, NOW, self.rows)
 
-    def reconsiders(self, keys: Keys, of: Collection[str]) -> None:
-        """Find out which of these keys are still held."""
-        keys.reconsider(of)
+    def still_held(self, rows: Parked, memory: Memory) -> ListParked:
+        """Return the rows as a worker asks them which keys are still held."""
+        return _Remembered(rows, memory)
 
     # The steps of a worker
 
@@ -257,11 +257,12 @@ class Holding:
             after = rules.replayed(rules.discarded(state.parked, ids), ids, NOW)
             keys = self._keys(after, memory)
             keys.hold(row.key for row in asked if row.request == "replay")
-            self.reconsiders(keys, {row.key for row in asked if row.key is not None})
+            keys.reconsider({row.key for row in asked if row.key is not None})
             gone = state.discarded | {row.id for row in asked if row.request == "discard"}
             again = {row.id for row in asked if row.request == "replay" and self._on_dead == "continue"}
-            yield "the worker does what people asked for", state._replace(
-                parked=after, memory=keys.memory(), discarded=gone, replayed=state.replayed | again
+            yield (
+                "the worker does what people asked for",
+                state._replace(parked=after, memory=keys.memory(), discarded=gone, replayed=state.replayed | again),
             )
 
     def _read(self, state: State, memory: Memory) -> Moves[State]:
@@ -293,6 +294,7 @@ class Holding:
         where = "the log" if upto is not None else "what is parked"
         for answers in _answers(items, state.troubles.refusals):
             done, failed = self._judged(items, answers)
+            behind = {item.id: "behind it" for item, parking in failed if parking is BLOCKED}
             if upto is None:
                 failed = [(item, parking) for item, parking in failed if parking is not BLOCKED]
             passes = {item.id for item, parking in failed if not parking.blocks}
@@ -301,14 +303,17 @@ class Holding:
                 after = self._arrives(after, item, passes)
             unsettled = Unsettled(upto, tuple(item.id for item in done), (*parkings, *failed))
             refusals = state.troubles.refusals - sum(answer != "done" for answer in answers)
-            said = ", ".join(f"{item.id} {answer}" for item, answer in zip(items, answers, strict=True))
-            yield f"the worker reads {where}; {said or 'nothing to send'}", after._replace(
-                memory=memory._replace(unsettled=unsettled), troubles=state.troubles._replace(refusals=refusals)
+            said = ", ".join(
+                f"{item.id} {behind.get(item.id, answer)}" for item, answer in zip(items, answers, strict=True)
+            )
+            yield (
+                f"the worker reads {where}; {said or 'nothing to send'}",
+                after._replace(
+                    memory=memory._replace(unsettled=unsettled), troubles=state.troubles._replace(refusals=refusals)
+                ),
             )
 
-    def _judged(
-        self, items: list[Item], answers: Sequence[Answer]
-    ) -> tuple[list[Item], list[tuple[Item, Parking]]]:
+    def _judged(self, items: list[Item], answers: Sequence[Answer]) -> tuple[list[Item], list[tuple[Item, Parking]]]:
         """Return what is done, and how the rest is parked; behind what blocks its key a message is blocked."""
         done: list[Item] = []
         failed: list[tuple[Item, Parking]] = []
@@ -337,7 +342,7 @@ class Holding:
                 return self._policy.waiting(message, answer)
 
     def _arrives(self, state: State, item: Item, passes: Collection[int]) -> State:
-        """Let a message arrive at the destination, and note what must not be. `passes`: dead ones that block nothing."""
+        """Let a message arrive at the destination, and note what must not be. `passes`: dead, blocks nothing."""
         broken = state.broken or self._overtaken(state, item, passes)
         if item.id in state.arrived and not state.troubles.crashed:
             broken = broken or f"repeated without a failure: message {item.id}"
@@ -371,7 +376,7 @@ class Holding:
                 rows = rules.changed(rows, [item.id], parking, NOW)
             keys = self._keys(rows, memory)
             changed = {row.key for row in state.parked ^ rows if row.key is not None}
-            self.reconsiders(keys, changed)
+            keys.reconsider(changed)
             keys.hold(item.key for item, parking in unsettled.parkings if parking.blocks)
             return state._replace(parked=rows, memory=keys.memory())
         rows = state.parked
@@ -382,7 +387,7 @@ class Holding:
         return state._replace(parked=rows, passed=unsettled.upto, memory=keys.memory())
 
     def _keys(self, rows: Parked, memory: Memory) -> Keys:
-        return Keys(_Remembered(rows, memory), self._most_keys)
+        return Keys(self.still_held(rows, memory), self._most_keys)
 
 
 def _answers(items: list[Item], refusals: int) -> Iterator[tuple[Answer, ...]]:
@@ -396,9 +401,41 @@ def _answers(items: list[Item], refusals: int) -> Iterator[tuple[Answer, ...]]:
         distinct = len(set(refused) - {None}) + refused.count(None) == len(refused)
         accepts = any(item.key not in refused for item in items)
         if distinct and len(refused) <= refusals and ("unavailable" not in answers or accepts):
-            yield answers  # type: ignore[misc]
+            yield answers
 
 
 def _message(item: Item) -> Any:
     """Return an item as the message that the policy asks for its attempt, and the keys for its key."""
     return item
+
+
+# Broken twins
+
+
+class ForgetsKeys(Holding):
+    """Takes the lease and knows of no key that is held back."""
+
+    def loads(self, rows: Parked) -> Memory:
+        """Load nothing."""
+        return Memory(frozenset(), frozenset())
+
+
+class ForgetsBlocked(Holding):
+    """Takes the lease and knows the keys that something holds back, and not those whose turn has come."""
+
+    def loads(self, rows: Parked) -> Memory:
+        """Load the keys of what blocks and is not blocked itself."""
+        return Memory(frozenset(rules.keys_held(rows)), frozenset())
+
+
+class _NothingHeld(_Remembered):
+    def held_among(self, keys: Collection[str]) -> set[str]:
+        return set()
+
+
+class FreesAtOnce(Holding):
+    """Lets go of a key as soon as one of its parked messages is done, whatever stands behind it."""
+
+    def still_held(self, rows: Parked, memory: Memory) -> ListParked:
+        """Find nothing."""
+        return _NothingHeld(rows, memory)

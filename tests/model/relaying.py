@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from outbox.model.lease import Holder
 from outbox.model.position import EARLIEST, Progress
@@ -20,6 +20,9 @@ class Writer(NamedTuple):
     left: tuple[str, ...]
     xid: int = 0
 
+
+#: The state of any world that has a server and writers.
+World = TypeVar("World", bound=Any)
 
 #: A lease that is good until then, and one whose holder has not renewed it for its whole length, which all others saw.
 GOOD, OVER = 1, 0
@@ -180,7 +183,7 @@ class Relaying:
         return Holder(owner, lease.epoch, lease.renewals, None, live=False) if lease.until == OVER else None
 
     def wanted(self, state: State) -> bool:
-        """Return whether a command asks for the lease, so that its holder gives it back and no other worker takes it."""
+        """Return whether a command asks for the lease. Its holder then gives it back, and no other worker takes it."""
         return state.command == "asks"
 
     def begins_at(self, state: State, worker: Worker) -> Progress:
@@ -257,20 +260,21 @@ class Relaying:
         if found is None:
             return
         batch, end = found
-        said = f"{name} reads {_said(batch)}"
+        step = f"{name} reads {said(batch)}"
         if not batch:
             # A page without rows of ours is settled with the next one that has some.
-            yield said, _with(state, number, worker._replace(end=end))
+            yield step, _with(state, number, worker._replace(end=end))
         elif worker.sent + len(batch) <= self.rows:
-            yield said, _with(state, number, worker._replace(batch=batch, end=end))
+            yield step, _with(state, number, worker._replace(batch=batch, end=end))
 
     def _hand_over(self, state: State, number: int, worker: Worker, name: str) -> Moves[State]:
         if not self.may_call(state, number):
             yield f"{name} has too little left of its lease", _with(state, number, self.dropped(worker))
             return
-        after = _deliver(state, worker.batch)
+        arrived, broken = delivered(state, worker.batch)
+        after = state._replace(arrived=arrived, broken=broken)
         sent = worker._replace(batch=(), sent=worker.sent + len(worker.batch))
-        yield f"{name} sends {_said(worker.batch)}", _with(after, number, sent)
+        yield f"{name} sends {said(worker.batch)}", _with(after, number, sent)
 
     def _settle(self, state: State, number: int, worker: Worker, name: str) -> Moves[State]:
         assert worker.end is not None
@@ -288,7 +292,8 @@ class Relaying:
             yield f"{name} settles, and loses the answer", _with(lost, number, self.dropped(worker))
 
 
-def write(state: State, number: int, writer: Writer) -> Moves[State]:
+def write(state: World, number: int, writer: Writer) -> Moves[World]:
+    """Return the steps of a writer of any world that has a server and writers."""
     server, name = state.server, f"writer {number + 1}"
     if not writer.left:
         return
@@ -306,15 +311,18 @@ def write(state: State, number: int, writer: Writer) -> Moves[State]:
         yield f"{name} rolls transaction {writer.xid} back", _written(state, number, done, server.roll_back(writer.xid))
 
 
-def _written(state: State, number: int, writer: Writer, server: Server) -> State:
-    return state._replace(server=server, writers=(*state.writers[:number], writer, *state.writers[number + 1 :]))
+def _written(state: World, number: int, writer: Writer, server: Server) -> World:
+    changed: World = state._replace(
+        server=server, writers=(*state.writers[:number], writer, *state.writers[number + 1 :])
+    )
+    return changed
 
 
 def _with(state: State, number: int, worker: Worker) -> State:
     return state._replace(workers=(*state.workers[:number], worker, *state.workers[number + 1 :]))
 
 
-def _fault(state: State, **left: int) -> State:
+def _fault(state: State, **left: Any) -> State:
     return state._replace(faults=state.faults._replace(**left, happened=state.faults.happened + 1))
 
 
@@ -338,8 +346,8 @@ def _failed_over(state: State, standby: Standby) -> State:
     )
 
 
-def _deliver(state: State, batch: tuple[Row, ...]) -> State:
-    """Hand a batch to the destination, which notes what must not be."""
+def delivered(state: Any, batch: tuple[Row, ...]) -> tuple[tuple[tuple[str, Arrived], ...], str | None]:
+    """Return what a destination has that gets a batch, and what of it must not be."""
     arrived, broken = dict(state.arrived), state.broken
     for row in batch:
         if row not in state.server.rows:
@@ -352,7 +360,7 @@ def _deliver(state: State, batch: tuple[Row, ...]) -> State:
         if row.nth <= newest and not state.faults.happened:
             broken = broken or f"repeated without a failure: message {row.nth} of {row.key}"
         arrived[row.key] = Arrived(row.nth, max(row.nth, newest))
-    return state._replace(arrived=tuple(arrived.items()), broken=broken)
+    return tuple(arrived.items()), broken
 
 
 def _goes_back(state: State, settled: ProgressRow) -> str | None:
@@ -362,5 +370,6 @@ def _goes_back(state: State, settled: ProgressRow) -> str | None:
     return state.broken
 
 
-def _said(batch: tuple[Row, ...]) -> str:
+def said(batch: tuple[Row, ...]) -> str:
+    """Return messages as a trace names them."""
     return ", ".join(f"{row.key}{row.nth}" for row in batch) or "a page without messages"

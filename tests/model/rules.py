@@ -242,9 +242,7 @@ def _unready(rows: Parked, row: ParkedRow, now: int) -> bool:
 
 def released_keys(rows: Parked, now: int) -> set[str]:
     """Return the keys with blocked rows that nothing holds back."""
-    return {
-        row.key for row in rows if row.state == "blocked" and row.key is not None and not _unready(rows, row, now)
-    }
+    return {row.key for row in rows if row.state == "blocked" and row.key is not None and not _unready(rows, row, now)}
 
 
 def ready(rows: Parked, released: Collection[str], now: int, limit: int) -> list[ParkedRow]:
