@@ -25,6 +25,9 @@ COLUMNS = (
     "id, message_id, topic, key, tags, headers, {body}, content_type, created_at, deliver_at, expires_at, {direct}"
 )
 
+#: Whether the column `slot` is one of those that a partition owns.
+OF_SLOTS = "slot % CAST(:partitions AS integer) = CAST(:partition AS integer)"
+
 #: The columns that an append writes of a message, in this order.
 APPENDED = (
     "message_id", "topic", "key", "slot", "tags", "headers", "body", "content_type", "deliver_at", "delay",
@@ -160,6 +163,7 @@ class Dialect:
     capture: str
     #: `capture`, and everything committed since a position, in one statement. `fresh`: for a position at which nothing
     #: was open. `chosen`: without the rows that the selection leaves out; the other two read them without their bodies.
+    #: Where a selection applies, `{of_slots}` is one more condition on the slot of a row, or empty.
     read_on: str
     read_on_fresh: str
     read_on_chosen: str
