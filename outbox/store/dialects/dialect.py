@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, Engine, MetaData
 
+from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.topics import Topics
 from outbox.store.dialects.finding import Finding
@@ -236,6 +237,13 @@ class Dialect:
     installation: str
     #: None where no crash can make the database draw a number again that it drew before.
     wal: WriteAheadLog | None
+
+
+def slots_of(partition: Partition | None) -> dict[str, int]:
+    """Return the slots of a partition as parameters of `OF_SLOTS`; nothing if it owns all slots."""
+    if partition is None or partition.partitions == 1:
+        return {}
+    return {"partitions": partition.partitions, "partition": partition.partition}
 
 
 def driver_of(connection: Connection) -> Any:

@@ -18,7 +18,7 @@ from outbox.model.position import Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS
+from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
 from outbox.store.dialects.sql import Sql
 from outbox.store.dialects.statements import Row
 from outbox.store.log.limits import LIMITS, Limits
@@ -196,13 +196,6 @@ class Log:
             return {}
         found = channel.rows(_BODIES, ids=channel.database.bind(ids), bytes=self._limits.bytes)
         return {id: body for id, body in found}  # noqa: C416 - rows are tuples of any length
-
-
-def slots_of(partition: Partition | None) -> dict[str, int]:
-    """Return the slots of a partition as parameters of `OF_SLOTS`; nothing if it owns all slots."""
-    if partition is None or partition.partitions == 1:
-        return {}
-    return {"partitions": partition.partitions, "partition": partition.partition}
 
 
 def nothing(capture: Capture | None) -> Page:

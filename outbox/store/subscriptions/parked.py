@@ -13,9 +13,8 @@ from outbox.model.message import Message
 from outbox.model.parking import NOTHING_HELD, Held, Parking, State
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS
+from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
 from outbox.store.dialects.statements import Row
-from outbox.store.log.log import slots_of
 
 
 @dataclass(frozen=True, slots=True)
