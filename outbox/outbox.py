@@ -19,7 +19,6 @@ from outbox.model.delay_levels import require_window
 from outbox.model.encoding import dumped
 from outbox.model.message import Message, MessageFields
 from outbox.schema import SLOTS
-from outbox.senders.port import destination_of
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.statements import arun, async_executor, executor, run
@@ -318,7 +317,7 @@ def _shared(sender: Destination) -> SerializedSender:
     from outbox.senders.opening import open_sender
     from outbox.senders.serialized import SerializedSender
 
-    return SerializedSender(open_sender(sender), destination_of(sender))
+    return SerializedSender(open_sender(sender))
 
 
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:

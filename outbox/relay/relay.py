@@ -26,8 +26,6 @@ from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.opening import Destination, open_sender
-from outbox.senders.port import deadline_of, destination_of
-from outbox.senders.rewriting import RewritingSender, check_rewriting
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
@@ -100,10 +98,18 @@ class Relay:
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
         require_own_name(name)
-        self._sender = open_sender(sender)
+        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
+        shared = sender if isinstance(sender, SerializedSender) else None
+        self._sender = open_sender(
+            sender if shared is None else shared.alone,
+            rename=rename,
+            prefix=prefix,
+            envelope=envelope,
+            deadline=deadline,
+        )
         declared = Declaration(
             name=name,
-            destination=destination_of(sender),
+            destination=self._sender.destination,
             topics=chosen_topics(topics),
             on_dead=on_dead,
             split_from=split_from,
@@ -111,13 +117,9 @@ class Relay:
         )
         self._name = name
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
-        deadline = deadline_of(self._sender) if deadline is None else deadline
-        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline)
-        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
-        turns = self._sender if isinstance(self._sender, SerializedSender) else FairLock()
-        self._handler = self._sender.alone if isinstance(self._sender, SerializedSender) else self._sender
-        if check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=self._handler):
-            self._handler = RewritingSender(self._handler, rename=rename, prefix=prefix, envelope=envelope)
+        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
+        turns = FairLock() if shared is None else shared
+        self._closes = shared is None
         self._stop = Stop()
         worker = partial(
             Worker, outbox.database, policy=policy, settings=settings, serialize=turns.hold, stop=self._stop
@@ -164,7 +166,7 @@ class Relay:
                 with stopping_on_signals(self.stop) if signals else nullcontext():
                     self._run()
             finally:
-                self._sender.close()
+                self.close()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -218,8 +220,9 @@ class Relay:
                 self._stop.withdraw()
 
     def close(self) -> None:
-        """Close the sender, after `until_empty` or `once`; `run` does it by itself."""
-        self._sender.close()
+        """Close the sender, after `until_empty` or `once`; `run` does it by itself. A shared one stays open."""
+        if self._closes:
+            self._sender.close()
 
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
@@ -266,10 +269,10 @@ class Relay:
         try:
             supervision.run()
         finally:
-            self._sender.close()
+            self.close()
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")
-        verdicts = self._handler.send(messages)
+        verdicts = self._sender.send(messages)
         crash_point("relay.after_send")
         return verdicts

@@ -21,7 +21,7 @@ from outbox.runtime.text import labelled
 from outbox.runtime.wakeup import Wake
 from outbox.store.label import told_apart
 from outbox.worker.activity_log import activity_logger
-from outbox.worker.worker import lease_logger
+from outbox.worker.lease_search import lease_logger
 
 logger = logging.getLogger("outbox")
 
