@@ -22,7 +22,13 @@ from tests.support.waiting import eventually
 #: The subscriptions of the plan, and the partitions of each: what a restart of PostgreSQL may take back is a batch of
 #: each of them.
 _SUBSCRIPTIONS, _PARTITIONS = 3, 1
-BOUNDS = Bounds(unsettled=BATCH * _SUBSCRIPTIONS * _PARTITIONS, deadline=DEADLINE_SECONDS, slack=LEASE_SECONDS)
+#: Seconds between two tries of a destination that is away, at most.
+_PAUSE = 5.0
+BOUNDS = Bounds(
+    unsettled=BATCH * _SUBSCRIPTIONS * _PARTITIONS,
+    deadline=DEADLINE_SECONDS,
+    slack=LEASE_SECONDS + _PAUSE + DEADLINE_SECONDS,
+)
 #: Seconds until everything has been sent, on a machine that is busy.
 _PATIENCE = 180.0
 #: A process grows a little while it learns, by MB. Connections come and go with those who are restarted.
@@ -127,6 +133,7 @@ class Soak:
             stored=self._world.stored(),
             calls=self._world.calls(),
             troubles=self._world.troubles,
+            outages=self._world.outages,
             discarded=self._actions.discarded,
         )
         memory = changes(self._figures, least_seconds=self._seconds * (1 - RESTARTING) * 0.8)
