@@ -18,7 +18,7 @@ from outbox.model.subscription import Declaration, OnDead, Start, compensation_o
 from outbox.model.topics import chosen_topics
 from outbox.model.verdict import Verdict
 from outbox.relay.compensation import CompensationWorker
-from outbox.relay.restarts import Supervision
+from outbox.relay.supervisor import Supervisor, Until
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
@@ -129,8 +129,7 @@ class Relay:
         every = (settings or Settings()).upkeep.find_compensation
         self._companion = CompensationWorker(left_behind.name, second, every=every, hangs=self._stop_first)
         self._worker = worker(declared, caller, start=start, on_idle=self._companion.look, hung=hung[0])
-        self._thread: threading.Thread | None = None
-        self._supervision: Supervision | None = None
+        self._supervisor: Supervisor | None = None
         self._reset()
         in_child(self._reset)
 
@@ -202,21 +201,30 @@ class Relay:
 
         It also waits until its writers may no longer send messages themselves.
         """
-        self._work_both(Worker.until_empty)
+        with self._alone():
+            self._work_both(Worker.until_empty)
 
     def once(self) -> None:
         """Send one batch, if there is one, and one batch of messages that writers have left behind."""
-        self._work_both(Worker.once)
+        with self._alone():
+            self._work_both(Worker.once)
+
+    def work(self, until: Until, stop: Stop) -> None:
+        """Do as `run`, `until_empty` or `once`, until `stop` is asked, too; the sender stays open."""
+        with self._alone(), self._stop.within(stop):
+            if until == "stopped":
+                self._run()
+            else:
+                self._work_both(Worker.until_empty if until == "empty" else Worker.once)
 
     def _work_both(self, work: Callable[[Worker], None]) -> None:
-        with self._alone():
-            self._companion.prepare(in_background=False)
-            try:
-                work(self._worker)
-                if not self._stop.asked:
-                    self._companion.perform(work)
-            finally:
-                self._stop.withdraw()
+        self._companion.prepare(in_background=False)
+        try:
+            work(self._worker)
+            if not self._stop.asked:
+                self._companion.perform(work)
+        finally:
+            self._stop.withdraw()
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` does it by itself. A shared one stays open."""
@@ -226,9 +234,9 @@ class Relay:
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
         self._stop.ask()
-        supervision = self._supervision
-        if supervision is not None:
-            supervision.stop()
+        supervisor = self._supervisor
+        if supervisor is not None:
+            supervisor.stop()
 
     def start(self) -> None:
         """Run in a thread of this process, if it does not yet.
@@ -238,7 +246,7 @@ class Relay:
         Raises:
             SubscriptionError: it is at work in another way, or was asked to stop and has not ended yet.
         """
-        alive = self._thread is not None and self._thread.is_alive()
+        alive = self._supervisor is not None and self._supervisor.alive
         if alive and not self.stopping:
             return
         if alive or self._at_work.locked():
@@ -246,26 +254,13 @@ class Relay:
         # A stop that was asked after the previous run had ended is forgotten, because there was nothing to stop.
         self._stop.withdraw()
         self._worker.reset()
-        self._supervision = supervision = Supervision(self.serve)
-        thread = threading.Thread(target=self._run_in_background, args=(supervision,), name="outbox-relay", daemon=True)
-        thread.start()
-        self._thread = thread
+        self._supervisor = supervisor = Supervisor([self])
+        supervisor.start()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the thread of `start` to end."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-
-    def serve(self) -> None:
-        """Send until stopped, and leave the sender open, because it is called again after an error."""
-        with self._alone():
-            self._run()
-
-    def _run_in_background(self, supervision: Supervision) -> None:
-        try:
-            supervision.run()
-        finally:
-            self.close()
+        if self._supervisor is not None:
+            self._supervisor.join(timeout)
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")

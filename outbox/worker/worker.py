@@ -264,7 +264,7 @@ class Worker:
             hung=self._hung,
             failure_log=self._failure_log,
         )
-        log = Log(self._settings.limits, subscription.selection)
+        log = Log(self._settings.limits, subscription.selection, held.lease.partition)
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
         self._channel = channel
         self._polling = Polling(*(pause.total_seconds() for pause in self._settings.poll))
