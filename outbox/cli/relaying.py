@@ -248,11 +248,7 @@ def relay_until(until: Until, targets: Sequence[Target], plan: Plan, pace: Pace)
     One alone ends with the error that it meets. One of several is tried again, and delays no other.
     """
     relayings = _relayings(targets, plan, pace)
-    several = len(relayings) > 1
-    # The time that a healthy relay may need: for the call under way, and for a renewal of its lease.
-    drain = max(each.deadline for each in relayings) + pace.settings.lease
-    labels = [each.label for each in relayings]
-    supervisor = Supervisor(relayings, labels=labels, drain=drain, pause=AGAIN if several else None)
+    supervisor = _supervisor_of(relayings, pace.settings.lease)
     if until == "stopped":
         supervisor.run()
         for each in relayings:
@@ -266,6 +262,13 @@ def relay_until(until: Until, targets: Sequence[Target], plan: Plan, pace: Pace)
         supervisor.raise_errors()
     codes = [each.code for each in relayings]
     return UNFINISHED if supervisor.unfinished or UNFINISHED in codes else max(codes)
+
+
+def _supervisor_of(relayings: Sequence[Relaying], lease: timedelta) -> Supervisor:
+    # The time that a healthy relay may need: for the call under way, and for a renewal of its lease.
+    drain = max(each.deadline for each in relayings) + lease
+    labels = [each.label for each in relayings]
+    return Supervisor(relayings, labels=labels, drain=drain, pause=AGAIN if len(relayings) > 1 else None)
 
 
 def _relayings(targets: Sequence[Target], plan: Plan, pace: Pace) -> list[Relaying]:
