@@ -58,8 +58,8 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta, chec
     cannot begin, a subscription that nobody runs, and a log that nobody reads. A monitor uses --check. The limits count
     for each subscription; an extract has one of its own.
 
-    A second table has the partitions of subscriptions with more than one; 1/4 is the second of four, and 1/4→2 says
-    that there will be two as soon as all four have met (see outbox subscriptions alter --partitions).
+    A second table has the partitions of subscriptions with more than one: 1/4 is partition 1 of four, counted from 0.
+    With 1/4→2 there will be two as soon as all four have met.
 
     Where there are transactions with half messages, another table counts their messages by producer group and real
     topic: HALF waits for a verdict, OLDEST is the age of the oldest of these, GIVEN UP waits for a person; COMMITTED
