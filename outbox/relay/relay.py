@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from outbox.errors import SubscriptionError
 from outbox.model.message import Message
@@ -18,14 +17,13 @@ from outbox.model.subscription import Declaration, OnDead, Start, compensation_o
 from outbox.model.topics import chosen_topics
 from outbox.model.verdict import Verdict
 from outbox.relay.compensation import CompensationWorker
-from outbox.relay.restarts import Supervision
+from outbox.relay.supervisor import Supervisor, Until
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
-from outbox.senders.envelopes import EnvelopeName
-from outbox.senders.opening import Destination, open_sender
+from outbox.senders.opening import Destination, SenderOptions, open_sender
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
@@ -62,13 +60,11 @@ class Relay:
         start: where a new subscription begins: "earliest", "latest" or a moment.
         on_dead: whether a dead letter holds back the rest of its key ("block") or not ("continue"). None: as stored.
         retry: how often a message is tried, and how long it waits in between.
-        deadline: of one call of the sender. None: the sender's own, if it has one, else 5 s.
-        rename, prefix, envelope: the topics and the form in which messages are sent; see `RewritingSender`. What
-            writers send directly keeps its topic and its form, unless their own sender is a `RewritingSender`.
-        split_from: the subscription that may still have these topics, it or one of its routes. While one has them, a
-            new subscription does not begin, because it would send them a second time.
-        beside: the declarations of all routes, as `routes` makes them. None begins while one of them cannot.
         settings: pace and limits of the worker.
+        declared: what `routes` has declared, in place of name, topics and on_dead.
+        sending: `deadline`, of one call of the sender; without it the sender's own, if it has one, else 5 s. `rename`,
+            `prefix` and `envelope`, the topics and the form in which messages are sent; see `RewritingSender`. What
+            writers send directly keeps its topic and its form, unless their own sender is a `RewritingSender`.
 
     Raises:
         SubscriptionError: the name is that of a compensation, or no message can have one of the topics.
@@ -86,37 +82,22 @@ class Relay:
         start: Start = "earliest",
         on_dead: OnDead | None = None,
         retry: RetryPolicy | None = None,
-        deadline: timedelta | None = None,
-        rename: Mapping[str, str] | None = None,
-        prefix: str | None = None,
-        envelope: EnvelopeName = "raw",
-        split_from: str | None = None,
-        beside: Iterable[Declaration] = (),
         settings: Settings | None = None,
+        declared: Declaration | None = None,
+        **sending: Unpack[SenderOptions],
     ) -> None:
         if not hasattr(outbox, "database"):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
-        require_own_name(name)
         # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
         shared = sender if isinstance(sender, SerializedSender) else None
-        self._sender = open_sender(
-            sender if shared is None else shared.alone,
-            rename=rename,
-            prefix=prefix,
-            envelope=envelope,
-            deadline=deadline,
-        )
-        declared = Declaration(
-            name=name,
-            destination=self._sender.destination,
-            topics=chosen_topics(topics),
-            on_dead=on_dead,
-            split_from=split_from,
-            beside=tuple(beside),
-        )
-        self._name = name
-        left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
+        self._sender = open_sender(sender if shared is None else shared.alone, **sending)
+        destination = self._sender.destination
+        if declared is None:
+            declared = Declaration(name=name, destination=destination, topics=chosen_topics(topics), on_dead=on_dead)
+        require_own_name(declared.name)
+        self._name = declared.name
+        left_behind = Declaration(name=compensation_of(self._name), destination=destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
         turns = FairLock() if shared is None else shared
         self._closes = shared is None
@@ -130,8 +111,7 @@ class Relay:
         every = (settings or Settings()).upkeep.find_compensation
         self._companion = CompensationWorker(left_behind.name, second, every=every, hangs=self._stop_first)
         self._worker = worker(declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0])
-        self._thread: threading.Thread | None = None
-        self._supervision: Supervision | None = None
+        self._supervisor: Supervisor | None = None
         self._reset()
         in_child(self._reset)
 
@@ -164,7 +144,7 @@ class Relay:
         with self._alone():
             try:
                 with stopping_on_signals(self.stop) if signals else nullcontext():
-                    self._run()
+                    self._run(gives_up=True)
             finally:
                 self.close()
 
@@ -184,7 +164,7 @@ class Relay:
         """Stop the first worker: calls of the second never come back, so the process has to be started again."""
         self._worker.stop()
 
-    def _run(self, *, gives_up: bool = True) -> None:
+    def _run(self, *, gives_up: bool) -> None:
         listener = self._outbox.notifier.listen(self._worker.wake.set)
         self._companion.prepare(in_background=True, gives_up=gives_up)
         try:
@@ -203,21 +183,34 @@ class Relay:
 
         It also waits until its writers may no longer send messages themselves.
         """
-        self._work_both(Worker.until_empty)
+        with self._alone():
+            self._work_both(Worker.until_empty)
 
     def once(self) -> None:
         """Send one batch, if there is one, and one batch of messages that writers have left behind."""
-        self._work_both(Worker.once)
+        with self._alone():
+            self._work_both(Worker.once)
+
+    def work(self, until: Until, stop: Stop, *, gives_up: bool = False) -> None:
+        """Do as `run`, `until_empty` or `once`, until `stop` is asked, too; the sender stays open.
+
+        `gives_up`: whether it ends with an error when calls of the sender hang. Else their messages are parked until
+        the calls come back, and are never sent beside them.
+        """
+        with self._alone(), self._stop.within(stop):
+            if until == "stopped":
+                self._run(gives_up=gives_up)
+            else:
+                self._work_both(Worker.until_empty if until == "empty" else Worker.once)
 
     def _work_both(self, work: Callable[[Worker], None]) -> None:
-        with self._alone():
-            self._companion.prepare(in_background=False)
-            try:
-                work(self._worker)
-                if not self._stop.asked:
-                    self._companion.perform(work)
-            finally:
-                self._stop.withdraw()
+        self._companion.prepare(in_background=False)
+        try:
+            work(self._worker)
+            if not self._stop.asked:
+                self._companion.perform(work)
+        finally:
+            self._stop.withdraw()
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` does it by itself. A shared one stays open."""
@@ -227,9 +220,9 @@ class Relay:
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
         self._stop.ask()
-        supervision = self._supervision
-        if supervision is not None:
-            supervision.stop()
+        supervisor = self._supervisor
+        if supervisor is not None:
+            supervisor.stop()
 
     def start(self) -> None:
         """Run in a thread of this process, if it does not yet.
@@ -239,7 +232,7 @@ class Relay:
         Raises:
             SubscriptionError: it is at work in another way, or was asked to stop and has not ended yet.
         """
-        alive = self._thread is not None and self._thread.is_alive()
+        alive = self._supervisor is not None and self._supervisor.alive
         if alive and not self.stopping:
             return
         if alive or self._at_work.locked():
@@ -247,29 +240,13 @@ class Relay:
         # A stop that was asked after the previous run had ended is forgotten, because there was nothing to stop.
         self._stop.withdraw()
         self._worker.reset()
-        self._supervision = supervision = Supervision(self.serve)
-        thread = threading.Thread(target=self._run_in_background, args=(supervision,), name="outbox-relay", daemon=True)
-        thread.start()
-        self._thread = thread
+        self._supervisor = supervisor = Supervisor([self])
+        supervisor.start()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the thread of `start` to end."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-
-    def serve(self) -> None:
-        """Send until stopped, in a process that goes on when calls of the sender hang; the sender stays open.
-
-        The messages of such calls are parked until the calls come back, and are never sent beside them.
-        """
-        with self._alone():
-            self._run(gives_up=False)
-
-    def _run_in_background(self, supervision: Supervision) -> None:
-        try:
-            supervision.run()
-        finally:
-            self.close()
+        if self._supervisor is not None:
+            self._supervisor.join(timeout)
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")
