@@ -11,7 +11,7 @@ from typing import Any
 from tests.model.explorer import Explored, World, explore
 from tests.model.worlds import SCENES, TWINS
 
-_WIDE = max(len(each.name) for each in (*SCENES, *TWINS))
+_WIDE = max(map(len, [each.name for each in SCENES] + [each.name for each in TWINS]))
 
 
 def main() -> int:
