@@ -181,10 +181,10 @@ def test_a_process_that_stands_aside_can_be_stopped_at_once(outbox, caplog):
 
     before = time.monotonic()
     lacking.stop()
-    thread.join(10)
+    thread.join(60)
 
     assert not thread.is_alive()
-    assert time.monotonic() - before < 1.5
+    assert time.monotonic() - before < 4.5
 
 
 # A subscription that was dropped

@@ -53,6 +53,9 @@ class FarKafka:
 class Topics(Destination):
     """The topics behind a prefix of their own, reached through a proxy."""
 
+    #: Twice what a sender takes, for a busy machine.
+    deadline = 10.0
+
     takes_any_topic = False
 
     def __init__(self, kafka: FarKafka) -> None:
