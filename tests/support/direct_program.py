@@ -15,6 +15,7 @@ from pathlib import Path
 
 from outbox import Done, Message, Outbox, create_engine
 from outbox.model.verdict import DONE
+from outbox.store.dialects.sqlite import channel
 from outbox.store.dialects.sqlite.locking import is_busy
 from tests.support.directly import at_rest, promises
 from tests.support.waiting import eventually
@@ -147,7 +148,11 @@ def is_short(outbox: Outbox) -> None:
 
 
 def writes(outbox: Outbox) -> None:
-    """Writes from two threads, and ends when all of it is sent and acknowledged."""
+    """Writes from two threads, and ends when all of it is sent and acknowledged.
+
+    It has SQLite's write lock in the end, however long the others keep it on a busy machine.
+    """
+    channel.BUSY_SECONDS = 600.0
 
     def write(number: int) -> None:
         for n in range(int(sys.argv[4])):
