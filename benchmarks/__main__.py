@@ -20,10 +20,11 @@ from benchmarks.flat import flat_backlog, flat_pinned
 from benchmarks.flat_writer import flat_writer
 from benchmarks.halves import check_pass, half_pending_relay, half_vs_send
 from benchmarks.imports import importing
-from benchmarks.latency import direct_latency, latency, latency_random
+from benchmarks.latency import direct_latency, embedded_latency, latency, latency_random
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.site import Site
 from benchmarks.spark import spark_extract, spark_noop_vs_jdbc
+from benchmarks.telemetry import telemetry_write
 from benchmarks.write import write, write_keyed, write_psycopg
 from outbox.testing.servers import PostgresServer
 
@@ -35,6 +36,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     **{(f"write_psycopg_{messages}",): partial(write_psycopg, messages=messages) for messages in (1, 5)},
     **{(f"write_4_connections_{messages}",): partial(write_4_connections, messages=messages) for messages in (1, 5)},
     ("async_write",): async_write,
+    ("telemetry_write",): telemetry_write,
     ("business_1",): business_1,
     ("business_5",): business_5,
     ("business_direct",): business_direct,
@@ -47,6 +49,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
         for a_second in (50, 200, 600)
     },
     ("direct_latency_p50",): direct_latency,
+    ("embedded_latency_p50",): embedded_latency,
     ("flat_backlog",): flat_backlog,
     ("flat_pinned",): flat_pinned,
     ("flat_writer_drain", "flat_writer_latency"): flat_writer,

@@ -19,11 +19,11 @@ from outbox.model.delay_levels import require_window
 from outbox.model.encoding import dumped
 from outbox.model.message import Message, MessageFields
 from outbox.schema import SLOTS
-from outbox.senders.port import destination_of
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.statements import arun, async_executor, executor, run
-from outbox.store.log.append import Direct, Writing, Written
+from outbox.store.log.append import Appended, Direct, Writing
+from outbox.telemetry.events import EVERYWHERE, Listener, Listeners
 from outbox.writing.engines import engine_of, own_engine_of
 from outbox.writing.handles import DriverConnection, Handle, of_scope, require_async
 from outbox.writing.notifier import Notifier
@@ -45,9 +45,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-#: Called right after messages were appended, with the outbox, the connection and the messages; for tests.
-observers: list[Callable[[Outbox, object, Sequence[Message]], None]] = []
+L = TypeVar("L", bound=Listener)
 
 
 class Outbox:
@@ -91,8 +89,10 @@ class Outbox:
         self._sender: Destination | None = self._shared or sender
         self._direct = self._sends_directly(direct)
         self._writing = Writing(self.database, dedup_window)
-        listeners = (self.notifier,) if self._direct is None else (self.notifier, self._direct)
-        self.transactions = Transactions(self.database, *listeners)
+        #: Those who are told what happens: to what is written here, and in the relays of this outbox.
+        self.listeners = Listeners(EVERYWHERE)
+        after_commit = (self.notifier,) if self._direct is None else (self.notifier, self._direct)
+        self.transactions = Transactions(self.database, *after_commit, listeners=self.listeners)
         self.transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
         #: Calls of a sender that hang, by subscription: a relay that is started again works on beside them.
@@ -188,6 +188,23 @@ class Outbox:
         if function is None:
             return lambda given: self._scopes.wrap(given, propagation)
         return self._scopes.wrap(function, propagation)
+
+    # Watching
+
+    def listen(self, function: L) -> L:
+        """Call a function with every event of this outbox (see `outbox.telemetry.events`), and return it.
+
+        The function is called on the thread where something happened, and what happens there waits for it: it must be
+        quick, and write nothing in the transaction. What it raises is logged once and disturbs nothing.
+
+        Raises:
+            TypeError: it is a coroutine function.
+        """
+        return self.listeners.listen(function)
+
+    def unlisten(self, function: Listener) -> None:
+        """Call a function of `listen` no more."""
+        self.listeners.unlisten(function)
 
     # Relaying within the application
 
@@ -290,10 +307,9 @@ class Outbox:
             written = await arun(async_executor(handle), self._writing.append(messages, lock_keys=lock_keys))
         return self._sent(handle, written)
 
-    def _sent(self, connection: DriverConnection | psycopg.AsyncConnection[Any], written: Written) -> list[UUID]:
-        self.transactions.sent(connection, written.direct, more=len(written.direct) < len(written.messages))
-        for observer in observers:
-            observer(self, connection, written.messages)
+    def _sent(self, connection: DriverConnection | psycopg.AsyncConnection[Any], written: Appended) -> list[UUID]:
+        more = len(written.direct) < len(written.messages)
+        self.transactions.sent(connection, written.direct, more=more, messages=written.messages)
         return written.message_ids
 
 
@@ -301,7 +317,7 @@ def _shared(sender: Destination) -> SerializedSender:
     from outbox.senders.opening import open_sender
     from outbox.senders.serialized import SerializedSender
 
-    return SerializedSender(open_sender(sender), destination_of(sender))
+    return SerializedSender(open_sender(sender))
 
 
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:

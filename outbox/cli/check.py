@@ -110,10 +110,15 @@ def _service(
 
 
 def _run(service: CheckService, *, once: bool) -> None:
+    from outbox.relay.supervisor import Supervisor
     from outbox.runtime.signals import stopping_on_signals
 
-    with stopping_on_signals(service.stop):
-        (service.once if once else service.run)()
+    supervisor = Supervisor([service], pause=None)
+    if not once:
+        supervisor.run()
+        return
+    with stopping_on_signals(supervisor.stop):
+        supervisor.until_empty()
 
 
 def _question_of(listener: str) -> Question:
@@ -181,13 +186,12 @@ def _policy_of(
 def _require_nobody(channel: Channel, group: str) -> None:
     """Exit with code 4 if a live worker checks back on the group, because it may never give its lease back."""
     from outbox.cli.failures import UNFINISHED
-    from outbox.model.lease import Partition
     from outbox.model.subscription import check_of
     from outbox.store.subscriptions.leases import Leases
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     known = Subscriptions(channel).find(check_of(group))
-    holder = None if known is None else Leases(channel).look(Partition(known.name, known.generation))
+    holder = None if known is None else Leases(channel).look(known.partition(0))
     if holder is not None and holder.live:
         say(f"Error: worker {holder.owner} checks back on group {group} already")
         click.get_current_context().exit(UNFINISHED)

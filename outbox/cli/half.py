@@ -272,7 +272,6 @@ def _found(channel: Channel, id: str) -> tuple[HalfTransaction | None, Decided |
 
 def _unchecked(channel: Channel, transactions: Sequence[HalfTransaction]) -> list[str]:
     """Return a warning for each group on whose transactions nobody checks back."""
-    from outbox.model.lease import Partition
     from outbox.model.subscription import check_of
     from outbox.store.subscriptions.leases import Leases
     from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -281,7 +280,7 @@ def _unchecked(channel: Channel, transactions: Sequence[HalfTransaction]) -> lis
     warnings: list[str] = []
     for group in sorted({each.group for each in transactions if not each.given_up}):
         check = known.get(check_of(group))
-        holder = None if check is None else Leases(channel).look(Partition(check.name, check.generation))
+        holder = None if check is None else Leases(channel).look(check.partition(0))
         if check is None:
             warnings.append(
                 f"the subscription {check_of(group)} was dropped: nobody finds the pending transactions of group"

@@ -13,7 +13,6 @@ from outbox.cli.connection import open_channel_of, open_database, open_outbox
 from outbox.cli.failures import UNFINISHED
 from outbox.cli.options import Target, me
 from outbox.cli.output import age, say
-from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, compensation_of
@@ -24,9 +23,7 @@ from outbox.relay.relay import Relay
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.senders.envelopes import EnvelopeName
-from outbox.senders.opening import open_sender
-from outbox.senders.port import Sender, deadline_of, destination_of
-from outbox.senders.rewriting import check_rewriting
+from outbox.senders.opening import OpenedSender, open_sender
 from outbox.store.database import Channel, Database
 from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.leases import Leases
@@ -40,13 +37,11 @@ _AGAIN_SECONDS = 0.5
 _RENEW_EVERY = Settings().renew_every
 
 
-class Counted:
+class Counted(OpenedSender):
     """A sender that counts what was stored, and remembers when the destination last answered."""
 
-    def __init__(self, sender: Sender, destination: str) -> None:
-        self._sender = sender
-        self.destination = destination
-        self.deadline = deadline_of(sender)
+    def __init__(self, sender: OpenedSender) -> None:
+        super().__init__(sender, sender.destination)
         self.sent = 0
         #: The last error of the destination about a message that it did not accept.
         self.refusal: str | None = None
@@ -55,7 +50,7 @@ class Counted:
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send messages by the sender; count those that were stored, and note when the destination answered."""
         try:
-            verdicts = self._sender.send(messages)
+            verdicts = super().send(messages)
         except Exception as error:
             self.refusal = describe(error)
             raise
@@ -64,10 +59,6 @@ class Counted:
         if not all(isinstance(verdict, Unavailable) for verdict in verdicts):
             self.answered_at = time.monotonic()
         return verdicts
-
-    def close(self) -> None:
-        """Close the sender."""
-        self._sender.close()
 
 
 class Relaying:
@@ -100,14 +91,14 @@ class Relaying:
         self._topics = chosen_topics(topics)
         self._split_from = split_from
         self._beside = tuple(beside)
-        sender = open_sender(to)
-        check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=sender)
         self._start: Any = start
-        self._sender = Counted(sender, destination_of(to))
+        self._sender = Counted(open_sender(to, rename=rename, prefix=prefix, envelope=envelope, deadline=deadline))
         #: The time limit of one call of the sender.
-        self.deadline = deadline or self._sender.deadline
+        self.deadline = self._sender.deadline
         self._relay: Relay | None = None
-        self._stop = Stop()
+        self._stop = stop = Stop()
+        #: Puts this relay within a stop of others.
+        self.within = stop.within
         self._spoke = False
         self._refusal_notice = RefusalNotice(name)
         self._options: dict[str, Any] = {
@@ -116,10 +107,6 @@ class Relaying:
             "start": start,
             "on_dead": on_dead,
             "retry": RetryPolicy(attempts=attempts),
-            "deadline": self.deadline,
-            "rename": rename,
-            "prefix": prefix,
-            "envelope": envelope,
             "split_from": split_from,
             "settings": Settings(
                 limits=Limits(rows=batch_size, bytes=batch_bytes),
@@ -146,10 +133,10 @@ class Relaying:
         self.say_what_was_sent()
         return 0
 
-    def serve(self) -> None:
+    def work(self) -> None:
         """Send until stopped, among other relays. It goes on when calls of the sender hang; the sender stays open."""
         with open_database(self._target.url, self._target.schema) as database, database.explained():
-            self._relay_of(self._announced(database)).serve()
+            self._relay_of(self._announced(database)).work("stopped", self._stop)
 
     def say_what_was_sent(self) -> None:
         """Say that the relay has stopped, and how many messages it has sent."""
@@ -263,7 +250,7 @@ class Relaying:
         known = Subscriptions(channel).find(self._name)
         if known is None:
             return f"a new subscription that begins at {self._start}"
-        settled = ProgressLog(channel).newest(Partition(known.name, known.generation))
+        settled = ProgressLog(channel).newest(known.partition(0))
         if known.destination is None:
             ignored = "" if self._start == "earliest" else f"; --from {self._start} is for a name that is not there yet"
             return f"from the earliest message on{ignored}"
@@ -272,7 +259,7 @@ class Relaying:
 
     def _why_nothing_moved(self, channel: Channel, patience: timedelta) -> str:
         known = Subscriptions(channel).find(self._name)
-        holder = Leases(channel).look(Partition(known.name, known.generation)) if known else None
+        holder = Leases(channel).look(known.partition(0)) if known else None
         waited = f"gave up after {age(patience.total_seconds())}"
         if holder is not None and holder.live:
             return f"{waited}: worker {holder.owner} holds the lease of {self._name}"

@@ -17,7 +17,8 @@ from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
 from outbox.senders.opening import Destination
 from outbox.store.database import Database
-from outbox.store.log.append import Direct, Sent
+from outbox.store.log.append import Direct
+from outbox.writing.sent import Sent
 
 _LAST_SECONDS = 5.0
 

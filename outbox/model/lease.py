@@ -8,11 +8,19 @@ from datetime import datetime, timedelta
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """A partition of a subscription, which a worker leases."""
+    """A partition of a subscription, which a worker leases. `Subscription.partition` makes it.
+
+    `partitions`: how many the subscription has. Of the slots of keys it owns each `partitions`-th one.
+    """
 
     subscription: str
     generation: int = 1
     partition: int = 0
+    partitions: int = 1
+
+    def owns(self, slot: int) -> bool:
+        """Return whether the messages of this slot belong to the partition."""
+        return slot % self.partitions == self.partition
 
     @property
     def parameters(self) -> dict[str, object]:

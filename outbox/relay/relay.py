@@ -18,7 +18,7 @@ from outbox.model.subscription import Declaration, OnDead, Start, compensation_o
 from outbox.model.topics import chosen_topics
 from outbox.model.verdict import Verdict
 from outbox.relay.compensation import CompensationWorker
-from outbox.relay.restarts import Supervision
+from outbox.relay.supervisor import Supervisor, Until
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
@@ -26,8 +26,6 @@ from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.opening import Destination, open_sender
-from outbox.senders.port import deadline_of, destination_of
-from outbox.senders.rewriting import RewritingSender, check_rewriting
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
@@ -100,10 +98,18 @@ class Relay:
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
         require_own_name(name)
-        self._sender = open_sender(sender)
+        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
+        shared = sender if isinstance(sender, SerializedSender) else None
+        self._sender = open_sender(
+            sender if shared is None else shared.alone,
+            rename=rename,
+            prefix=prefix,
+            envelope=envelope,
+            deadline=deadline,
+        )
         declared = Declaration(
             name=name,
-            destination=destination_of(sender),
+            destination=self._sender.destination,
             topics=chosen_topics(topics),
             on_dead=on_dead,
             split_from=split_from,
@@ -111,13 +117,9 @@ class Relay:
         )
         self._name = name
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
-        deadline = deadline_of(self._sender) if deadline is None else deadline
-        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline)
-        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
-        turns = self._sender if isinstance(self._sender, SerializedSender) else FairLock()
-        self._handler = self._sender.alone if isinstance(self._sender, SerializedSender) else self._sender
-        if check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=self._handler):
-            self._handler = RewritingSender(self._handler, rename=rename, prefix=prefix, envelope=envelope)
+        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
+        turns = FairLock() if shared is None else shared
+        self._closes = shared is None
         self._stop = Stop()
         worker = partial(
             Worker, outbox.database, policy=policy, settings=settings, serialize=turns.hold, stop=self._stop
@@ -128,8 +130,7 @@ class Relay:
         every = (settings or Settings()).upkeep.find_compensation
         self._companion = CompensationWorker(left_behind.name, second, every=every, hangs=self._stop_first)
         self._worker = worker(declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0])
-        self._thread: threading.Thread | None = None
-        self._supervision: Supervision | None = None
+        self._supervisor: Supervisor | None = None
         self._reset()
         in_child(self._reset)
 
@@ -162,9 +163,9 @@ class Relay:
         with self._alone():
             try:
                 with stopping_on_signals(self.stop) if signals else nullcontext():
-                    self._run()
+                    self._run(gives_up=True)
             finally:
-                self._sender.close()
+                self.close()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -182,7 +183,7 @@ class Relay:
         """Stop the first worker: calls of the second never come back, so the process has to be started again."""
         self._worker.stop()
 
-    def _run(self, *, gives_up: bool = True) -> None:
+    def _run(self, *, gives_up: bool) -> None:
         listener = self._outbox.notifier.listen(self._worker.wake.set)
         self._companion.prepare(in_background=True, gives_up=gives_up)
         try:
@@ -201,32 +202,46 @@ class Relay:
 
         It also waits until its writers may no longer send messages themselves.
         """
-        self._work_both(Worker.until_empty)
+        with self._alone():
+            self._work_both(Worker.until_empty)
 
     def once(self) -> None:
         """Send one batch, if there is one, and one batch of messages that writers have left behind."""
-        self._work_both(Worker.once)
+        with self._alone():
+            self._work_both(Worker.once)
+
+    def work(self, until: Until, stop: Stop, *, gives_up: bool = False) -> None:
+        """Do as `run`, `until_empty` or `once`, until `stop` is asked, too; the sender stays open.
+
+        `gives_up`: whether it ends with an error when calls of the sender hang. Else their messages are parked until
+        the calls come back, and are never sent beside them.
+        """
+        with self._alone(), self._stop.within(stop):
+            if until == "stopped":
+                self._run(gives_up=gives_up)
+            else:
+                self._work_both(Worker.until_empty if until == "empty" else Worker.once)
 
     def _work_both(self, work: Callable[[Worker], None]) -> None:
-        with self._alone():
-            self._companion.prepare(in_background=False)
-            try:
-                work(self._worker)
-                if not self._stop.asked:
-                    self._companion.perform(work)
-            finally:
-                self._stop.withdraw()
+        self._companion.prepare(in_background=False)
+        try:
+            work(self._worker)
+            if not self._stop.asked:
+                self._companion.perform(work)
+        finally:
+            self._stop.withdraw()
 
     def close(self) -> None:
-        """Close the sender, after `until_empty` or `once`; `run` does it by itself."""
-        self._sender.close()
+        """Close the sender, after `until_empty` or `once`; `run` does it by itself. A shared one stays open."""
+        if self._closes:
+            self._sender.close()
 
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
         self._stop.ask()
-        supervision = self._supervision
-        if supervision is not None:
-            supervision.stop()
+        supervisor = self._supervisor
+        if supervisor is not None:
+            supervisor.stop()
 
     def start(self) -> None:
         """Run in a thread of this process, if it does not yet.
@@ -236,7 +251,7 @@ class Relay:
         Raises:
             SubscriptionError: it is at work in another way, or was asked to stop and has not ended yet.
         """
-        alive = self._thread is not None and self._thread.is_alive()
+        alive = self._supervisor is not None and self._supervisor.alive
         if alive and not self.stopping:
             return
         if alive or self._at_work.locked():
@@ -244,32 +259,16 @@ class Relay:
         # A stop that was asked after the previous run had ended is forgotten, because there was nothing to stop.
         self._stop.withdraw()
         self._worker.reset()
-        self._supervision = supervision = Supervision(self.serve)
-        thread = threading.Thread(target=self._run_in_background, args=(supervision,), name="outbox-relay", daemon=True)
-        thread.start()
-        self._thread = thread
+        self._supervisor = supervisor = Supervisor([self])
+        supervisor.start()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the thread of `start` to end."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-
-    def serve(self) -> None:
-        """Send until stopped, in a process that goes on when calls of the sender hang; the sender stays open.
-
-        The messages of such calls are parked until the calls come back, and are never sent beside them.
-        """
-        with self._alone():
-            self._run(gives_up=False)
-
-    def _run_in_background(self, supervision: Supervision) -> None:
-        try:
-            supervision.run()
-        finally:
-            self._sender.close()
+        if self._supervisor is not None:
+            self._supervisor.join(timeout)
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")
-        verdicts = self._handler.send(messages)
+        verdicts = self._sender.send(messages)
         crash_point("relay.after_send")
         return verdicts

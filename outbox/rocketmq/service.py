@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-import threading
 
 from outbox.model.retry import RetryPolicy
-from outbox.relay.restarts import Supervision
+from outbox.model.subscription import check_of
+from outbox.relay.supervisor import Until
 from outbox.rocketmq.broker import Broker, declaration_of
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.listener import Question
 from outbox.runtime.clock import clock
+from outbox.runtime.stop import Stop
 from outbox.store.log.limits import Limits
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
@@ -44,6 +45,7 @@ class CheckService:
         settings: Settings | None = None,
     ) -> None:
         self._checker = Checker(broker, group, policy, question, business, at_a_loss=self._step_aside)
+        self._stop = Stop()
         self._worker = Worker(
             broker.database,
             declaration_of(group, policy.transaction_timeout),
@@ -53,39 +55,55 @@ class CheckService:
                 retry=RetryPolicy(attempts=policy.most), deadline=policy.question * _ROUNDS, least=policy.threads
             ),
             settings=settings or Settings(limits=Limits(rows=_ROWS)),
+            stop=self._stop,
         )
-        self._group = group
-        self._name = f"outbox-check-{group}"
-        self._stopped = False
-        #: `_endless`: `run` goes on until it is stopped. `_aside`: the lease is given back for a while.
+        #: The name of its subscription.
+        self.name = check_of(group)
+        #: `_endless`: it goes on until it is stopped. `_aside`: the lease is given back for a while.
         self._endless = self._aside = False
         self._turn_ends = -math.inf
         #: The reasons for leaving the lease to others that were logged as a warning.
         self._logged: set[str] = set()
-        self._supervision: Supervision | None = None
-        self._thread: threading.Thread | None = None
 
-    def run(self) -> None:
-        """Check until stopped."""
+    @property
+    def stopping(self) -> bool:
+        """True from when a stop is asked until it has stopped."""
+        return self._stop.asked
+
+    def work(self, until: Until, stop: Stop) -> None:
+        """Check until a stop is asked, or only what is due. It holds no connections after that."""
+        with self._stop.within(stop):
+            try:
+                if until == "stopped":
+                    self._run()
+                else:
+                    self._worker.until_empty()
+            finally:
+                self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._checker.close()
+
+    def _run(self) -> None:
         self._endless, self._aside = True, False
         try:
             self._worker.run(gives_up=False)
             while self._aside:
                 self._rest_aside()
-                if self._stopped:
+                if self._stop.asked:
                     break
                 self._worker.run(gives_up=False)
         finally:
             self._endless = False
-            self._checker.close()
 
     def _step_aside(self, why: str) -> None:
         """Give the lease back for a while, because another process of the group may find out what this one cannot."""
         if self._endless and not self._aside and clock() >= self._turn_ends:
             logger.log(
                 logging.DEBUG if why in self._logged else logging.WARNING,
-                "check:%s: %s; others are let go first for %g s",
-                self._group,
+                "%s: %s; others are let go first for %g s",
+                self.name,
                 why,
                 _ASIDE_SECONDS,
             )
@@ -96,34 +114,7 @@ class CheckService:
     def _rest_aside(self) -> None:
         """Leave the lease to others for a while."""
         self._worker.reset()
-        if not self._stopped:
-            self._worker.rest(_ASIDE_SECONDS)
+        self._worker.rest(_ASIDE_SECONDS)
         self._turn_ends = clock() + _TURN_SECONDS
         # Last, because a call that comes back meanwhile would end the next turn before it begins.
         self._aside = False
-
-    def once(self) -> None:
-        """Check everything that is due, then return."""
-        try:
-            self._worker.until_empty()
-        finally:
-            self._checker.close()
-
-    def start(self) -> None:
-        """Run in a thread of this process until `stop`. Log each failure, and try again after it."""
-        if self._thread is not None and self._thread.is_alive():
-            return
-        self._stopped = False
-        self._worker.reset()
-        self._supervision = Supervision(self.run, name="the check")
-        self._thread = threading.Thread(target=self._supervision.run, name=self._name, daemon=True)
-        self._thread.start()
-
-    def stop(self, timeout: float | None = None) -> None:
-        """Let the check under way finish, then end. Wait for the thread of `start`, for at most `timeout` seconds."""
-        self._stopped = True
-        if self._supervision is not None:
-            self._supervision.stop()
-        self._worker.stop()
-        if self._thread is not None:
-            self._thread.join(timeout)

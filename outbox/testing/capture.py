@@ -20,7 +20,7 @@ from uuid import UUID
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Reject, Verdict
 from outbox.senders.port import Sender
-from outbox.testing.watch import Entry, Watch
+from outbox.testing.entries import Entries, Entry
 
 _SHOWN_BODY = 120
 _SHOWN_MESSAGES = 20
@@ -62,18 +62,18 @@ class Capture:
     """
 
     def __init__(self) -> None:
-        self._watch = Watch()
+        self._captured = Entries()
         self._first = 0
         #: By message id: the attempts that `deliver` has made, and the messages that it delivers no more.
         self._attempts: dict[UUID, int] = {}
         self._finished: set[UUID] = set()
 
     def __enter__(self) -> Self:
-        self._watch.start()
+        self._captured.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._watch.stop()
+        self._captured.stop()
 
     @property
     def messages(self) -> list[Message]:
@@ -96,7 +96,7 @@ class Capture:
 
     def clear(self) -> None:
         """Forget what was captured so far."""
-        self._first = len(self._watch.entries)
+        self._first = len(self._captured.all)
 
     @overload
     def assert_sent(self, topic: str, *, count: None = ..., **description: Unpack[Description]) -> Message: ...
@@ -173,8 +173,8 @@ class Capture:
         return verdict
 
     def _entries(self) -> list[Entry]:
-        self._watch.settle()
-        return self._watch.entries[self._first :]
+        self._captured.settle()
+        return self._captured.all[self._first :]
 
     def _told(self, wanted: _Wanted) -> str:
         """Return, as text, what was sent instead, that topic first, and what was rolled back."""

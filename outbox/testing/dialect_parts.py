@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
 
 from outbox.model.lease import Lease, Partition
-from outbox.model.message import Message
+from outbox.model.message import Message, slot_of
 from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Position, Progress
-from outbox.model.subscription import Declaration
+from outbox.model.subscription import Declaration, Subscription
 from outbox.outbox import Outbox
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
 from outbox.store.operations import probe
+from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _NAME = "contract"
-_PARTITION = Partition(_NAME)
 _LONG = timedelta(minutes=10)
+_LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 class LeaseContract:
@@ -30,29 +34,29 @@ class LeaseContract:
 
     def test_a_lease_has_one_holder(self, channel: Channel) -> None:
         """Refuse others until the lease is released, or is claimed as it was seen; each holder's epoch is new."""
-        leases = _declared(channel)
-        first = leases.acquire(_PARTITION, "first", _LONG)
-        refused = leases.acquire(_PARTITION, "second", _LONG)
+        leases, partition = Leases(channel), _declared(channel)
+        first = leases.acquire(partition, "first", _LONG)
+        refused = leases.acquire(partition, "second", _LONG)
         assert first is not None
 
         assert refused is None
-        seen = leases.look(_PARTITION)
+        seen = leases.look(partition)
         assert leases.renew(first, _LONG)
-        assert leases.acquire(_PARTITION, "second", _LONG, seen) is None
-        second = leases.acquire(_PARTITION, "second", _LONG, leases.look(_PARTITION))
+        assert leases.acquire(partition, "second", _LONG, seen) is None
+        second = leases.acquire(partition, "second", _LONG, leases.look(partition))
         assert second is not None and second.epoch > first.epoch
         assert not leases.renew(first, _LONG)
         leases.release(first)
-        assert leases.acquire(_PARTITION, "third", _LONG) is None
+        assert leases.acquire(partition, "third", _LONG) is None
         leases.release(second)
-        third = leases.acquire(_PARTITION, "third", _LONG)
+        third = leases.acquire(partition, "third", _LONG)
         assert third is not None and third.epoch > second.epoch
 
     def test_a_lost_lease_writes_nothing(self, channel: Channel) -> None:
         """Refuse the holder of an old epoch: it can neither move the position nor hold the lease row."""
-        leases, progress = _declared(channel), ProgressLog(channel)
+        leases, progress, partition = Leases(channel), ProgressLog(channel), _declared(channel)
         incarnation = Log().now(channel).incarnation
-        old, new = _taken(leases, "old"), _taken(leases, "new")
+        old, new = _taken(leases, partition, "old"), _taken(leases, partition, "new")
         before = probe.count(channel, "progress")
 
         settled = progress.settle(old, 1, Progress(Position(7)), incarnation)
@@ -65,8 +69,8 @@ class LeaseContract:
 
     def test_a_position_of_another_server_is_not_stored(self, channel: Channel) -> None:
         """Refuse a position of another incarnation: a server that was restarted may give its numbers out again."""
-        leases, progress = _declared(channel), ProgressLog(channel)
-        lease = _taken(leases, "holder")
+        leases, progress, partition = Leases(channel), ProgressLog(channel), _declared(channel)
+        lease = _taken(leases, partition, "holder")
         elsewhere = Log().now(channel).incarnation + " restarted"
 
         settled = progress.settle(lease, 1, Progress(Position(7)), elsewhere)
@@ -74,51 +78,51 @@ class LeaseContract:
             held = leases.hold(lease, elsewhere)
 
         assert (settled, held) == (False, False)
-        assert _stored(progress) == Progress(EARLIEST)
+        assert _stored(progress, partition) == Progress(EARLIEST)
 
     def test_the_newest_progress_counts(self, channel: Channel) -> None:
         """Read the last progress of the newest epoch, however high the numbers before it are; also after a prune."""
-        leases, progress = _declared(channel), ProgressLog(channel)
+        leases, progress, partition = Leases(channel), ProgressLog(channel), _declared(channel)
         incarnation = Log().now(channel).incarnation
         inside = Progress(Position(3), Position(9, (4, 7)), 12)
-        seen = [_stored(progress)]
-        old = _taken(leases, "old")
+        seen = [_stored(progress, partition)]
+        old = _taken(leases, partition, "old")
         for n, each in enumerate([Progress(Position(20)), Progress(Position(30, (21, 25)))], 1):
             assert progress.settle(old, n, each, incarnation)
-            seen.append(_stored(progress))
+            seen.append(_stored(progress, partition))
         leases.release(old)
-        new = _taken(leases, "new")
+        new = _taken(leases, partition, "new")
         assert progress.settle(new, 1, inside, incarnation)
-        seen.append(_stored(progress))
+        seen.append(_stored(progress, partition))
 
         progress.prune(new.partition)
 
-        seen.append(_stored(progress))
+        seen.append(_stored(progress, partition))
         assert seen == [
             Progress(EARLIEST), Progress(Position(20)), Progress(Position(30, (21, 25))), inside, inside
         ]  # fmt: skip
 
     def test_a_transaction_of_a_channel_is_whole(self, channel: Channel) -> None:
         """Roll back a transaction in which something raised; the channel can be used again."""
-        leases, progress = _declared(channel), ProgressLog(channel)
+        leases, progress, partition = Leases(channel), ProgressLog(channel), _declared(channel)
         incarnation = Log().now(channel).incarnation
-        lease = _taken(leases, "holder")
+        lease = _taken(leases, partition, "holder")
         try:
             with channel.transaction():
                 assert progress.settle(lease, 1, Progress(Position(7)), incarnation)
                 raise ZeroDivisionError
         except ZeroDivisionError:
-            seen = [_stored(progress)]
+            seen = [_stored(progress, partition)]
         with channel.transaction():
             assert progress.settle(lease, 1, Progress(Position(8)), incarnation)
-        seen.append(_stored(progress))
+        seen.append(_stored(progress, partition))
 
         assert seen == [Progress(EARLIEST), Progress(Position(8))]
 
     def test_a_channel_has_one_transaction_at_a_time(self, channel: Channel) -> None:
         """Refuse a second one while the first is open: as a part of the first it could be taken back with it."""
-        leases, progress = _declared(channel), ProgressLog(channel)
-        lease = _taken(leases, "holder")
+        leases, progress, partition = Leases(channel), ProgressLog(channel), _declared(channel)
+        lease = _taken(leases, partition, "holder")
         refused = False
         with channel.transaction():
             assert progress.settle(lease, 1, Progress(Position(7)), Log().now(channel).incarnation)
@@ -128,7 +132,7 @@ class LeaseContract:
             except Exception:
                 refused = True
 
-        assert (refused, _stored(progress)) == (True, Progress(Position(7)))
+        assert (refused, _stored(progress, partition)) == (True, Progress(Position(7)))
 
 
 class ParkedContract:
@@ -200,22 +204,79 @@ class ParkedContract:
         assert [id for id, _ in _ready(parked, released=["a"])] == [ids[2], ids[1], ids[0]]
         assert not parked.some_fell_due()
 
+    @pytest.mark.parametrize("number", [1, 2, 3])
+    def test_a_partition_looks_for_its_own(self, outbox: Outbox, channel: Channel, number: int) -> None:
+        """Find what waits for a turn, and what people requested, in the slots of a partition, and of no other."""
+        keys = [f"key-{n}" for n in range(25)]
+        due, dead, delayed, blocked, waiting = (keys[n::5] for n in range(5))
+        now = timedelta(0)
+        states = {
+            Parking(state="retry", blocks=True, delay=now): due,
+            Parking(state="dead", blocks=True): dead,
+            Parking(state="delayed", blocks=False): delayed,
+            Parking(state="blocked", blocks=True): blocked,
+            Parking(state="waiting", blocks=True, delay=timedelta(hours=1)): waiting,
+        }
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("alpha", b"x", key=key, deliver_at=_LONG_AGO) for key in keys])
+        ids = {message.key: message.id or 0 for message in Log().read_on(channel, EARLIEST).messages}
+        with channel.transaction():
+            Parked(channel, _NAME).park({state: [ids[key] for key in some] for state, some in states.items()})
+        DeadLetters(channel, _NAME).request(DeadLetterFilter(), "replay", "somebody", None)
+        partitions = replace(_subscription(channel), partitions=number).all_partitions()
 
-def _declared(channel: Channel) -> Leases:
-    """Declare a subscription, and return its leases; no worker holds one."""
-    Subscriptions(channel).declare(Declaration(name=_NAME, destination="callable:contract"))
-    return Leases(channel)
+        found = []
+        for partition in partitions:
+            parked = Parked(channel, _NAME, partition)
+            found.append(
+                [
+                    parked.keys(100),
+                    parked.released_keys(),
+                    {each.message.key for each in parked.ready(blocked, [], 100, 1_000)},
+                    {each.key for each in parked.requests(100)},
+                    parked.waiting(100),
+                    parked.some_fell_due(),
+                    set(parked.fall_due(100)),
+                    parked.some_fell_due(),
+                ]
+            )
+
+        def own(partition: Partition, some: Sequence[str]) -> set[str | None]:
+            return {key for key in some if partition.owns(slot_of(key, outbox.database.slots))}
+
+        assert found == [
+            [
+                own(each, [*due, *dead, *waiting]),
+                own(each, blocked),
+                own(each, [*due, *blocked]),
+                own(each, dead),
+                len(own(each, waiting)),
+                bool(own(each, delayed)),
+                own(each, delayed),
+                False,
+            ]
+            for each in partitions
+        ]
 
 
-def _taken(leases: Leases, owner: str) -> Lease:
+def _subscription(channel: Channel) -> Subscription:
+    return Subscriptions(channel).declare(Declaration(name=_NAME, destination="callable:contract"))
+
+
+def _declared(channel: Channel) -> Partition:
+    """Declare a subscription, and return its partition; no worker holds the lease."""
+    return _subscription(channel).partition(0)
+
+
+def _taken(leases: Leases, partition: Partition, owner: str) -> Lease:
     """Take the lease, as from a holder that has stood still for long enough."""
-    lease = leases.acquire(_PARTITION, owner, _LONG, leases.look(_PARTITION))
+    lease = leases.acquire(partition, owner, _LONG, leases.look(partition))
     assert lease is not None
     return lease
 
 
-def _stored(progress: ProgressLog) -> Progress:
-    newest = progress.newest(_PARTITION)
+def _stored(progress: ProgressLog, partition: Partition) -> Progress:
+    newest = progress.newest(partition)
     assert newest is not None
     return newest.progress
 

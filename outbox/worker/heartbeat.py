@@ -1,83 +1,114 @@
-"""The heartbeat of a lease: renews it in the background, and knows by our own clock how long it is still ours."""
+"""The heartbeat of a worker: renews its leases in the background, and knows by our own clock how long they are ours."""
 
 from __future__ import annotations
 
 import logging
+import math
 import random
 import threading
-from collections.abc import Callable
 from datetime import timedelta
 
 from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.stop import Stop
+from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel, Database
 from outbox.store.subscriptions.leases import Leases
 
 logger = logging.getLogger("outbox")
 
 
-class LeaseHeartbeat:
-    """Renews a lease on a thread and a connection of its own, also while a handler works.
+class HeldLease:
+    """A lease that a heartbeat renews.
 
-    The deadline counts from before the renewal was sent. So the database does not give the lease to another worker
+    Its deadline counts from before the renewal was sent. So the database does not give the lease to another worker
     before the deadline, however long the network takes.
     """
 
-    def __init__(
-        self,
-        database: Database,
-        lease: Lease,
-        *,
-        length: timedelta,
-        every: timedelta,
-        taken: float,
-        lost: Callable[[], None],
-        wanted: Callable[[], None] = lambda: None,
-    ) -> None:
-        """`lost`: called when the lease is another worker's. `wanted`: called when a command waits for it."""
-        self._database = database
-        self._lease = lease
-        self._length = length
-        self._every = every
-        self._deadline = taken + length.total_seconds()
-        self._on_lost = lost
-        self._on_wanted = wanted
-        self._lost = False
-        self._renewed = threading.Condition()
-        self._stopping = threading.Event()
-        # Opened now, so that no work begins under a lease that cannot be renewed for want of a connection.
-        self._channel: Channel | None = database.open()
-        self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
-        self._thread.start()
+    def __init__(self, lease: Lease, deadline: float, stop: Stop, beat: threading.Condition) -> None:
+        """`stop`: asked when a command waits for the lease. `beat`: notified after each renewal."""
+        self.lease = lease
+        self.stop = stop
+        #: True when the lease is another worker's.
+        self.lost = False
+        self._deadline = deadline
+        self._beat = beat
 
     @property
-    def left(self) -> float:
-        """Seconds for which the lease is still ours, by our own clock."""
-        return 0.0 if self._lost else self._deadline - clock()
+    def until(self) -> float:
+        """The moment, by `clock`, until when the lease is still ours."""
+        return -math.inf if self.lost else self._deadline
 
-    def require(self, seconds: float) -> float:
+    def require(self, seconds: float) -> bool:
+        """Return whether the lease is good for `seconds`; False while a renewal may still come in time.
+
+        Raises:
+            LeaseLostError: it has gone to another worker, or no renewal came back in time.
+        """
+        left = self.until - clock()
+        if left <= 0:
+            raise LeaseLostError(f"the lease of {self.lease.partition.subscription} could not be renewed in time")
+        return left > seconds
+
+    def wait_until_good(self, seconds: float) -> float:
         """Return once the lease is good for `seconds`; wait for a renewal that is under way.
 
         Returns:
             The moment, by `clock`, before which the work has to begin, so that the lease lasts for `seconds` more.
 
         Raises:
-            LeaseLostError: it has gone to another worker, or no renewal came back in time.
+            LeaseLostError: see `require`.
         """
-        if not self.left > seconds:
-            with self._renewed:
-                self._renewed.wait_for(lambda: self._lost or self.left > seconds, timeout=max(0.0, self.left))
-        until = self._deadline - seconds
-        if not self.left > seconds:
-            raise LeaseLostError(f"the lease of {self._lease.partition.subscription} could not be renewed in time")
-        return until
+        while not self.require(seconds):
+            with self._beat:
+                left = self.until - clock()
+                self._beat.wait_for(lambda: self.lost or self.until - clock() > seconds, timeout=max(0.0, left))
+        return self.until - seconds
 
-    def stop(self) -> None:
-        """End the renewals, before the lease is given back."""
+    def renewed(self, deadline: float) -> None:
+        """Note a renewal, after which the lease is ours until this moment."""
+        self._deadline = deadline
+
+
+class Heartbeat:
+    """Renews all leases of a worker together, on one thread and one connection of its own, also while handlers work."""
+
+    def __init__(self, database: Database, *, length: timedelta, every: timedelta, wake: Wake) -> None:
+        """`wake`: set when a lease is lost."""
+        self._database = database
+        self._length = length
+        self._every = every
+        self._wake = wake
+        self._held: list[HeldLease] = []
+        self._beat = threading.Condition()
+        self._stopping = threading.Event()
+        self._channel: Channel | None = None
+        self._thread: threading.Thread | None = None
+
+    def hold(self, lease: Lease, taken: float, stop: Stop) -> HeldLease:
+        """Renew a lease from now on. `taken`: a moment before it was taken. `stop`: see `HeldLease`."""
+        if self._thread is None:
+            # Opened now, so that no work begins under a lease that cannot be renewed for want of a connection.
+            self._channel = self._database.open()
+            self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
+            self._thread.start()
+        held = HeldLease(lease, taken + self._length.total_seconds(), stop, self._beat)
+        with self._beat:
+            self._held.append(held)
+        return held
+
+    def drop(self, held: HeldLease) -> None:
+        """Renew this lease no longer. A renewal that is under way does not renew a lease that is given back."""
+        with self._beat:
+            self._held = [each for each in self._held if each is not held]
+
+    def close(self) -> None:
+        """End the renewals."""
         self._stopping.set()
-        self._thread.join(timeout=self._length.total_seconds())
+        if self._thread is not None:
+            self._thread.join(timeout=self._length.total_seconds())
 
     def _renew_for_ever(self) -> None:
         channel, self._channel = self._channel, None
@@ -88,31 +119,33 @@ class LeaseHeartbeat:
                 self._renew(channel)
                 pause = self._every.total_seconds()
             except Exception as error:
-                # After an error, try again. It does not mean that the lease is lost: the deadline decides that.
+                # After an error, try again. It does not mean that the leases are lost: their deadlines decide that.
                 logger.debug("lease renewal failed: %s", type(error).__name__)
                 if channel is not None:
                     channel.close()
                 channel = None
                 pause = random.uniform(0.1, 0.3)
-            if self._lost:
-                break
         if channel is not None:
             channel.close()
 
     def _renew(self, channel: Channel) -> None:
-        before = clock()
-        crash_point("worker.before_renew")
-        leases = Leases(channel)
-        ours = leases.renew(self._lease, self._length)
-        crash_point("worker.after_renew")
-        with self._renewed:
-            if ours:
-                self._deadline = before + self._length.total_seconds()
-            self._lost = not ours
-            self._renewed.notify_all()
-        if not ours:
-            self._on_lost()
+        held = [each for each in self._held if not each.lost]
+        if not held:
             return
-        seen = leases.look(self._lease.partition)
-        if seen is not None and seen.wanted:
-            self._on_wanted()
+        before, leases = clock(), Leases(channel)
+        crash_point("worker.before_renew")
+        ours = leases.renew_all([each.lease for each in held], self._length)
+        crash_point("worker.after_renew")
+        with self._beat:
+            for each in held:
+                each.lost = each.lease not in ours
+                if not each.lost:
+                    each.renewed(before + self._length.total_seconds())
+            self._beat.notify_all()
+        if len(ours) < len(held):
+            self._wake.set()
+        seen = leases.look_all([lease.partition for lease in ours]) if ours else {}
+        for each in held:
+            holder = seen.get(each.lease.partition)
+            if holder is not None and holder.wanted:
+                each.stop.ask()

@@ -10,10 +10,8 @@ from dataclasses import replace
 from functools import partial
 
 from outbox.errors import HungHandlerError, LeaseLostError, StandbyError, SubscriptionError
-from outbox.model.lease import Holder, Lease, Partition
+from outbox.model.lease import Lease, Partition
 from outbox.model.subscription import Declaration, Start, Subscription
-from outbox.model.verdict import describe
-from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
 from outbox.runtime.process import unique_name
 from outbox.runtime.stop import Stop
@@ -28,17 +26,18 @@ from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
-from outbox.store.subscriptions.leases import Leases, LeaseWatch
-from outbox.store.subscriptions.notices import RefusalNotice
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.activity_log import Activity
 from outbox.worker.calls import Caller, Handler, HungCalls
+from outbox.worker.declaring import Declaring
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.failure_words import words_of
 from outbox.worker.handle import BatchHandler
-from outbox.worker.heartbeat import LeaseHeartbeat
+from outbox.worker.heartbeat import Heartbeat, HeldLease
+from outbox.worker.lease_search import LeaseSearch, lease_logger
+from outbox.worker.notice import Notice
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
@@ -46,13 +45,8 @@ from outbox.worker.settings import Settings
 from outbox.worker.settle import Unsettled
 
 logger = logging.getLogger("outbox")
-#: Says which worker works and which stands by. A logger of its own, because many people want to see these lines and
-#: few others.
-lease_logger = logging.getLogger("outbox.lease")
-
 #: The longest pause between two tries: to reach a database that is away, and to settle what was sent already.
 _PAUSE_SECONDS, _UNSETTLED_PAUSE_SECONDS = 2.0, 30.0
-_MOST_NOTICE = 500
 
 
 class Worker:
@@ -83,15 +77,17 @@ class Worker:
         self._database = database
         self._declared = declared
         self._handler = handler
-        self._start = start
         self._policy = policy or HandlerPolicy()
         self._settings = settings or Settings()
         self._serialize = serialize
         self._on_idle = on_idle
-        self._failure_log = FailureLog(declared.name, declared.destination, words=words_of(declared), note=self._note)
+        self._declaring = Declaring(declared, start)
+        self._notice = Notice(database, declared.name)
+        self._failure_log = FailureLog(
+            declared.name, declared.destination, words=words_of(declared), note=self._notice.write
+        )
         done = "sent" if declared.destination else "done"
         self._activity = Activity(declared.name, done=done, every=self._settings.upkeep.log_activity)
-        self._stands_by = self._leases_differ = False
         self._new_owner()
         in_child(self._new_owner)
         self.wake = Wake()
@@ -99,14 +95,10 @@ class Worker:
         #: Asked when a command wants the lease: the work with it ends as for a stop, and then waits for it again.
         self._give_back = Stop(self._stop, wake=self.wake.set)
         self._throttled_log = ThrottledLog(logger)
-        self._known = False
-        self._watch = LeaseWatch(self._settings.lease)
+        self._search = LeaseSearch(declared.name, self._settings.lease, self._notice)
         self._hung = HungCalls() if hung is None else hung
         self._gives_up, self._endless = True, False
         self._unsettled = Unsettled()
-        #: True when a worker, perhaps this one, has written to the database why it does not work.
-        self._noticed = False
-        self._refusal_notice = RefusalNotice(declared.name)
 
     @property
     def stopping(self) -> bool:
@@ -183,7 +175,8 @@ class Worker:
                             goes_on = step(partition_worker)
                             if not self._unsettled:
                                 failures = 0
-                                self._withdraw_notice(channel)
+                                self._failure_log.went_on()
+                                self._notice.withdraw(channel)
                             self._activity.tell_if_due(partial(parked_counts, channel, self._declared.name))
                             if not goes_on and not self._give_back.asked:
                                 return
@@ -200,51 +193,30 @@ class Worker:
     def _explain_or_raise(self, error: Exception) -> None:
         """Log the error if another try may succeed; otherwise raise it."""
         # A worker that has worked here waits for the end of a failover, until the address leads to a primary again.
-        failover = self._known and isinstance(error, StandbyError)
+        failover = self._declaring.known and isinstance(error, StandbyError)
         passes = failover or self._database.transient(error)
         line, _ = in_one_line(error)
         if self._unsettled and self._unsettled.explains(error) and (passes or self._endless):
             # Also errors that only a person can mend, because a new process would send the batch again.
             why = f"settling fails, and nothing is sent until it works again: {line}"
             if self._throttled_log.warning("%s: %s", self._declared.name, why):
-                self._note(why)
+                self._notice.write(why)
         elif passes:
             self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
         else:
             # Where its declaration is refused, that was noted already, because such a worker may have no lease.
             if not isinstance(error, SubscriptionError):
-                self._note(line)
+                self._notice.write(line)
             raise error
 
     def _declare(self, channel: Channel) -> Subscription:
         ensure_outbox(channel)
-        with self._refusal_notice.noted(channel, self.owner):
-            return self._declared_on(channel)
-
-    def _declared_on(self, channel: Channel) -> Subscription:
-        known = Subscriptions(channel).find(self._declared.name)
-        if known is None and self._known:
-            # Declared anew, the subscription would begin at its start, and everything would be sent again.
-            raise SubscriptionError(f"subscription {self._declared.name!r} was dropped under this worker")
-        # Once it has begun, it does not depend on the others: what is altered of one route stops that one only.
-        declared = replace(self._declared, beside=()) if self._known else self._declared
-        subscription = Subscriptions(channel).declare(declared, None if self._known else self._start)
-        if not self._known:
-            # Only by a worker that begins: one that reconnects does not undo what a newer worker has stored.
-            subscription = Subscriptions(channel).store_hosts(subscription, self._declared)
-        self._known = True
-        if known is None or (known.destination is None and known.direct is None):
-            logger.info("subscription %s begins at %s", subscription.name, self._start if known is None else "earliest")
-        if subscription.partitions != 1:
-            raise SubscriptionError(
-                f"{subscription.name} has {subscription.partitions} partitions; this version owns one"
-            )
-        return subscription
+        return self._declaring.declare(channel, self.owner)
 
     @contextmanager
     def _at_work(self, channel: Channel, subscription: Subscription) -> Iterator[PartitionWorker | None]:
         """Take the lease and yield a worker for the partition, or None when a stop came first; then give it back."""
-        partition = Partition(subscription.name, subscription.generation)
+        partition = subscription.partition(0)
         taken = self._acquire(channel, partition)
         if taken is None:
             yield None
@@ -253,46 +225,35 @@ class Worker:
         settings = self._settings
         self._hung.taken(lease)
         caller = Caller(self._handler, lease)
-        heartbeat: LeaseHeartbeat | None = None
+        heartbeat = Heartbeat(self._database, length=settings.lease, every=settings.renew_every, wake=self.wake)
         self._give_back.withdraw()
         try:
-            heartbeat = LeaseHeartbeat(
-                self._database,
-                lease,
-                length=settings.lease,
-                every=settings.renew_every,
-                taken=at,
-                lost=self.wake.set,
-                wanted=self._give_back.ask,
-            )
+            held = heartbeat.hold(lease, at, self._give_back)
             # Declared again, because somebody may have altered the subscription while this worker waited for the lease.
             subscription = self._declare(channel)
             if not subscription.grace:
                 # With a grace, hints of commits are of no use: a message is handled long after its commit.
                 channel.listen()
-            partition_worker = self._begin(channel, lease, subscription, heartbeat, caller)
+            partition_worker = self._begin(channel, held, subscription, caller)
             with closing(partition_worker):
                 yield partition_worker
                 partition_worker.settle_handled()
         finally:
-            if heartbeat is not None:
-                heartbeat.stop()
+            heartbeat.close()
             caller.close()
             if not self._hung.unfinished:
                 # While calls hang the lease expires instead, or another worker would send their messages beside them.
                 with suppress(Exception):
                     Leases(channel).release(lease)
 
-    def _begin(
-        self, channel: Channel, lease: Lease, subscription: Subscription, heartbeat: LeaseHeartbeat, caller: Caller
-    ) -> PartitionWorker:
+    def _begin(self, channel: Channel, held: HeldLease, subscription: Subscription, caller: Caller) -> PartitionWorker:
         ProgressLog(channel).require_same_ids(subscription.name)
         policy = replace(self._policy, block_on_dead=subscription.on_dead != "continue")
         enough = min(policy.deadline, self._settings.lease / 2).total_seconds()
         batch_handler = BatchHandler(
             caller,
             policy,
-            before_call=lambda: heartbeat.require(enough),
+            before_call=lambda: held.wait_until_good(enough),
             rest=self._give_back.rest,
             most=self._settings.limits.rows,
             part_seconds=self._settings.upkeep.settle_parts,
@@ -301,13 +262,13 @@ class Worker:
             serialize=self._serialize,
             failure_log=self._failure_log,
         )
-        log = Log(self._settings.limits, subscription.selection)
-        logger.info("subscription %s: lease taken, epoch %d", subscription.name, lease.epoch)
+        log = Log(self._settings.limits, subscription.selection, held.lease.partition)
+        logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
         self._channel = channel
         self._polling = Polling(*(pause.total_seconds() for pause in self._settings.poll))
         return PartitionWorker(
             channel,
-            lease,
+            held.lease,
             log,
             self._settings,
             batch_handler,
@@ -321,20 +282,11 @@ class Worker:
 
     def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
         """Wait for the lease; return it with a moment before it was taken, or None when a stop came first."""
-        leases, length = Leases(channel), self._settings.lease
         while not self._stop.asked:
             self._on_idle(channel)
-            holder = leases.look(partition)
-            if holder is None:
-                raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
-            self._noticed = self._noticed or holder.notice is not None
-            claim, before = self._watch.look(holder), clock()
-            lease = None if holder.wanted else leases.acquire(partition, self.owner, length, claim)
-            if lease is not None:
-                self._say_that_it_takes_over()
+            for lease, before in self._search.look(channel, [partition], self.owner).items():
                 return lease, before
-            self._say_that_it_stands_by(holder)
-            self.rest(random.uniform(0.2, 0.4))
+            self.rest(self._search.pause())
         return None
 
     def _gives_back(self) -> bool:
@@ -377,40 +329,3 @@ class Worker:
         if subscription.kind == "check":
             return DecidedHalves(channel)
         return None if subscription.direct is None else Acks(channel, subscription.direct)
-
-    def _say_that_it_stands_by(self, holder: Holder) -> None:
-        """Log that this worker stands by; only once, over any number of lost connections."""
-        if not self._stands_by:
-            self._stands_by = True
-            watched = (holder.length or self._settings.lease).total_seconds()
-            held = "another worker holds the lease; standing by"
-            left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
-            lease_logger.info("%s: %s", self._declared.name, held if holder.live else left)
-        # A lease that was never renewed may be that of a command, which holds it for a short time.
-        length, differs = self._settings.lease, bool(holder.renewals) and holder.length != self._settings.lease
-        if differs and holder.length is not None and not self._leases_differ:
-            self._leases_differ = True
-            here = f"that of the worker which stands by {length.total_seconds():g} s"
-            differ = f"its lease is {holder.length.total_seconds():g} s long, {here}; give both the same --lease"
-            lease_logger.warning("%s: %s", self._declared.name, differ)
-            self._note(differ)
-
-    def _note(self, text: str, since: float = 0.0) -> None:
-        """Write why this worker does not work to where `outbox status` reads it.
-
-        `since`: for how many seconds it does not work already.
-        """
-        self._noticed = True
-        with suppress(Exception), closing(self._database.open()) as channel:
-            Leases(channel).note(self._declared.name, describe(text)[:_MOST_NOTICE], since=since)
-
-    def _withdraw_notice(self, channel: Channel) -> None:
-        self._failure_log.went_on()
-        if self._noticed:
-            Leases(channel).note(self._declared.name, None)
-            self._noticed = False
-
-    def _say_that_it_takes_over(self) -> None:
-        if self._stands_by:
-            self._stands_by = False
-            lease_logger.info("%s: the lease is free; taking over", self._declared.name)

@@ -9,29 +9,36 @@ are asked that have sent.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import InvalidRequestError
 
 from outbox.errors import TransactionAbortedError
+from outbox.model.message import Message
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
-from outbox.store.log.append import Sent
+from outbox.writing.sent import Sent
 
 #: The key of a connection's `info` that holds what was sent in its transaction, by listener.
 _SENT = object()
 
 _prepared: weakref.WeakSet[Any] = weakref.WeakSet()
-_VERBS = ("do_commit", "do_rollback", "do_prepare_twophase", "do_commit_twophase", "do_rollback_twophase")
+_VERBS = (
+    "do_commit", "do_rollback", "do_prepare_twophase", "do_commit_twophase", "do_rollback_twophase",
+    "do_savepoint", "do_release_savepoint", "do_rollback_to_savepoint",
+)  # fmt: skip
 
 
 class CommitListener(Protocol):
-    """An object that is told of commits. It never blocks and never raises."""
+    """An object that is told how transactions with messages end. It never raises."""
 
     def committed(self, sent: Sent, since: float) -> None:
-        """Take note of the commit of a transaction with messages; `since`: a moment before it, by `clock`."""
+        """Take note of a commit; `since`: a moment before it, by `clock`."""
+
+    def rolled_back(self, messages: Sequence[Message]) -> None:
+        """Take note that messages are gone, with the whole transaction or with a savepoint."""
 
 
 def sent_so_far(listener: CommitListener, connection: Connection) -> Sent | None:
@@ -54,6 +61,24 @@ def has_sent(connection: Connection) -> bool:
     return bool(_info_of(connection).get(_SENT))
 
 
+def savepoint_set(connection: Connection, name: str) -> None:
+    """Note a savepoint in the running transaction."""
+    for sent in _info_of(connection).get(_SENT, {}).values():
+        sent.set_savepoint(name)
+
+
+def savepoint_released(connection: Connection, name: str) -> None:
+    """Note that a savepoint is no more; what came after it stays."""
+    for sent in _info_of(connection).get(_SENT, {}).values():
+        sent.release(name)
+
+
+def rolled_back_to(connection: Connection, name: str) -> None:
+    """Tell of what is gone with a rollback to a savepoint."""
+    for listener, sent in _info_of(connection).get(_SENT, {}).items():
+        listener.rolled_back(sent.roll_back_to(name))
+
+
 def prepare(engine: Engine, is_aborted: Callable[[Any], bool]) -> None:
     """Notice the commits on this engine. Once is enough, also for its copies with other execution options.
 
@@ -67,24 +92,33 @@ def prepare(engine: Engine, is_aborted: Callable[[Any], bool]) -> None:
 
 
 class _Hook:
-    """Replaces five methods of a dialect, and calls the original ones."""
+    """Replaces eight methods of a dialect, and calls the original ones."""
 
     def __init__(self, dialect: Any, is_aborted: Callable[[Any], bool]) -> None:
         self._dialect = dialect
         self._is_aborted = is_aborted
-        self._commit, self._roll_back, self._prepare, self._commit_prepared, self._roll_back_prepared = (
-            getattr(dialect, verb) for verb in _VERBS
-        )
+        (
+            self._commit, self._roll_back, self._prepare, self._commit_prepared, self._roll_back_prepared,
+            self._set_savepoint, self._release_savepoint, self._roll_back_to_savepoint,
+        ) = (getattr(dialect, verb) for verb in _VERBS)  # fmt: skip
 
     def do_commit(self, pooled: Any) -> None:
         everyone = self._about_to_commit(pooled, "rollback")
         since = clock()
-        self._commit(pooled)
+        try:
+            self._commit(pooled)
+        except BaseException:
+            _tell_rolled_back(everyone)
+            raise
         _tell(everyone, since)
 
     def do_rollback(self, pooled: Any) -> None:
-        _info_of(pooled).pop(_SENT, None)
-        self._roll_back(pooled)
+        everyone = _info_of(pooled).pop(_SENT, {})
+        try:
+            self._roll_back(pooled)
+        finally:
+            # Also where its connection is lost: nobody commits the transaction any more.
+            _tell_rolled_back(everyone)
 
     def do_prepare_twophase(self, connection: Connection, xid: Any) -> None:
         self._require_sound(connection.connection)
@@ -98,12 +132,26 @@ class _Hook:
         _tell(everyone, since)
 
     def do_rollback_twophase(self, connection: Connection, xid: Any, *how: Any, **more: Any) -> None:
-        _info_of(connection.connection).pop(_SENT, None)
+        everyone = _info_of(connection.connection).pop(_SENT, {})
         self._roll_back_prepared(connection, xid, *how, **more)
+        _tell_rolled_back(everyone)
+
+    def do_savepoint(self, connection: Connection, name: str) -> None:
+        self._set_savepoint(connection, name)
+        savepoint_set(connection, name)
+
+    def do_release_savepoint(self, connection: Connection, name: str) -> None:
+        self._release_savepoint(connection, name)
+        savepoint_released(connection, name)
+
+    def do_rollback_to_savepoint(self, connection: Connection, name: str) -> None:
+        self._roll_back_to_savepoint(connection, name)
+        rolled_back_to(connection, name)
 
     def _about_to_commit(self, pooled: Any, roll_back: str) -> dict[CommitListener, Sent]:
         """Prepare for a commit, and return what was sent, by listener; `roll_back` names the driver's rollback."""
         info = _info_of(pooled)
+        everyone: dict[CommitListener, Sent]
         if _SENT not in info:
             return {}
         try:
@@ -111,10 +159,11 @@ class _Hook:
             _do_last(pooled)
         except BaseException:
             # SQLAlchemy takes the transaction for ended from here on, so a Connection would stay in the aborted one.
-            del info[_SENT]
+            everyone = info.pop(_SENT)
             getattr(pooled.dbapi_connection, roll_back)()
+            _tell_rolled_back(everyone)
             raise
-        everyone: dict[CommitListener, Sent] = info.pop(_SENT)
+        everyone = info.pop(_SENT)
         crash_point("outbox.before_commit")
         return everyone
 
@@ -142,6 +191,11 @@ def _tell(everyone: dict[CommitListener, Sent], since: float) -> None:
         for listener, sent in everyone.items():
             sent.committed = True
             listener.committed(sent, since)
+
+
+def _tell_rolled_back(everyone: dict[CommitListener, Sent]) -> None:
+    for listener, sent in everyone.items():
+        listener.rolled_back(sent.messages)
 
 
 def _info_of(pooled: Any) -> dict[Any, Any]:

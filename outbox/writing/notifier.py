@@ -12,7 +12,7 @@ from queue import Empty, SimpleQueue
 from outbox.runtime.fork import in_child
 from outbox.runtime.linger import Linger
 from outbox.store.database import Channel, Database
-from outbox.store.log.append import Sent
+from outbox.writing.sent import Sent
 
 logger = logging.getLogger("outbox")
 

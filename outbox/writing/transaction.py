@@ -1,11 +1,11 @@
-"""The caller's transaction: finding it, making sure that it is one, and telling listeners of its real commit."""
+"""The caller's transaction: finding it, making sure that it is one, and telling of its real end."""
 
 from __future__ import annotations
 
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine, event
@@ -13,24 +13,36 @@ from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, SessionTransaction, scoped_session
 
 from outbox.errors import DatabaseError, NoTransactionError, TransactionAbortedError
+from outbox.model.message import Message
+from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Location, driver_of
-from outbox.store.log.append import LogRef, Sent
+from outbox.store.log.append import LogRef
+from outbox.telemetry.events import Committed, Listeners, RolledBack, Written
 from outbox.writing import commit_hook as commits
-from outbox.writing.commit_hook import CommitListener
 from outbox.writing.handles import DriverConnection, Handle, refuse
+from outbox.writing.sent import Sent
 
 logger = logging.getLogger("outbox")
+
+
+class AfterCommit(Protocol):
+    """Acts on the commits of transactions with messages. It never blocks and never raises."""
+
+    def committed(self, sent: Sent, since: float) -> None:
+        """Act on a commit; `since`: a moment before it, by `clock`."""
 
 
 class Transactions:
     """Watches the transactions in which messages were sent."""
 
-    def __init__(self, database: Database, *listeners: CommitListener) -> None:
+    def __init__(self, database: Database, *after_commit: AfterCommit, listeners: Listeners | None = None) -> None:
+        """`after_commit`: those who act on a commit. `listeners`: those who are told of events."""
         self._database = database
         self._dialect = database.dialect
-        self._listeners = listeners
+        self._after_commit = after_commit
+        self._listeners = Listeners() if listeners is None else listeners
         #: Engines and drivers' own connections on which messages may be sent.
         self._known: weakref.WeakSet[Any] = weakref.WeakSet()
         self._homes: list[Location | None] = []
@@ -87,15 +99,22 @@ class Transactions:
         direct: Sequence[LogRef] = (),
         *,
         more: bool = True,
+        messages: Sequence[Message] = (),
     ) -> None:
         """Note that messages are part of this connection's transaction now.
 
-        `direct`: those that their writer will send. `more`: there are others besides.
+        `direct`: those that their writer will send. `more`: there are others besides. `messages`: those that listeners
+        are told of.
         """
+        watched = bool(messages) and bool(self._listeners)
         if isinstance(connection, Connection):
             sent = commits.sent_by(self, connection)
             sent.direct.extend(direct)
             sent.more = sent.more or more
+            if watched:
+                sent.messages.extend(messages)
+        if watched:
+            self._listeners.tell(Written(database=self._database, connection=connection, messages=messages))
         crash_point("outbox.after_insert")
 
     def before_commit(self, connection: Connection, do: Callable[[], None]) -> None:
@@ -181,12 +200,20 @@ class Transactions:
         commits.prepare(engine, self._dialect.is_aborted)
 
     def committed(self, sent: Sent, since: float) -> None:
-        """Tell all listeners of a commit, also if one of them raises."""
-        for listener in self._listeners:
+        """Act on a commit, also if one of those who act raises, and tell the listeners."""
+        for each in self._after_commit:
             try:
-                listener.committed(sent, since)
+                each.committed(sent, since)
             except Exception:
-                logger.exception("a listener to commits failed; what it would have sent is found by a worker")
+                logger.exception("what follows a commit failed; what it would have sent is found by a worker")
+        if sent.messages and self._listeners:
+            messages, seconds = tuple(sent.messages), clock() - since
+            self._listeners.tell(Committed(database=self._database, messages=messages, seconds=seconds))
+
+    def rolled_back(self, messages: Sequence[Message]) -> None:
+        """Tell the listeners of messages that are gone."""
+        if messages and self._listeners:
+            self._listeners.tell(RolledBack(database=self._database, messages=tuple(messages)))
 
 
 # Several databases in one session

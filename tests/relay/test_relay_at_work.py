@@ -7,12 +7,13 @@ import threading
 import pytest
 
 from outbox import Message, Outbox, Relay, SubscriptionError
+from outbox.runtime.stop import Stop
 from tests.support.destination import Destination, relay_to
 from tests.support.waiting import eventually
 
 WORKS = {
     "run": lambda relay: relay.run(signals=False),
-    "serve": lambda relay: relay.serve(),
+    "work": lambda relay: relay.work("stopped", Stop()),
     "until_empty": lambda relay: relay.until_empty(),
     "once": lambda relay: relay.once(),
 }

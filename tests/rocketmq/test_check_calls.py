@@ -14,6 +14,7 @@ from outbox.model.verdict import DONE, Retry, Verdict
 from outbox.rocketmq import TransactionMQProducer
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import Checker, CheckPolicy
+from outbox.rocketmq.service import CheckService
 from outbox.runtime import failpoints
 from outbox.store.half_messages.op import DecidedHalves
 from tests.rocketmq.parts import (
@@ -23,6 +24,7 @@ from tests.rocketmq.parts import (
     IMMUNITY,
     Listener,
     arrived,
+    end,
     half_rows,
     parked,
     producer_of,
@@ -131,7 +133,7 @@ def test_every_transaction_is_decided_though_a_call_fails_long_after_its_deadlin
     decided = eventually(lambda: set(verdicts(pg_engine)) == set(others), 120)
     held.go.set()
     all_decided = eventually(lambda: set(verdicts(pg_engine)) == {late, *others}, 120)
-    service.stop(60)
+    end(service)
 
     assert (decided, all_decided) == (True, True)
     assert (sorted(arrived(pg_outbox)), parked(pg_engine)) == (["0", "1", "2", "late"], [])
@@ -214,7 +216,9 @@ def test_a_call_that_comes_back_while_others_go_first_does_not_end_the_service(p
     for body in "12345678":
         begun(pg_producer, body)
     service = service_of(pg_outbox, None, question=timedelta(milliseconds=200), interval=timedelta(seconds=1))
-    rest, rests = service._worker.rest, list[float]()
+    (checking,) = service._works
+    assert isinstance(checking, CheckService)
+    rest, rests = checking._worker.rest, list[float]()
 
     def told(seconds: float) -> bool:
         if seconds >= 1:
@@ -222,12 +226,10 @@ def test_a_call_that_comes_back_while_others_go_first_does_not_end_the_service(p
             others_first.set()
         return rest(seconds)
 
-    monkeypatch.setattr(service._worker, "rest", told)
+    monkeypatch.setattr(checking._worker, "rest", told)
     service.start()
-    thread = service._thread
-    assert thread is not None
-    again = eventually(lambda: len(rests) == 2 or not thread.is_alive())
-    alive = thread.is_alive()
-    service.stop()
+    again = eventually(lambda: len(rests) == 2 or not service.alive)
+    alive = service.alive
+    end(service)
 
     assert (again, alive) == (True, True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from outbox import create_engine, migrate
+from outbox.model.lease import Partition
 from outbox.model.position import Progress
 from outbox.model.subscription import Declaration
 from outbox.store.database import Channel, Database
@@ -17,6 +18,7 @@ from outbox.store.log.cursor import Cursor
 from outbox.store.log.grace import Grace
 from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
+from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.testing.servers import PostgresServer
 from outbox.worker.settings import Settings
@@ -70,6 +72,13 @@ def with_grace(database: Database, handler: Timed, grace: timedelta = GRACE) -> 
     """A worker of a subscription that leaves rows alone for a while."""
     declared = Declaration(name="late", destination="callable:tests", grace=grace)
     return Worker(database, declared, handler, settings=BRISK)
+
+
+def at_work(database: Database) -> bool:
+    """Whether a worker has the lease of that subscription."""
+    with closing(database.open()) as channel:
+        holder = Leases(channel).look(Partition("late"))
+    return holder is not None and holder.live
 
 
 def test_the_grace_counts_from_the_commit_not_from_the_insert(pg_engine):
@@ -181,7 +190,7 @@ def test_the_next_owner_waits_for_the_grace_again(engine):
     before, after = with_grace(database, first), with_grace(database, second)
     threads = [threading.Thread(target=each.run) for each in (before, after)]
     threads[0].start()
-    eventually(lambda: before._known)
+    eventually(lambda: at_work(database), 20)
     write(engine, "1", direct=None)
     time.sleep(0.6)
     before.stop()
@@ -213,7 +222,7 @@ def test_a_position_from_before_a_crash_ends_no_window(own_server):
     relay = with_grace(database, handler)
     thread = threading.Thread(target=relay.run)
     thread.start()
-    eventually(lambda: relay._known)
+    eventually(lambda: at_work(database), 20)
     write(engine, "1", direct=None)
     time.sleep(0.5)
     server.kill()
@@ -265,7 +274,7 @@ def test_an_idle_worker_sleeps(engine, monkeypatch):
         monkeypatch.setattr(Log, name, noted)
     thread = threading.Thread(target=relay.run)
     thread.start()
-    eventually(lambda: relay._known)
+    eventually(lambda: at_work(database), 20)
     time.sleep(0.5)
     statements.clear()
     time.sleep(2)

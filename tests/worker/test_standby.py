@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox import Outbox, Relay
-from outbox.model.lease import Holder, Partition
+from outbox.model.lease import Holder, Lease, Partition
 from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.leases import Leases, LeaseWatch
 from outbox.worker.calls import Call, Handler
@@ -159,7 +159,7 @@ def test_a_worker_that_begins_after_a_step_of_the_clock_takes_no_lease_from_a_wo
 def test_no_call_begins_after_the_lease_has_gone_to_another(engine, monkeypatch):
     """Between the look at the lease and the call lies a change of threads, and both may sleep for any time."""
     outbox, released, sleeps = Outbox(engine), threading.Event(), threading.Event()
-    perform, renew = Call.perform, Leases.renew
+    perform, renew = Call.perform, Leases.renew_all
     asleep: set[threading.Thread] = set()
 
     def late(call: Call, handler: Handler) -> None:
@@ -169,13 +169,13 @@ def test_no_call_begins_after_the_lease_has_gone_to_another(engine, monkeypatch)
             released.wait(60)
         perform(call, handler)
 
-    def stuck(*arguments: Any) -> bool:
+    def stuck(*arguments: Any) -> set[Lease]:
         if threading.current_thread() in asleep:
             released.wait(60)
         return renew(*arguments)
 
     monkeypatch.setattr(Call, "perform", late)
-    monkeypatch.setattr(Leases, "renew", stuck)
+    monkeypatch.setattr(Leases, "renew_all", stuck)
     frozen, well = Destination(), Destination()
     first = relay_to(frozen, outbox, settings=settings(1, 0.3), deadline=timedelta(seconds=30))
     second = relay_to(well, Outbox(engine), settings=settings(1, 0.3))

@@ -18,7 +18,7 @@ from outbox.runtime import failpoints
 from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
-from outbox.worker.heartbeat import LeaseHeartbeat
+from outbox.worker.heartbeat import Heartbeat
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination, failing, fill, relay_to
 from tests.support.leases import lease_left, step_clock
@@ -86,7 +86,7 @@ def test_a_worker_whose_renewals_fail_hands_nothing_over_when_its_lease_runs_out
         time.sleep(0.1)
         return False
 
-    monkeypatch.setattr(Leases, "renew", renew)
+    monkeypatch.setattr(Leases, "renew_all", renew)
     destination = Destination()
     destination.hanging = slow
     fill(outbox, 60)
@@ -146,7 +146,8 @@ def test_a_stop_is_heard_beside_calls_that_hang(pg_engine):
     assert eventually(lambda: destination.calls > 1, 20)
     relay.stop()
     relay.join(60)
-    alive, left = relay._thread is not None and relay._thread.is_alive(), lease_left(pg_engine)
+    assert relay._supervisor is not None
+    alive, left = relay._supervisor.alive, lease_left(pg_engine)
     over.set()
 
     assert not alive
@@ -211,13 +212,14 @@ def test_a_lease_is_given_back_when_there_is_no_connection_for_its_renewals(pg_e
     with outbox.begin() as session:
         outbox.send_all(session, [Message("t", b"1")])
     failures = [PoolTimeout("all taken")]
+    hold = Heartbeat.hold
 
-    def keeper(*arguments, **options):
+    def held(*arguments):
         if failures:
             raise failures.pop()
-        return LeaseHeartbeat(*arguments, **options)
+        return hold(*arguments)
 
-    monkeypatch.setattr("outbox.worker.worker.LeaseHeartbeat", keeper)
+    monkeypatch.setattr(Heartbeat, "hold", held)
     relay = relay_to(
         destination,
         outbox,

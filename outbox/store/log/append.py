@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import NamedTuple
 from uuid import UUID
@@ -41,22 +41,7 @@ class Direct:
         return plain and message.expires_at is None and (self.topics.everything or self.topics.matches(message.topic))
 
 
-@dataclass(slots=True)
-class Sent:
-    """The messages that one transaction has sent.
-
-    `direct`: places and ids of those that their writer is to send itself. `more`: there are others, which need a hint.
-    `last`: functions to call in the transaction, right before its commit. An error that one raises ends the
-    transaction. `committed`: the commit was seen, and has succeeded.
-    """
-
-    direct: list[LogRef] = field(default_factory=list)
-    more: bool = False
-    last: list[Callable[[], None]] = field(default_factory=list)
-    committed: bool = False
-
-
-class Written(NamedTuple):
+class Appended(NamedTuple):
     """The result of a write.
 
     `message_ids`: one for each message, in their order. `messages`: those that were inserted, which leaves out
@@ -77,7 +62,7 @@ class Writing:
 
     def append(
         self, messages: Sequence[Message], *, lock_keys: bool = False, direct: Direct | None = None
-    ) -> Script[Written]:
+    ) -> Script[Appended]:
         """Insert messages; ids in the log follow their order.
 
         A message that repeats a dedup key is not inserted; the id of the first one is returned for it.
@@ -93,12 +78,12 @@ class Writing:
             first = yield from self._dedup.claim(messages)
         ids = [first.get(place, message.message_id) for place, message in enumerate(messages)]
         new = [message for place, message in enumerate(messages) if place not in first] if first else messages
-        written = Written(ids, new, [])
+        written = Appended(ids, new, [])
         for part in _parts(new):
             yield from self._insert(part, direct, written)
         return written
 
-    def _insert(self, messages: Sequence[Message], direct: Direct | None, written: Written) -> Script[None]:
+    def _insert(self, messages: Sequence[Message], direct: Direct | None, written: Appended) -> Script[None]:
         slots, trace = self._database.slots, trace_headers()
         taken = [direct is not None and direct.takes(message) for message in messages]
         name = None if direct is None else direct.subscription

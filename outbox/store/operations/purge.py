@@ -13,7 +13,6 @@ from operator import itemgetter
 from typing import Any
 
 from outbox.errors import SubscriptionError
-from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Position
 from outbox.store import identity
@@ -228,8 +227,8 @@ class Purge:
             hold = readers.hold(each)
             if hold is not None and hold.released:
                 continue
-            for number in range(each.partitions):
-                settled = progress.newest(Partition(each.name, each.generation, number))
+            for partition in each.all_partitions():
+                settled = progress.newest(partition)
                 found.append((each.name, EARLIEST if settled is None else settled.progress.base))
         return found
 

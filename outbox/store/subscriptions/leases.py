@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from outbox.model.lease import Holder, Lease, Partition
 from outbox.runtime.clock import clock
@@ -23,21 +24,23 @@ _ACQUIRE = """
 """
 #: No lease has this epoch.
 _NONE_SEEN = -1
+#: Not one that was given back meanwhile, by the thread that does not renew.
 _RENEW = """
     UPDATE {lease} SET lease_until = {later}, renewals = renewals + 1
-    WHERE subscription = :subscription AND generation = :generation AND partition = :partition AND epoch = :epoch
+    WHERE (subscription, generation, partition, epoch) IN (VALUES {these}) AND owner IS NOT NULL
+    RETURNING subscription, generation, partition, epoch
 """
 _RELEASE = """
     UPDATE {lease} SET lease_until = NULL, owner = NULL
     WHERE subscription = :subscription AND generation = :generation AND partition = :partition AND epoch = :epoch
 """
 _LOOK = """
-    SELECT owner, epoch, renewals, lease_until, CASE WHEN lease_until > {now} THEN 1 ELSE 0 END, length_ms, notice,
-           noticed_at, (
+    SELECT subscription, generation, partition, owner, epoch, renewals, lease_until,
+           CASE WHEN lease_until > {now} THEN 1 ELSE 0 END, length_ms, notice, noticed_at, (
                SELECT count(*) FROM {lease} AS bid
-               WHERE bid.subscription = :subscription AND bid.generation = :generation AND bid.partition = {bid}
-                 AND bid.lease_until > {now} AND bid.lease_until <= {longest})
-    FROM {lease} WHERE subscription = :subscription AND generation = :generation AND partition = :partition
+               WHERE bid.subscription = looked.subscription AND bid.generation = looked.generation
+                 AND bid.partition = {bid} AND bid.lease_until > {now} AND bid.lease_until <= {longest})
+    FROM {lease} AS looked WHERE (subscription, generation, partition) IN (VALUES {these})
 """
 #: One row for all commands that want the lease: the last of them to renew it has its name in it.
 _ASK = """
@@ -92,10 +95,8 @@ class Leases:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self._database = channel.database
-        longest = self._database.later(str(BID_SECONDS))
-        self._look, self._ask, self._take_back = (
-            self._database.sql(each, bid=str(_BID), longest=longest) for each in (_LOOK, _ASK, _TAKE_BACK)
-        )
+        self._bids = {"bid": str(_BID), "longest": self._database.later(str(BID_SECONDS))}
+        self._ask, self._take_back = (self._database.sql(each, **self._bids) for each in (_ASK, _TAKE_BACK))
 
     def acquire(self, partition: Partition, owner: str, length: timedelta, claim: Holder | None = None) -> Lease | None:
         """Take a lease that was given back, is the owner's own, or is still as `claim` says; None if it is neither.
@@ -117,8 +118,16 @@ class Leases:
         return Lease(partition, rows[0][0], owner) if rows else None
 
     def renew(self, lease: Lease, length: timedelta) -> bool:
-        """Extend the lease; return False when it was taken under another epoch."""
-        return self._channel.run(_RENEW, **lease.parameters, seconds=length.total_seconds()) == 1
+        """Extend the lease; return False when it was taken under another epoch, or given back."""
+        return lease in self.renew_all([lease], length)
+
+    def renew_all(self, leases: Collection[Lease], length: timedelta) -> set[Lease]:
+        """Extend these leases, in one statement; return those that are still ours."""
+        ours = {(*_key_of(lease.partition), lease.epoch): lease for lease in leases}
+        these, parameters = _listed(list(ours))
+        renew = self._database.sql(_RENEW, these=these)
+        rows = self._channel.rows(renew, **parameters, seconds=length.total_seconds())
+        return {ours[row[0], row[1], row[2], row[3]] for row in rows}
 
     def release(self, lease: Lease) -> None:
         """Give the lease back, if it is still ours."""
@@ -126,10 +135,20 @@ class Leases:
 
     def look(self, partition: Partition) -> Holder | None:
         """Return who holds the partition; None when there is no such partition."""
-        rows = self._channel.rows(self._look, **partition.parameters)
-        if not rows:
-            return None
-        owner, epoch, renewals, until, live, length, notice, noticed, bids = rows[0]
+        return self.look_all([partition]).get(partition)
+
+    def look_all(self, partitions: Collection[Partition]) -> Mapping[Partition, Holder]:
+        """Return who holds these partitions, as far as they are there; in one statement."""
+        looked = {_key_of(partition): partition for partition in partitions}
+        these, parameters = _listed(list(looked))
+        look = self._database.sql(_LOOK, these=these, **self._bids)
+        rows = self._channel.rows(look, **parameters)
+        return {looked[row[0], row[1], row[2]]: self._holder(*row[3:]) for row in rows}
+
+    def _holder(
+        self, owner: str | None, epoch: int, renewals: int, until: Any, live: int, length: int | None, *rest: Any
+    ) -> Holder:
+        notice, noticed, bids = rest
         moment = self._database.dialect.moment
         return Holder(
             owner,
@@ -161,6 +180,20 @@ class Leases:
     def hold(self, lease: Lease, incarnation: str) -> bool:
         """Keep the lease until the end of the transaction; return False when it is lost, or the server is another."""
         return bool(self._channel.rows(_HOLD, **lease.parameters, incarnation=incarnation))
+
+
+def _key_of(partition: Partition) -> tuple[object, ...]:
+    """Return the primary key of its row."""
+    return partition.subscription, partition.generation, partition.partition
+
+
+def _listed(rows: Sequence[Sequence[object]]) -> tuple[str, dict[str, object]]:
+    """Return rows of values as SQL, and their parameters."""
+    names = [[f"v{number}_{column}" for column in range(len(row))] for number, row in enumerate(rows)]
+    listed = ", ".join(f"({', '.join(f':{name}' for name in row)})" for row in names)
+    return listed, {
+        name: value for row, values in zip(names, rows, strict=True) for name, value in zip(row, values, strict=True)
+    }
 
 
 def _key(partition: Partition) -> dict[str, object]:

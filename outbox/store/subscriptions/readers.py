@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from outbox.errors import SubscriptionError
-from outbox.model.lease import Partition
 from outbox.model.position import Position
 from outbox.model.subscription import Subscription, check_of, subscription_of
 from outbox.store.database import Channel
@@ -96,7 +95,8 @@ class Readers:
 
     def window(self, name: str) -> int:
         """Return the number of the last window that was stored; 0: there is none, or no reader of this name."""
-        stored = self._channel.rows(_NEWEST, **Partition(name).parameters)
+        reader = self._subscriptions.find(name)
+        stored = [] if reader is None else self._channel.rows(_NEWEST, **reader.partition(0).parameters)
         return stored[0][1] if stored else 0
 
     def advance(self, name: str, window: int, position: Position) -> None:
@@ -105,7 +105,7 @@ class Readers:
         If exactly that is stored already, nothing is written, and it does not count as progress. If the archive went
         back, for example because it was restored from a backup, its subscription goes back with it.
         """
-        partition = Partition(name)
+        partition = self._subscriptions.get(name).partition(0)
         stored = self._channel.rows(_NEWEST, **partition.parameters)
         epoch, n, base = stored[0] if stored else (0, window - 1, None)
         if (n, base) == (window, str(position)):
@@ -118,7 +118,7 @@ class Readers:
         """Return until when a reader holds retention back, by the database's clock; None: it is no such reader."""
         if subscription.hold is None:
             return None
-        settled = self._progress.newest(Partition(subscription.name, subscription.generation))
+        settled = self._progress.newest(subscription.partition(0))
         since = subscription.created_at if settled is None else settled.settled_at
         now = self._channel.database.moment(self._channel.rows(_NOW)[0][0])
         until = since + subscription.hold

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import IntegrityError
 
 from outbox import Message, Outbox
-from outbox import outbox as module
 from outbox.direct import sends as direct
 from outbox.direct.delivery import DirectDelivery
 from outbox.direct.sends import DirectSends
@@ -21,9 +21,10 @@ from outbox.model.subscription import Declaration, Subscription
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
 from outbox.store.dialects.postgresql import append as postgresql_append
-from outbox.store.log.append import Sent
+from outbox.store.log.append import Appended
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.writing.sent import Sent
 from tests.support.destination import Destination, relay_to
 from tests.support.directly import at_rest, before_each_call, briefly, relayed, send, writing_directly
 from tests.support.waiting import eventually
@@ -115,18 +116,21 @@ def from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Message] = []
     heard: set[Engine] = set()
 
-    def observe(outbox: Outbox, link: Any, messages: Sequence[Message]) -> None:
-        given.extend(messages)
+    written = Outbox._sent
+
+    def observe(outbox: Outbox, link: Any, appended: Appended) -> list[UUID]:
+        given.extend(appended.messages)
         if link.engine not in heard:
             heard.add(link.engine)
             event.listen(link.engine, "commit", lambda _connection: send_now(outbox))
+        return written(outbox, link, appended)
 
     def send_now(outbox: Outbox) -> None:
         sender: Any = outbox._sender
         assert set(sender.send(list(given))) <= {DONE}
         given.clear()
 
-    monkeypatch.setattr(module, "observers", [observe])
+    monkeypatch.setattr(Outbox, "_sent", observe)
     monkeypatch.setattr(direct, "DirectSends", Deaf)
 
 

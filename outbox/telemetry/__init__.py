@@ -1,0 +1,1 @@
+"""Who watches: values for what happens in the library, and those who listen."""

@@ -1,0 +1,140 @@
+"""The messages that a test has captured, and what became of each, as the events of all outboxes tell."""
+
+from __future__ import annotations
+
+import re
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg.pq import TransactionStatus
+from sqlalchemy import Connection, Engine, event
+from sqlalchemy.orm import Session
+
+from outbox.model.message import Message
+from outbox.store.database import Database
+from outbox.store.operations import probe
+from outbox.telemetry.events import EVERYWHERE, Committed, Event, RolledBack, Written
+from outbox.writing.commit_hook import rolled_back_to, savepoint_released, savepoint_set
+
+#: A statement about a savepoint that is made by hand; those of `begin_nested` are noticed without it.
+_SAVEPOINT = re.compile(
+    r"\s*(SAVEPOINT|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?|RELEASE(?:\s+SAVEPOINT)?)\s+\"?(\w+)\"?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """A message that was written, and its state: undecided, committed for everybody, or rolled back.
+
+    `connection`: a weak reference to the connection that it was written on. `kept`: a Session has committed it that is
+    bound to a Connection inside another transaction; in production it would be there, whatever the test rolls back.
+    """
+
+    message: Message
+    database: Database
+    connection: weakref.ref[Any]
+    committed: bool = False
+    rolled_back: bool = False
+    kept: bool = False
+
+    @property
+    def undecided(self) -> bool:
+        """True while neither the transaction has ended nor a test's Session has committed."""
+        return not (self.committed or self.rolled_back or self.kept)
+
+
+class Entries:
+    """Collects every message that an outbox of this process writes, between `start` and `stop`."""
+
+    def __init__(self) -> None:
+        self.all: list[Entry] = []
+        # Reentrant: garbage collection may roll a transaction back at any point.
+        self._lock = threading.RLock()
+        #: By the identity of the message, because the same one may be written again.
+        self._open: defaultdict[int, list[Entry]] = defaultdict(list)
+
+    def start(self) -> None:
+        """Begin to collect."""
+        EVERYWHERE.listen(self._told)
+        event.listen(Engine, "after_cursor_execute", self._executed)
+        event.listen(Session, "after_commit", self._session_committed)
+
+    def stop(self) -> None:
+        """Collect no more; what is there stays."""
+        EVERYWHERE.unlisten(self._told)
+        event.remove(Engine, "after_cursor_execute", self._executed)
+        event.remove(Session, "after_commit", self._session_committed)
+
+    def settle(self) -> None:
+        """Find out what became of messages whose transaction has ended, or may have, without an event."""
+        with self._lock:
+            to_ask: defaultdict[tuple[Database, Any], list[Entry]] = defaultdict(list)
+            for entry in self._undecided():
+                connection = entry.connection()
+                if isinstance(connection, Connection):
+                    # An invalidated connection does not even roll back.
+                    entry.rolled_back = connection.closed or connection.invalidated
+                else:
+                    to_ask[entry.database, connection].append(entry)
+            for (database, driver), entries in to_ask.items():
+                _ask(driver, database, entries)
+
+    def _undecided(self) -> Iterable[Entry]:
+        return [entry for entries in self._open.values() for entry in entries if entry.undecided]
+
+    def _told(self, happened: Event) -> None:
+        with self._lock:
+            match happened:
+                case Written(database=Database() as database, connection=connection, messages=messages):
+                    for message in messages:
+                        entry = Entry(message, database, weakref.ref(connection))
+                        self.all.append(entry)
+                        self._open[id(message)].append(entry)
+                case Committed(messages=messages):
+                    for entry in self._taken(messages):
+                        entry.committed = True
+                case RolledBack(messages=messages):
+                    for entry in self._taken(messages):
+                        entry.rolled_back = not entry.kept
+                case _:
+                    pass
+
+    def _taken(self, messages: Sequence[Message]) -> Iterable[Entry]:
+        """Take the entries of these messages from the open ones, of each message the newest."""
+        return [self._open[id(message)].pop() for message in messages if self._open[id(message)]]
+
+    def _executed(self, connection: Connection, _cursor: object, statement: str, *_: object) -> None:
+        found = _SAVEPOINT.match(statement)
+        if found is not None and not found[2].startswith("sa_savepoint_"):
+            note = {"SAV": savepoint_set, "REL": savepoint_released, "ROL": rolled_back_to}[found[1][:3].upper()]
+            note(connection, found[2])
+
+    def _session_committed(self, session: Session) -> None:
+        if isinstance(session.bind, Connection) and not session.in_nested_transaction():
+            with self._lock:
+                for entry in self._undecided():
+                    entry.kept = entry.connection() is session.bind
+
+
+def _ask(driver: Any, database: Database, entries: Sequence[Entry]) -> None:
+    """Look which rows are there: for everybody, or inside the transaction of psycopg's connection that is still open.
+
+    `driver`: psycopg's connection; None if the connection is gone, of whatever kind it was. Nothing is known while the
+    connection is busy, failed, or asynchronous and inside its transaction.
+    """
+    ids = [entry.message.message_id for entry in entries]
+    if driver is None or driver.closed or driver.info.transaction_status == TransactionStatus.IDLE:
+        present = probe.committed(database, ids)
+        for entry in entries:
+            entry.committed = entry.message.message_id in present
+            entry.rolled_back = not entry.committed
+    elif isinstance(driver, psycopg.Connection) and driver.info.transaction_status == TransactionStatus.INTRANS:
+        present = probe.seen_inside(database, driver, ids)
+        for entry in entries:
+            entry.rolled_back = entry.message.message_id not in present

@@ -1,0 +1,57 @@
+"""Declares the subscription of a worker, again after each reconnection; never again what was dropped under it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from outbox.errors import SubscriptionError
+from outbox.model.subscription import Declaration, Start, Subscription
+from outbox.store.database import Channel
+from outbox.store.subscriptions.notices import RefusalNotice
+from outbox.store.subscriptions.subscriptions import Subscriptions
+
+logger = logging.getLogger("outbox")
+
+
+class Declaring:
+    """The declaration of one subscription, over all connections of a worker."""
+
+    def __init__(self, declared: Declaration, start: Start | None) -> None:
+        """`start`: where a new subscription begins; None: somebody else creates it."""
+        self._declared = declared
+        self._start = start
+        #: True when it was declared before.
+        self.known = False
+        self._refusal_notice = RefusalNotice(declared.name)
+
+    def declare(self, channel: Channel, owner: str) -> Subscription:
+        """Return the subscription as it is stored, created if it is new; note a refusal for `outbox status`.
+
+        Raises:
+            SubscriptionError: it is stored otherwise, or was dropped since it was declared; see also
+                `Subscriptions.declare`.
+        """
+        with self._refusal_notice.noted(channel, owner):
+            return self._declared_on(channel)
+
+    def _declared_on(self, channel: Channel) -> Subscription:
+        subscriptions, declared = Subscriptions(channel), self._declared
+        found = subscriptions.find(declared.name)
+        if self.known:
+            if found is None:
+                # Declared anew, the subscription would begin at its start, and everything would be sent again.
+                raise SubscriptionError(f"subscription {declared.name!r} was dropped under this worker")
+            # Once it has begun, it does not depend on the others: what is altered of one route stops that one only.
+            subscription = subscriptions.declare(replace(declared, beside=()), None)
+        else:
+            # Only a worker that begins stores hosts: one that reconnects does not undo what a newer worker has stored.
+            subscription = subscriptions.store_hosts(subscriptions.declare(declared, self._start), declared)
+            self.known = True
+        if found is None or (found.destination is None and found.direct is None):
+            logger.info("subscription %s begins at %s", subscription.name, self._start if found is None else "earliest")
+        if subscription.partitions != 1:
+            raise SubscriptionError(
+                f"{subscription.name} has {subscription.partitions} partitions; this version owns one"
+            )
+        return subscription

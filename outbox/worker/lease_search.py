@@ -1,0 +1,81 @@
+"""The search for leases: looks who holds those that a worker wants, and takes the free ones. It never waits."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Collection
+from datetime import timedelta
+
+from outbox.errors import LeaseLostError
+from outbox.model.lease import Holder, Lease, Partition
+from outbox.runtime.clock import clock
+from outbox.store.database import Channel
+from outbox.store.subscriptions.leases import Leases, LeaseWatch
+from outbox.worker.notice import Notice
+
+#: Says which worker works and which stands by. A logger of its own, because many people want to see these lines and
+#: few others.
+lease_logger = logging.getLogger("outbox.lease")
+
+
+class LeaseSearch:
+    """Looks for the leases of one subscription, over all connections of a worker."""
+
+    def __init__(self, subscription: str, length: timedelta, notice: Notice) -> None:
+        """`length`: for how long a lease is taken each time."""
+        self._subscription = subscription
+        self._length = length
+        self._notice = notice
+        self._watches: dict[Partition, LeaseWatch] = {}
+        self._stands_by = self._leases_differ = False
+
+    @staticmethod
+    def pause() -> float:
+        """Return for how many seconds to wait between two looks."""
+        return random.uniform(0.2, 0.4)
+
+    def look(self, channel: Channel, wanted: Collection[Partition], owner: str) -> dict[Lease, float]:
+        """Take the leases that are free among the wanted ones; return each with a moment before it was taken.
+
+        Raises:
+            LeaseLostError: the subscription was dropped.
+        """
+        leases, taken = Leases(channel), dict[Lease, float]()
+        holders = leases.look_all(wanted)
+        self._watches = {each: self._watches.get(each) or LeaseWatch(self._length) for each in wanted}
+        for partition, watch in self._watches.items():
+            if partition not in holders:
+                raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
+            holder = holders[partition]
+            self._notice.seen(holder.notice)
+            claim, before = watch.look(holder), clock()
+            lease = None if holder.wanted else leases.acquire(partition, owner, self._length, claim)
+            if lease is not None:
+                self._say_that_it_takes_over()
+                taken[lease] = before
+            else:
+                self._say_that_it_stands_by(holder)
+        return taken
+
+    def _say_that_it_stands_by(self, holder: Holder) -> None:
+        """Log that this worker stands by; only once, over any number of lost connections."""
+        if not self._stands_by:
+            self._stands_by = True
+            watched = (holder.length or self._length).total_seconds()
+            held = "another worker holds the lease; standing by"
+            left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
+            lease_logger.info("%s: %s", self._subscription, held if holder.live else left)
+        # A lease that was never renewed may be that of a command, which holds it for a short time.
+        differs = bool(holder.renewals) and holder.length != self._length
+        if differs and holder.length is not None and not self._leases_differ:
+            self._leases_differ = True
+            here = f"that of the worker which stands by {self._length.total_seconds():g} s"
+            differ = f"its lease is {holder.length.total_seconds():g} s long, {here}; give both the same --lease"
+            lease_logger.warning("%s: %s", self._subscription, differ)
+            self._notice.write(differ)
+
+    def _say_that_it_takes_over(self) -> None:
+        if self._stands_by:
+            self._stands_by = False
+            lease_logger.info("%s: the lease is free; taking over", self._subscription)

@@ -1,0 +1,27 @@
+"""What the page about events says is so: its code runs, and it has every event with every field."""
+
+import dataclasses
+import re
+from typing import get_args
+
+from outbox.telemetry import events
+from tests.support.pages import TOP, run
+
+PAGE = (TOP / "docs" / "events.md").read_text()
+
+
+def test_the_code_runs_and_prints_what_it_says(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+
+    run(PAGE, "docs/events.md")
+
+    shown = re.findall(r"^print\(.*#\s(.*)$", PAGE, re.MULTILINE)
+    assert capsys.readouterr().out.splitlines() == shown
+
+
+def test_every_event_is_there_with_its_fields():
+    rows = re.findall(r"^\| `(\w+)` \|[^|]*\|([^|]*)\|$", PAGE, re.MULTILINE)
+
+    found = {event: sorted(set(re.findall(r"`(\w+)`", fields))) for event, fields in rows}
+    fields = {kind.__name__: sorted(f.name for f in dataclasses.fields(kind)) for kind in get_args(events.Event)}
+    assert found == {event: [name for name in names if name != "database"] for event, names in fields.items()}
