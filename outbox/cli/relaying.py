@@ -146,7 +146,7 @@ class Relaying:
             with open_database(self._target.url, self._target.schema) as database, database.explained():
                 with open_channel_of(database) as channel:
                     self._announce(channel)
-                self._relay_of(database).work(until, self._stop, gives_up=not self.label)
+                self._relay_of(database).work(until, self._stop)
             return
         with open_outbox(self._target.url, self._target.schema) as channel:
             self._announce(channel)

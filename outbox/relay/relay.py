@@ -19,7 +19,6 @@ from outbox.model.verdict import Verdict
 from outbox.relay.compensation import CompensationWorker
 from outbox.relay.supervisor import Supervisor, Until
 from outbox.runtime.failpoints import crash_point
-from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
@@ -27,7 +26,8 @@ from outbox.senders.opening import Destination, SenderOptions, open_sender
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
-from outbox.worker.calls import HungCalls
+from outbox.worker.calls import Caller
+from outbox.worker.hung import HungCalls
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
@@ -89,7 +89,7 @@ class Relay:
         if not hasattr(outbox, "database"):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
-        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
+        # A sender that direct sends use too is called in turns with them: here is where both meet.
         shared = sender if isinstance(sender, SerializedSender) else None
         self._sender = open_sender(sender if shared is None else shared.alone, **sending)
         destination = self._sender.destination
@@ -99,18 +99,17 @@ class Relay:
         self._name = declared.name
         left_behind = Declaration(name=compensation_of(self._name), destination=destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
-        turns = FairLock() if shared is None else shared
         self._closes = shared is None
         self._stop = Stop()
-        worker = partial(
-            Worker, outbox.database, policy=policy, settings=settings, serialize=turns.hold, stop=self._stop
-        )
+        turns = None if shared is None else shared.turns
+        caller = Caller(self._send, concurrency=self._sender.concurrency, shared=turns)
+        worker = partial(Worker, outbox.database, policy=policy, settings=settings, stop=self._stop)
         hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
         # Writers create the compensation, at a position before their first row.
-        second = worker(left_behind, self._send, start=None, hung=hung[1])
+        second = worker(left_behind, caller, start=None, hung=hung[1])
         every = (settings or Settings()).upkeep.find_compensation
         self._companion = CompensationWorker(left_behind.name, second, every=every, hangs=self._stop_first)
-        self._worker = worker(declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0])
+        self._worker = worker(declared, caller, start=start, on_idle=self._companion.look, hung=hung[0])
         self._supervisor: Supervisor | None = None
         self._reset()
         in_child(self._reset)
@@ -144,7 +143,7 @@ class Relay:
         with self._alone():
             try:
                 with stopping_on_signals(self.stop) if signals else nullcontext():
-                    self._run(gives_up=True)
+                    self._run()
             finally:
                 self.close()
 
@@ -164,11 +163,11 @@ class Relay:
         """Stop the first worker: calls of the second never come back, so the process has to be started again."""
         self._worker.stop()
 
-    def _run(self, *, gives_up: bool) -> None:
+    def _run(self) -> None:
         listener = self._outbox.notifier.listen(self._worker.wake.set)
-        self._companion.prepare(in_background=True, gives_up=gives_up)
+        self._companion.prepare(in_background=True)
         try:
-            self._worker.run(gives_up=gives_up)
+            self._worker.run()
             if self._companion.error is not None and not self._stop.asked:
                 raise self._companion.error
         finally:
@@ -191,15 +190,11 @@ class Relay:
         with self._alone():
             self._work_both(Worker.once)
 
-    def work(self, until: Until, stop: Stop, *, gives_up: bool = False) -> None:
-        """Do as `run`, `until_empty` or `once`, until `stop` is asked, too; the sender stays open.
-
-        `gives_up`: whether it ends with an error when calls of the sender hang. Else their messages are parked until
-        the calls come back, and are never sent beside them.
-        """
+    def work(self, until: Until, stop: Stop) -> None:
+        """Do as `run`, `until_empty` or `once`, until `stop` is asked, too; the sender stays open."""
         with self._alone(), self._stop.within(stop):
             if until == "stopped":
-                self._run(gives_up=gives_up)
+                self._run()
             else:
                 self._work_both(Worker.until_empty if until == "empty" else Worker.once)
 

@@ -88,12 +88,12 @@ class CheckService:
     def _run(self) -> None:
         self._endless, self._aside = True, False
         try:
-            self._worker.run(gives_up=False)
+            self._worker.run()
             while self._aside:
                 self._rest_aside()
                 if self._stop.asked:
                     break
-                self._worker.run(gives_up=False)
+                self._worker.run()
         finally:
             self._endless = False
 

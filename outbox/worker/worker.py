@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -29,13 +29,14 @@ from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.worker.activity_log import Activity
-from outbox.worker.calls import Caller, Handler, HungCalls
+from outbox.worker.calls import Caller, Handler, LeasedCaller
 from outbox.worker.declaring import Declaring
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.failure_words import words_of
 from outbox.worker.handle import BatchHandler
 from outbox.worker.heartbeat import Heartbeat, HeldLease
+from outbox.worker.hung import HungCalls
 from outbox.worker.lease_search import LeaseSearch, lease_logger
 from outbox.worker.notice import Notice
 from outbox.worker.partition import PartitionWorker
@@ -43,6 +44,7 @@ from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Unsettled
+from outbox.worker.waiting import drive
 
 logger = logging.getLogger("outbox")
 #: The longest pause between two tries: to reach a database that is away, and to settle what was sent already.
@@ -59,27 +61,24 @@ class Worker:
         self,
         database: Database,
         declared: Declaration,
-        handler: Handler,
+        handler: Handler | Caller,
         *,
         start: Start | None = "earliest",
         policy: HandlerPolicy | None = None,
         settings: Settings | None = None,
-        serialize: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext,
         on_idle: Callable[[Channel], None] = lambda _channel: None,
         hung: HungCalls | None = None,
         stop: Stop | None = None,
     ) -> None:
-        """`start`: where a new subscription begins; None: somebody else creates it. `serialize`: held during each call
-        of the handler; it calls its argument before it waits. `on_idle`: called again and again, with a connection that
-        does nothing else meanwhile. `hung`: the calls of earlier workers that did not come back. `stop`: this worker is
-        one of those that it stops.
+        """`handler`: a `Caller` if other workers call the same handler. `start`: where a new subscription begins; None:
+        somebody else creates it. `on_idle`: called again and again, with a connection that does nothing else meanwhile.
+        `hung`: the calls of earlier workers that did not come back. `stop`: this worker is one of those that it stops.
         """
         self._database = database
         self._declared = declared
-        self._handler = handler
+        self._caller = handler if isinstance(handler, Caller) else Caller(handler)
         self._policy = policy or HandlerPolicy()
         self._settings = settings or Settings()
-        self._serialize = serialize
         self._on_idle = on_idle
         self._declaring = Declaring(declared, start)
         self._notice = Notice(database, declared.name)
@@ -97,7 +96,7 @@ class Worker:
         self._throttled_log = ThrottledLog(logger)
         self._search = LeaseSearch(declared.name, self._settings.lease, self._notice)
         self._hung = HungCalls() if hung is None else hung
-        self._gives_up, self._endless = True, False
+        self._endless = False
         self._unsettled = Unsettled()
 
     @property
@@ -117,31 +116,32 @@ class Worker:
     def _new_owner(self) -> None:
         self._owner = unique_name()
 
-    def run(self, *, gives_up: bool = True) -> None:
-        """Work until `stop` is called.
-
-        `gives_up`: whether the worker gives up when calls of the handler never come back, so that the process is
-        started again. Otherwise it goes on beside these calls, and does not handle their messages while they hang.
+    def run(self) -> None:
+        """Work until `stop` is called, also beside calls that hang, whose messages are held until they come back.
 
         Raises:
-            HungHandlerError: the worker gave up.
+            HungHandlerError: so many calls of the handler hang that only a new process helps; `once` and `until_empty`
+                raise it too. The lease is not given back, because another worker would send their messages beside them.
         """
-        self._gives_up, self._endless = gives_up, True
+        self._endless = True
         try:
             self._work(self._step_or_wait)
         finally:
-            self._gives_up, self._endless = True, False
+            self._endless = False
 
     def until_empty(self) -> None:
         """Work until everything committed before now is handled, and nothing that is parked is due.
 
         It also waits for messages whose grace is not over.
+
+        Raises:
+            HungHandlerError: everything else is handled, and a call hangs that has some messages.
         """
-        self._work(lambda partition_worker: bool(partition_worker.step()) or self._wait_for_grace(partition_worker))
+        self._work(self._step_or_end)
 
     def once(self) -> None:
         """Handle one batch, if there is one."""
-        self._work(lambda partition_worker: not partition_worker.step() and self._wait_for_grace(partition_worker))
+        self._work(lambda held: not self._step(held) and self._wait_for_grace(held))
 
     def stop(self) -> None:
         """Finish what is under way, give the lease back, and return from `run`. May be called from anywhere.
@@ -224,7 +224,6 @@ class Worker:
         lease, at = taken
         settings = self._settings
         self._hung.taken(lease)
-        caller = Caller(self._handler, lease)
         heartbeat = Heartbeat(self._database, length=settings.lease, every=settings.renew_every, wake=self.wake)
         self._give_back.withdraw()
         try:
@@ -234,32 +233,35 @@ class Worker:
             if not subscription.grace:
                 # With a grace, hints of commits are of no use: a message is handled long after its commit.
                 channel.listen()
-            partition_worker = self._begin(channel, held, subscription, caller)
+            partition_worker = self._begin(channel, held, subscription)
             with closing(partition_worker):
                 yield partition_worker
                 partition_worker.settle_handled()
         finally:
             heartbeat.close()
-            caller.close()
+            self._caller.close()
             if not self._hung.unfinished:
                 # While calls hang the lease expires instead, or another worker would send their messages beside them.
                 with suppress(Exception):
                     Leases(channel).release(lease)
 
-    def _begin(self, channel: Channel, held: HeldLease, subscription: Subscription, caller: Caller) -> PartitionWorker:
+    def _begin(self, channel: Channel, held: HeldLease, subscription: Subscription) -> PartitionWorker:
         ProgressLog(channel).require_same_ids(subscription.name)
         policy = replace(self._policy, block_on_dead=subscription.on_dead != "continue")
-        enough = min(policy.deadline, self._settings.lease / 2).total_seconds()
+        calls = LeasedCaller(
+            self._caller,
+            held,
+            needs=min(policy.deadline, self._settings.lease / 2).total_seconds(),
+            deadline=policy.deadline.total_seconds(),
+            wake=self.wake,
+        )
         batch_handler = BatchHandler(
-            caller,
+            calls,
             policy,
-            before_call=lambda: held.wait_until_good(enough),
-            rest=self._give_back.rest,
+            stop=self._give_back,
             most=self._settings.limits.rows,
             part_seconds=self._settings.upkeep.settle_parts,
             hung=self._hung,
-            gives_up=self._gives_up,
-            serialize=self._serialize,
             failure_log=self._failure_log,
         )
         log = Log(self._settings.limits, subscription.selection, held.lease.partition)
@@ -302,9 +304,13 @@ class Worker:
         lease_logger.info("%s: a command wants the lease; giving it back", self._declared.name)
         return True
 
+    def _step(self, partition_worker: PartitionWorker, *, postpone: bool = False) -> int:
+        """Handle what there is; return the number of rows seen."""
+        return drive(partition_worker.step(postpone=postpone), self.wake)
+
     def _step_or_wait(self, partition_worker: PartitionWorker) -> bool:
         """Handle what there is, or wait for a hint: for a short time at first, for longer when nothing comes."""
-        if found := partition_worker.step(postpone=self._polling.many):
+        if found := self._step(partition_worker, postpone=self._polling.many):
             self._polling.came(found)
             return True
         hint = self._channel.hinted()
@@ -314,6 +320,14 @@ class Worker:
         if hint is not None:
             self._polling.hinted(hint.pause)
         return True
+
+    def _step_or_end(self, partition_worker: PartitionWorker) -> bool:
+        """Handle what there is, or wait for the grace of messages; return False when nothing is left."""
+        if self._step(partition_worker) or self._wait_for_grace(partition_worker):
+            return True
+        if any(hung.call.hangs for hung in self._hung.unfinished):
+            raise HungHandlerError("a call of the handler never came back; what it has is held until the process ends")
+        return False
 
     def _wait_for_grace(self, partition_worker: PartitionWorker) -> bool:
         """Rest after an idle step if messages wait for their grace; return False if none does or a stop is asked."""

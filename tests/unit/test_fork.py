@@ -22,7 +22,8 @@ from outbox.rocketmq.questions import Respondent, Unasked
 from outbox.runtime import fork
 from outbox.runtime.fair_lock import FairLock
 from outbox.store.database import Database
-from outbox.worker.calls import Call, HungCalls
+from outbox.worker.calls import Call
+from outbox.worker.hung import HungCalls
 from outbox.worker.worker import Worker
 
 
@@ -174,7 +175,7 @@ def test_direct_sends_begin_anew_there():
     holding = threading.Thread(target=hold)
     holding.start()
     held.wait(60)
-    begins = in_a_child(lambda: sends.for_more(1) is None)
+    begins = in_a_child(lambda: sends.offer() is None)
     forked.set()
     holding.join()
 
