@@ -1,6 +1,8 @@
 """One supervisor for all that runs in threads: it begins works, begins them again, and ends them by one stop."""
 
+import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from tenacity import wait_fixed
@@ -102,8 +104,10 @@ def test_what_works_is_not_started_beside_itself():
     supervisor = Supervisor([working])
     supervisor.start()
 
-    with pytest.raises(SubscriptionError, match="at work already"):
-        supervisor.start()
+    for begin in (supervisor.start, supervisor.run):
+        with pytest.raises(SubscriptionError, match="at work already"):
+            begin()
+    goes_on = supervisor.alive and not working.stop.asked
     supervisor.stop()
     supervisor.join(60)
     supervisor.start()
@@ -111,7 +115,7 @@ def test_what_works_is_not_started_beside_itself():
     supervisor.stop()
     supervisor.join(60)
 
-    assert (again, working.closed) == (True, 2)
+    assert (goes_on, again, working.closed) == (True, True, 2)
 
 
 def test_a_stop_before_the_start_counts():
@@ -130,3 +134,20 @@ def test_a_thread_that_was_not_begun_is_not_waited_for():
     supervisor.join()
 
     assert (supervisor.alive, supervisor.unfinished) == (False, ())
+
+
+def test_the_time_to_drain_is_the_same_for_all():
+    """It does not begin for one when it is over for another."""
+    go_on = threading.Event()
+    works = [Working(name, lambda _tries: go_on.wait(60)) for name in "abc"]
+    supervisor = Supervisor(works, drain=timedelta(hours=1))
+    supervisor.start()
+    assert eventually(lambda: [each.tries for each in works] == [1, 1, 1])
+
+    supervisor.stop()
+    waited = supervisor.ended(0)
+    noticed = [each._asked_at is not None for each in supervisor._supervised]
+    go_on.set()
+    supervisor.join(60)
+
+    assert (waited, noticed, supervisor.alive) == (False, [True, True, True], False)
