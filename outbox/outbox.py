@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from outbox.relay.relay import Relay
     from outbox.senders.opening import Destination
     from outbox.senders.serialized import SerializedSender
-    from outbox.worker.calls import HungCalls
+    from outbox.worker.hung import HungCalls
     from outbox.writing.engines import Bind
     from outbox.writing.handles import AsyncHandle
 

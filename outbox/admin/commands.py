@@ -17,7 +17,7 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import taken_topics
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.parked import carry_out_requests
+from outbox.worker.parked import MOST_REQUESTS, carry_out
 from outbox.worker.settle import Settlement
 
 
@@ -33,8 +33,9 @@ def carry_out_without_worker(channel: Channel, subscription: Subscription) -> in
     granted = 0
     with borrowed(channel, subscription) as lease:
         settlement = Settlement(channel, lease, incarnation)
-        while done := carry_out_requests(parked, settlement):
-            granted += len(done)
+        while requests := parked.requests(MOST_REQUESTS):
+            carry_out(requests, parked, settlement)
+            granted += len(requests)
             if not Leases(channel).renew(lease, LENGTH):
                 raise LeaseLostError(f"{subscription.name}: a worker took the lease; it carries out the rest")
     return granted

@@ -43,18 +43,13 @@ class CompensationWorker:
         self._failures = 0
         # Plain flags and no locks, because a signal handler may call `stop` at any point.
         self._may_begin = False
-        self._gives_up = True
         self._works = False
         self._exists = False
         self.error: HungHandlerError | None = None
 
-    def prepare(self, *, in_background: bool, gives_up: bool = True) -> None:
-        """Reset the state, before the first worker begins.
-
-        `in_background`: whether `look` may begin the thread. `gives_up`: see `Worker.run`.
-        """
+    def prepare(self, *, in_background: bool) -> None:
+        """Reset the state, before the first worker begins; `in_background`: whether `look` may begin the thread."""
         self._may_begin = in_background
-        self._gives_up = gives_up
         self._look_at = 0.0
         # In a fork the thread of the parent does not run.
         self._works = self._exists = False
@@ -103,7 +98,7 @@ class CompensationWorker:
         began = time.monotonic()
         try:
             if self._may_begin:
-                self._worker.run(gives_up=self._gives_up)
+                self._worker.run()
         except HungHandlerError as error:
             self.error = error
             self._may_begin = False

@@ -20,18 +20,18 @@ from outbox.model.verdict import Verdict
 from outbox.relay.compensation import CompensationWorker
 from outbox.relay.restarts import Supervision
 from outbox.runtime.failpoints import crash_point
-from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.opening import Destination, open_sender
-from outbox.senders.port import deadline_of, destination_of
+from outbox.senders.port import concurrency_of, deadline_of, destination_of
 from outbox.senders.rewriting import RewritingSender, check_rewriting
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
-from outbox.worker.calls import HungCalls
+from outbox.worker.calls import Caller
+from outbox.worker.hung import HungCalls
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
@@ -113,21 +113,22 @@ class Relay:
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
         deadline = deadline_of(self._sender) if deadline is None else deadline
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline)
-        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
-        turns = self._sender if isinstance(self._sender, SerializedSender) else FairLock()
-        self._handler = self._sender.alone if isinstance(self._sender, SerializedSender) else self._sender
+        # A sender that direct sends use too is called in turns with them: here is where both meet.
+        shared = self._sender if isinstance(self._sender, SerializedSender) else None
+        self._handler = self._sender if shared is None else shared.alone
         if check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=self._handler):
             self._handler = RewritingSender(self._handler, rename=rename, prefix=prefix, envelope=envelope)
         self._stop = Stop()
-        worker = partial(
-            Worker, outbox.database, policy=policy, settings=settings, serialize=turns.hold, stop=self._stop
+        caller = Caller(
+            self._send, concurrency=concurrency_of(self._sender), shared=None if shared is None else shared.turns
         )
+        worker = partial(Worker, outbox.database, policy=policy, settings=settings, stop=self._stop)
         hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
         # Writers create the compensation, at a position before their first row.
-        second = worker(left_behind, self._send, start=None, hung=hung[1])
+        second = worker(left_behind, caller, start=None, hung=hung[1])
         every = (settings or Settings()).upkeep.find_compensation
         self._companion = CompensationWorker(left_behind.name, second, every=every, hangs=self._stop_first)
-        self._worker = worker(declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0])
+        self._worker = worker(declared, caller, start=start, on_idle=self._companion.look, hung=hung[0])
         self._thread: threading.Thread | None = None
         self._supervision: Supervision | None = None
         self._reset()
@@ -182,11 +183,11 @@ class Relay:
         """Stop the first worker: calls of the second never come back, so the process has to be started again."""
         self._worker.stop()
 
-    def _run(self, *, gives_up: bool = True) -> None:
+    def _run(self) -> None:
         listener = self._outbox.notifier.listen(self._worker.wake.set)
-        self._companion.prepare(in_background=True, gives_up=gives_up)
+        self._companion.prepare(in_background=True)
         try:
-            self._worker.run(gives_up=gives_up)
+            self._worker.run()
             if self._companion.error is not None and not self._stop.asked:
                 raise self._companion.error
         finally:
@@ -255,12 +256,9 @@ class Relay:
             self._thread.join(timeout)
 
     def serve(self) -> None:
-        """Send until stopped, in a process that goes on when calls of the sender hang; the sender stays open.
-
-        The messages of such calls are parked until the calls come back, and are never sent beside them.
-        """
+        """Send until stopped, and leave the sender open, because it is called again after an error."""
         with self._alone():
-            self._run(gives_up=False)
+            self._run()
 
     def _run_in_background(self, supervision: Supervision) -> None:
         try:

@@ -69,12 +69,12 @@ class CheckService:
         """Check until stopped."""
         self._endless, self._aside = True, False
         try:
-            self._worker.run(gives_up=False)
+            self._worker.run()
             while self._aside:
                 self._rest_aside()
                 if self._stopped:
                     break
-                self._worker.run(gives_up=False)
+                self._worker.run()
         finally:
             self._endless = False
             self._checker.close()

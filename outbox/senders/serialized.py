@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from outbox.model.message import Message
@@ -18,8 +18,8 @@ class SerializedSender:
         self._sender = sender
         self.destination = destination
         self.deadline = deadline_of(sender)
-        # Beside a call that takes longer others may begin, because it may hang.
-        self._lock = FairLock(self.deadline.total_seconds())
+        #: Beside a call that takes longer others may begin, because it may hang.
+        self.turns = FairLock(self.deadline.total_seconds())
 
     @property
     def alone(self) -> Sender:
@@ -27,9 +27,9 @@ class SerializedSender:
         return self._sender
 
     @contextmanager
-    def hold(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[Sender]:
+    def hold(self) -> Iterator[Sender]:
         """Wait until it is our turn, and yield the sender; the turn ends with the block."""
-        with self._lock.hold(meanwhile):
+        with self.turns.hold():
             yield self._sender
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:

@@ -22,7 +22,8 @@ from outbox.rocketmq.questions import Respondent, Unasked
 from outbox.runtime import fork
 from outbox.runtime.fair_lock import FairLock
 from outbox.store.database import Database
-from outbox.worker.calls import Call, HungCalls
+from outbox.worker.calls import Call
+from outbox.worker.hung import HungCalls
 from outbox.worker.worker import Worker
 
 

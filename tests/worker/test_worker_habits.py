@@ -4,7 +4,7 @@ import os
 import select
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -24,6 +24,7 @@ from outbox.store.log.log import Log
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.worker import partition
 from outbox.worker.settings import Settings, Upkeep
+from outbox.worker.waiting import Wait
 from tests.support.readers import Collector, at_work, send, worker
 from tests.support.waiting import eventually
 
@@ -210,7 +211,7 @@ def test_a_hint_is_followed_by_one_look(pg_engine, monkeypatch):
     idle = worker(outbox.database, Collector(), settings=BRISK)
     step = partition.PartitionWorker.step
 
-    def counted(self: partition.PartitionWorker, *, postpone: bool) -> int:
+    def counted(self: partition.PartitionWorker, *, postpone: bool) -> Generator[Wait, None, int]:
         looks.append(len(script.pauses))
         return step(self, postpone=postpone)
 

@@ -2,17 +2,20 @@
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 
 import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine, migrate
+from outbox.runtime.wakeup import Wake
 from outbox.testing.servers import PostgresServer
 from outbox.worker import partition
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.settings import Settings
+from outbox.worker.waiting import drive
 from outbox.worker.worker import Worker
 from tests.conftest import started
 from tests.scenarios.exactness import twins
@@ -53,14 +56,14 @@ class Crash:
         #: Crashes after which the new message drew an id that had been drawn before.
         self.given_out_again = 0
 
-    def step(self, held: PartitionWorker) -> bool:
+    def step(self, wake: Wake, held: PartitionWorker) -> bool:
         """What a worker does between two looks at the log, and what happens around it."""
-        if held.step():
+        if drive(held.step(), wake):
             return True
         if self.given_out_again or len(self.sent) == TRIES:
             return False
         highest = self._burn()
-        held.step()
+        drive(held.step(), wake)
         self._server.kill()
         self._engine.dispose()
         self._server.start()
@@ -100,7 +103,7 @@ def test_a_message_with_an_id_from_before_the_crash_is_delivered(
     handler, crash = Collector(), Crash(server, engine)
     relay = Worker(Outbox(engine).database, declared(), handler, settings=SLOW_RENEWALS)
 
-    relay._work(crash.step)
+    relay._work(partial(crash.step, relay.wake))
 
     assert crash.given_out_again == 1, "the server never gave an id out again: nothing was tried"
     assert (handler.bodies == crash.sent) is not loses
