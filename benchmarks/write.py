@@ -80,7 +80,7 @@ def write_psycopg(site: Site, messages: int) -> list[Measurement]:
 
         with place.connect() as connection:
             sides = partial(_on_psycopg, connection, send), partial(_on_psycopg, connection, execute)
-            return [_compared(f"write_psycopg_{messages}", site.scale, _goal(messages), *sides)]
+            return [compared(f"write_psycopg_{messages}", site.scale, _goal(messages), *sides)]
 
 
 def _goal(messages: int) -> Goal:
@@ -95,13 +95,13 @@ def _compared_on_core(
         ORDERS.metadata.create_all(place.engine)
         by_hand = create_engine(place.url)
         ours, other = sides(Outbox(place.engine))
-        writes = partial(_on_core, place.engine, ours), partial(_on_core, by_hand, other)
-        measured = _compared(name, site.scale, goal, *writes)
+        writes = partial(on_core, place.engine, ours), partial(on_core, by_hand, other)
+        measured = compared(name, site.scale, goal, *writes)
         by_hand.dispose()
     return measured
 
 
-def _on_core(engine: Engine, append: Append, numbers: range) -> None:
+def on_core(engine: Engine, append: Append, numbers: range) -> None:
     for number in numbers:
         with engine.begin() as connection:
             connection.execute(insert(ORDERS), {"customer": "c-1", "total": number})
@@ -117,7 +117,7 @@ def _on_psycopg(
         connection.commit()
 
 
-def _compared(name: str, scale: Scale, goal: Goal, ours: Writes, other: Writes) -> Measurement:
+def compared(name: str, scale: Scale, goal: Goal, ours: Writes, other: Writes) -> Measurement:
     """Microseconds a transaction, in short turns, so that whatever else the machine does meets both sides alike."""
     for side in (ours, other):
         side(range(scale.transactions // 10))

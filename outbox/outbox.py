@@ -19,7 +19,6 @@ from outbox.model.delay_levels import require_window
 from outbox.model.encoding import dumped
 from outbox.model.message import Message, MessageFields
 from outbox.schema import SLOTS
-from outbox.senders.port import destination_of
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.statements import arun, async_executor, executor, run
@@ -37,6 +36,7 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
     from outbox.direct.sends import DirectSends
+    from outbox.model.lease import Partition
     from outbox.relay.relay import Relay
     from outbox.senders.opening import Destination
     from outbox.senders.serialized import SerializedSender
@@ -97,7 +97,7 @@ class Outbox:
         self.transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
         #: Calls of a sender that hang, by subscription: a relay that is started again works on beside them.
-        self.hung_calls: dict[str, HungCalls] = {}
+        self.hung_calls: dict[Partition, HungCalls] = {}
         #: The relays that run. Several threads may start and stop: each takes from the list what it stops.
         self._relays: list[Relay] = []
 
@@ -318,7 +318,7 @@ def _shared(sender: Destination) -> SerializedSender:
     from outbox.senders.opening import open_sender
     from outbox.senders.serialized import SerializedSender
 
-    return SerializedSender(open_sender(sender), destination_of(sender))
+    return SerializedSender(open_sender(sender))
 
 
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:

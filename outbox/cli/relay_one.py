@@ -23,9 +23,7 @@ from outbox.relay.relay import Relay
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.senders.envelopes import EnvelopeName
-from outbox.senders.opening import open_sender
-from outbox.senders.port import Sender, deadline_of, destination_of
-from outbox.senders.rewriting import check_rewriting
+from outbox.senders.opening import OpenedSender, open_sender
 from outbox.store.database import Channel, Database
 from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.leases import Leases
@@ -39,13 +37,11 @@ _AGAIN_SECONDS = 0.5
 _RENEW_EVERY = Settings().renew_every
 
 
-class Counted:
+class Counted(OpenedSender):
     """A sender that counts what was stored, and remembers when the destination last answered."""
 
-    def __init__(self, sender: Sender, destination: str) -> None:
-        self._sender = sender
-        self.destination = destination
-        self.deadline = deadline_of(sender)
+    def __init__(self, sender: OpenedSender) -> None:
+        super().__init__(sender, sender.destination)
         self.sent = 0
         #: The last error of the destination about a message that it did not accept.
         self.refusal: str | None = None
@@ -54,7 +50,7 @@ class Counted:
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send messages by the sender; count those that were stored, and note when the destination answered."""
         try:
-            verdicts = self._sender.send(messages)
+            verdicts = super().send(messages)
         except Exception as error:
             self.refusal = describe(error)
             raise
@@ -63,10 +59,6 @@ class Counted:
         if not all(isinstance(verdict, Unavailable) for verdict in verdicts):
             self.answered_at = time.monotonic()
         return verdicts
-
-    def close(self) -> None:
-        """Close the sender."""
-        self._sender.close()
 
 
 class Relaying:
@@ -99,12 +91,10 @@ class Relaying:
         self._topics = chosen_topics(topics)
         self._split_from = split_from
         self._beside = tuple(beside)
-        sender = open_sender(to)
-        check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=sender)
         self._start: Any = start
-        self._sender = Counted(sender, destination_of(to))
+        self._sender = Counted(open_sender(to, rename=rename, prefix=prefix, envelope=envelope, deadline=deadline))
         #: The time limit of one call of the sender.
-        self.deadline = deadline or self._sender.deadline
+        self.deadline = self._sender.deadline
         self._relay: Relay | None = None
         self._stop = Stop()
         self._spoke = False
@@ -115,10 +105,6 @@ class Relaying:
             "start": start,
             "on_dead": on_dead,
             "retry": RetryPolicy(attempts=attempts),
-            "deadline": self.deadline,
-            "rename": rename,
-            "prefix": prefix,
-            "envelope": envelope,
             "split_from": split_from,
             "settings": Settings(
                 limits=Limits(rows=batch_size, bytes=batch_bytes),

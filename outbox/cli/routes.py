@@ -17,7 +17,6 @@ from outbox.cli.output import keep_secret
 from outbox.errors import SenderError
 from outbox.relay.routes import Route
 from outbox.senders.envelopes import ENVELOPES, EnvelopeName
-from outbox.senders.rewriting import check_rewriting
 
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A variable with the name of its parameter, if it is the whole value of one.
@@ -87,17 +86,16 @@ class _Table:
         prefix = self._text("prefix")
         envelope: EnvelopeName | None = self._one_of("envelope", tuple(ENVELOPES))
         try:
-            check_rewriting(rename=rename, prefix=prefix, envelope=envelope or "raw")
+            return Route(
+                to=self._to(),
+                rename=rename,
+                prefix=prefix,
+                envelope=envelope,
+                on_dead=self._one_of("on_dead", _POLICIES),
+                deadline=self._deadline(),
+            )
         except SenderError as error:
             raise click.UsageError(f"{self._about} {error}") from None
-        return Route(
-            to=self._to(),
-            rename=rename,
-            prefix=prefix,
-            envelope=envelope,
-            on_dead=self._one_of("on_dead", _POLICIES),
-            deadline=self._deadline(),
-        )
 
     def _to(self) -> str:
         text = self._text("to")

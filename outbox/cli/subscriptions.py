@@ -118,12 +118,13 @@ def _checked_destination(to: str, stored: Subscription) -> str:
     from outbox.senders.opening import is_offered, open_sender
     from outbox.senders.port import destination_of
 
-    destination = destination_of(to)
     # Senders and functions of an application are opened there only; a sender may call itself `shop://orders`.
     own = ("sender", "callable", (stored.destination or "").partition(":")[0])
-    if is_offered(to) or to.partition(":")[0] not in own:
-        open_sender(to).close()
-    return destination
+    if to.partition(":")[0] in own and not is_offered(to):
+        return destination_of(to)
+    opened = open_sender(to)
+    opened.close()
+    return opened.destination
 
 
 @dataclass(frozen=True, slots=True)

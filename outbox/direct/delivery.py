@@ -16,8 +16,7 @@ from outbox.model.verdict import Done, Unavailable, Verdict
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.process import unique_name
-from outbox.senders.opening import Destination, open_sender
-from outbox.senders.port import Sender, deadline_of, destination_of
+from outbox.senders.opening import Destination, OpenedSender, open_sender
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Channel, Database
 from outbox.store.log.append import Direct, LogRef
@@ -57,7 +56,7 @@ class DirectDelivery:
         self._log = Log(Limits(), Selection(only=name))
         self._writer = unique_name()
         self._channel: Channel | None = None
-        self._sender: Sender | None = None
+        self._sender: OpenedSender | None = None
         self._refresh_at = 0.0
         self._size = 1
         self._last_told: str | None = None
@@ -90,9 +89,8 @@ class DirectDelivery:
         channel = self._open_channel()
         ensure_outbox(channel)
         subscriptions = Subscriptions(channel)
-        destination = destination_of(self._destination)
-        require_destination_of(subscriptions.find(self._name), destination)
-        self.right = self._declare(subscriptions, destination, deadline_of(self._sender).total_seconds())
+        require_destination_of(subscriptions.find(self._name), self._sender.destination)
+        self.right = self._declare(subscriptions, self._sender)
         # Read again, because a split may have been before the compensation; there is none after it.
         own = subscriptions.find(self._name)
         self._refresh_at = clock() + _REFRESH_SECONDS
@@ -100,13 +98,13 @@ class DirectDelivery:
         self._last_told = None
         return Direct(self._name, Topics.of(None if own is None else own.topics))
 
-    def _declare(self, subscriptions: Subscriptions, destination: str, deadline: float) -> float:
+    def _declare(self, subscriptions: Subscriptions, sender: OpenedSender) -> float:
         """Make sure that the compensation exists; return for how many seconds after a commit a call may begin.
 
         Rows are marked for direct sends only afterwards, so that the position of the compensation is before all of
         them.
         """
-        name = compensation_of(self._name)
+        name, destination, deadline = compensation_of(self._name), sender.destination, sender.deadline.total_seconds()
         grace = timedelta(seconds=max(GRACE_SECONDS, deadline + FLUSH_SECONDS + RIGHT_SECONDS))
         exists = subscriptions.find(name) is not None
         declared = Declaration(name=name, destination=destination, kind="compensation", grace=None if exists else grace)
@@ -175,11 +173,11 @@ class DirectDelivery:
             self._acknowledge(done)
         crash_point("direct.after_ack")
 
-    def _turn(self) -> AbstractContextManager[Sender]:
+    def _turn(self) -> AbstractContextManager[OpenedSender]:
         assert self._sender is not None
         return self._sender.hold() if isinstance(self._sender, SerializedSender) else nullcontext(self._sender)
 
-    def _ask(self, sender: Sender, messages: list[Message]) -> Sequence[Verdict]:
+    def _ask(self, sender: OpenedSender, messages: list[Message]) -> Sequence[Verdict]:
         """Return the verdicts of the destination. The compensation sends what is not done, and counts its attempts."""
         crash_point("direct.before_send")
         try:

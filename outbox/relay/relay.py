@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from functools import partial
 from typing import Protocol
 
 from outbox.errors import SubscriptionError
+from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
 from outbox.model.topics import chosen_topics
 from outbox.model.verdict import Verdict
-from outbox.relay.compensation import CompensationWorker
 from outbox.relay.restarts import Supervision
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.fork import in_child
@@ -25,13 +23,12 @@ from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.opening import Destination, open_sender
-from outbox.senders.port import concurrency_of, deadline_of, destination_of
-from outbox.senders.rewriting import RewritingSender, check_rewriting
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
 from outbox.worker.calls import Caller
 from outbox.worker.hung import HungCalls
+from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
@@ -45,15 +42,15 @@ class Source(Protocol):
 
     database: Database
     notifier: Notifier
-    #: The calls that did not come back, by subscription.
-    hung_calls: dict[str, HungCalls]
+    #: The calls that did not come back, by partition.
+    hung_calls: dict[Partition, HungCalls]
 
 
 class Relay:
     """Sends the messages of an outbox to one destination.
 
     Writers may send messages of its subscription directly. Then the relay also sends the messages that they have left
-    behind: as soon as the subscription `<name>:compensation` exists, a second worker runs beside the first.
+    behind, from when the subscription `<name>:compensation` exists.
 
     Args:
         outbox: the relay reads its log.
@@ -100,10 +97,18 @@ class Relay:
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
         require_own_name(name)
-        self._sender = open_sender(sender)
+        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
+        shared = sender if isinstance(sender, SerializedSender) else None
+        self._sender = open_sender(
+            sender if shared is None else shared.alone,
+            rename=rename,
+            prefix=prefix,
+            envelope=envelope,
+            deadline=deadline,
+        )
         declared = Declaration(
             name=name,
-            destination=destination_of(sender),
+            destination=self._sender.destination,
             topics=chosen_topics(topics),
             on_dead=on_dead,
             split_from=split_from,
@@ -111,24 +116,18 @@ class Relay:
         )
         self._name = name
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
-        deadline = deadline_of(self._sender) if deadline is None else deadline
-        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=deadline)
-        # A sender that direct sends use too is called in turns with them: here is where both meet.
-        shared = self._sender if isinstance(self._sender, SerializedSender) else None
-        self._handler = self._sender if shared is None else shared.alone
-        if check_rewriting(rename=rename, prefix=prefix, envelope=envelope, sender=self._handler):
-            self._handler = RewritingSender(self._handler, rename=rename, prefix=prefix, envelope=envelope)
+        policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
+        self._closes = shared is None
         self._stop = Stop()
         caller = Caller(
-            self._send, concurrency=concurrency_of(self._sender), shared=None if shared is None else shared.turns
+            self._send, concurrency=self._sender.concurrency, shared=None if shared is None else shared.turns
         )
-        worker = partial(Worker, outbox.database, policy=policy, settings=settings, stop=self._stop)
-        hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
-        # Writers create the compensation, at a position before their first row.
-        second = worker(left_behind, caller, start=None, hung=hung[1])
-        every = (settings or Settings()).upkeep.find_compensation
-        self._companion = CompensationWorker(left_behind.name, second, every=every, hangs=self._stop_first)
-        self._worker = worker(declared, caller, start=start, on_idle=self._companion.look, hung=hung[0])
+        jobs = [
+            Job(declared=declared, caller=caller, policy=policy, start=start),
+            # Writers create the compensation, at a position before their first row.
+            Job(declared=left_behind, caller=caller, policy=policy, start=None),
+        ]
+        self._worker = Worker(outbox.database, jobs, settings, stop=self._stop, hung=outbox.hung_calls)
         self._thread: threading.Thread | None = None
         self._supervision: Supervision | None = None
         self._reset()
@@ -165,7 +164,7 @@ class Relay:
                 with stopping_on_signals(self.stop) if signals else nullcontext():
                     self._run()
             finally:
-                self._sender.close()
+                self.close()
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
@@ -179,22 +178,12 @@ class Relay:
         finally:
             self._at_work.release()
 
-    def _stop_first(self) -> None:
-        """Stop the first worker: calls of the second never come back, so the process has to be started again."""
-        self._worker.stop()
-
     def _run(self) -> None:
-        listener = self._outbox.notifier.listen(self._worker.wake.set)
-        self._companion.prepare(in_background=True)
+        listener = self._outbox.notifier.listen(self._worker.hint)
         try:
             self._worker.run()
-            if self._companion.error is not None and not self._stop.asked:
-                raise self._companion.error
         finally:
             del listener
-            self._companion.stop()
-            if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
-                self._companion.join()
             self._stop.withdraw()
 
     def until_empty(self) -> None:
@@ -202,25 +191,18 @@ class Relay:
 
         It also waits until its writers may no longer send messages themselves.
         """
-        self._work_both(Worker.until_empty)
+        with self._alone():
+            self._worker.until_empty()
 
     def once(self) -> None:
         """Send one batch, if there is one, and one batch of messages that writers have left behind."""
-        self._work_both(Worker.once)
-
-    def _work_both(self, work: Callable[[Worker], None]) -> None:
         with self._alone():
-            self._companion.prepare(in_background=False)
-            try:
-                work(self._worker)
-                if not self._stop.asked:
-                    self._companion.perform(work)
-            finally:
-                self._stop.withdraw()
+            self._worker.once()
 
     def close(self) -> None:
-        """Close the sender, after `until_empty` or `once`; `run` does it by itself."""
-        self._sender.close()
+        """Close the sender, after `until_empty` or `once`; `run` does it by itself. A shared one stays open."""
+        if self._closes:
+            self._sender.close()
 
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
@@ -264,10 +246,10 @@ class Relay:
         try:
             supervision.run()
         finally:
-            self._sender.close()
+            self.close()
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")
-        verdicts = self._handler.send(messages)
+        verdicts = self._sender.send(messages)
         crash_point("relay.after_send")
         return verdicts

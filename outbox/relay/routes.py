@@ -12,13 +12,17 @@ from outbox.model.subscription import Declaration, OnDead, route_name, subscript
 from outbox.model.topics import ANYTHING, checked_part, chosen_topics, covers
 from outbox.relay.relay import Relay, Source
 from outbox.senders.envelopes import EnvelopeName
-from outbox.senders.opening import Destination
-from outbox.senders.port import destination_of
+from outbox.senders.form import Form
+from outbox.senders.opening import Destination, open_sender
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """Where messages of a route go, and how; the fields are those of `Relay`, with `to` for its sender."""
+    """Where messages of a route go, and how; the fields are those of `Relay`, with `to` for its sender.
+
+    Raises:
+        SenderError: no topic can be made so, or there is no such envelope.
+    """
 
     to: Destination
     rename: Mapping[str, str] | None = None
@@ -26,6 +30,9 @@ class Route:
     envelope: EnvelopeName | None = None
     on_dead: OnDead | None = None
     deadline: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        Form(rename=self.rename, prefix=self.prefix, envelope=self.envelope or "raw")
 
     @property
     def options(self) -> dict[str, Any]:
@@ -75,18 +82,22 @@ def routes(
     every = [found if isinstance(found, Route) else Route(to=found) for found in table.values()]
     subscriptions = route_subscriptions(list(table), name)
     pairs = [(route, each, options | route.options) for route, each in zip(every, subscriptions, strict=True)]
-    declarations = [each.declared(destination_of(route.to), own.get("on_dead")) for route, each, own in pairs]
+    senders = [open_sender(route.to) for route in every]
+    declarations = [
+        each.declared(sender.destination, own.get("on_dead"))
+        for sender, (_, each, own) in zip(senders, pairs, strict=True)
+    ]
     return [
         Relay(
             outbox,
-            route.to,
+            sender,
             name=each.name,
             topics=each.topics,
             split_from=each.split_from,
             beside=declarations,
             **own,
         )
-        for route, each, own in pairs
+        for sender, (_, each, own) in zip(senders, pairs, strict=True)
     ]
 
 

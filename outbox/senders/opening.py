@@ -1,8 +1,9 @@
-"""Opening a destination: a URL, a sender or a function of one message becomes a sender."""
+"""Opening a destination: a URL, a sender or a function of one message becomes a sender, with all that is put on it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from datetime import timedelta
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
 from typing import Any, cast
@@ -12,8 +13,10 @@ from outbox.model.message import Message
 from outbox.model.verdict import Verdict
 from outbox.runtime.secret import Secret, secrets_of
 from outbox.senders.asynchronous import AsyncFunctionSender, AsyncObjectSender, AsyncSender
+from outbox.senders.envelopes import EnvelopeName
+from outbox.senders.form import Form
 from outbox.senders.function import FunctionSender
-from outbox.senders.port import Sender, destination_of
+from outbox.senders.port import Sender, deadline_of, destination_of
 from outbox.senders.urls import perhaps_meant, split_url
 from outbox.senders.webhook_url import secrets_of_endpoint
 
@@ -26,15 +29,72 @@ Destination = (
 )
 
 
-def open_sender(sender: Destination) -> Sender:
-    """Return the sender that a destination stands for.
+class OpenedSender:
+    """A sender that knows what has to be known of it: a relay, a writer or a command gets it whole.
+
+    Attributes:
+        destination: what its subscription stores, and people read; see `destination_of`.
+        deadline: how long one call may take at most.
+        concurrency: how many calls may be under way at once.
+    """
+
+    def __init__(
+        self, sender: Sender, destination: str, *, form: Form | None = None, deadline: timedelta | None = None
+    ) -> None:
+        self.destination = destination
+        self.deadline = deadline_of(sender) if deadline is None else deadline
+        self.concurrency: int = getattr(sender, "concurrency", 1)
+        self.sends_events: bool = getattr(sender, "sends_events", False)
+        self._sender = sender
+        self._form = None if form is None or form.is_plain else form
+        if self._form is not None and self._form.makes_events:
+            if self.sends_events:
+                raise SenderError(
+                    f"{destination}: the envelope cloudevents and format=cloudevents of the URL would each make an"
+                    " event of a message; leave one of them out"
+                )
+            self.sends_events = True
+
+    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
+        """Send messages in their form; return a verdict for each, in their order."""
+        return self._sender.send(messages) if self._form is None else self._form.send(self._sender, messages)
+
+    def close(self) -> None:
+        """Close connections and end threads. Closing twice does no harm."""
+        self._sender.close()
+
+
+def open_sender(
+    destination: Destination,
+    *,
+    rename: Mapping[str, str] | None = None,
+    prefix: str | None = None,
+    envelope: EnvelopeName = "raw",
+    deadline: timedelta | None = None,
+) -> OpenedSender:
+    """Open a destination; return a sender that is passed on whole. An opened one is returned as it is.
+
+    Args:
+        destination: a URL, a sender or a function of one message.
+        rename, prefix, envelope: the form in which messages are sent; see `outbox.senders.form`.
+        deadline: of one call. None: the sender's own, if it has one, else 5 s.
 
     Raises:
-        TypeError: it is no destination.
-        SenderError: the URL is malformed, or no installed package offers its scheme.
+        TypeError: it is no destination, or its deadline is no timedelta above 0.
+        SenderError: the URL is malformed, or no installed package offers its scheme; or messages cannot be sent in this
+            form.
     """
-    if isinstance(sender, str):
-        return _offered(sender)
+    form = Form(rename=rename, prefix=prefix, envelope=envelope)
+    if isinstance(destination, OpenedSender):
+        if form.is_plain and deadline is None:
+            return destination
+        return OpenedSender(destination, destination.destination, form=form, deadline=deadline)
+    sender = _offered(destination) if isinstance(destination, str) else _sender_of(destination)
+    return OpenedSender(sender, destination_of(destination), form=form, deadline=deadline)
+
+
+def _sender_of(sender: Any) -> Sender:
+    """Return the sender that an object or a function stands for."""
     if isinstance(sender, type):
         raise TypeError(f"a destination is an object, not a class: pass {sender.__name__}()")
     verbs = [getattr(sender, verb, None) for verb in ("send", "close")]

@@ -8,29 +8,24 @@ from contextlib import contextmanager
 from outbox.model.message import Message
 from outbox.model.verdict import Verdict
 from outbox.runtime.fair_lock import FairLock
-from outbox.senders.port import Sender, deadline_of
+from outbox.senders.opening import OpenedSender
 
 
-class SerializedSender:
+class SerializedSender(OpenedSender):
     """Calls another sender, for one caller at a time."""
 
-    def __init__(self, sender: Sender, destination: str) -> None:
-        self._sender = sender
-        self.destination = destination
-        self.deadline = deadline_of(sender)
+    def __init__(self, sender: OpenedSender) -> None:
+        super().__init__(sender, sender.destination)
+        #: The sender itself, for a caller whose turn it is.
+        self.alone = sender
         #: Beside a call that takes longer others may begin, because it may hang.
         self.turns = FairLock(self.deadline.total_seconds())
 
-    @property
-    def alone(self) -> Sender:
-        """The sender itself, for a caller whose turn it is."""
-        return self._sender
-
     @contextmanager
-    def hold(self) -> Iterator[Sender]:
+    def hold(self) -> Iterator[OpenedSender]:
         """Wait until it is our turn, and yield the sender; the turn ends with the block."""
         with self.turns.hold():
-            yield self._sender
+            yield self.alone
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send messages when it is our turn."""
@@ -42,4 +37,4 @@ class SerializedSender:
 
     def release(self) -> None:
         """Close the sender for good."""
-        self._sender.close()
+        self.alone.close()

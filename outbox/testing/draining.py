@@ -9,8 +9,7 @@ from outbox.model.message import Message
 from outbox.model.verdict import Done, Verdict
 from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
-from outbox.senders.opening import Destination, open_sender
-from outbox.senders.port import Sender, destination_of
+from outbox.senders.opening import Destination, OpenedSender, open_sender
 from outbox.testing.scripted import ScriptedSender
 
 
@@ -26,7 +25,7 @@ def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "rel
         options: other options of `Relay`.
     """
     destination = ScriptedSender() if sender is None else sender
-    recorder = _Recorder(open_sender(destination), destination_of(destination))
+    recorder = _Recorder(open_sender(destination))
     try:
         Relay(outbox, recorder, name=name, **options).until_empty()
     finally:
@@ -36,18 +35,14 @@ def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "rel
     return recorder.stored
 
 
-class _Recorder:
-    """Calls a sender, and keeps the messages that it stored. Its destination is that of the sender."""
+class _Recorder(OpenedSender):
+    """Calls a sender, and keeps the messages that it stored."""
 
-    def __init__(self, sender: Sender, destination: str) -> None:
-        self.destination = destination
+    def __init__(self, sender: OpenedSender) -> None:
+        super().__init__(sender, sender.destination)
         self.stored: list[Message] = []
-        self._sender = sender
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        verdicts = self._sender.send(messages)
+        verdicts = super().send(messages)
         self.stored += [m for m, verdict in zip(messages, verdicts, strict=False) if isinstance(verdict, Done)]
         return verdicts
-
-    def close(self) -> None:
-        self._sender.close()

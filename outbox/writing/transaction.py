@@ -106,7 +106,7 @@ class Transactions:
         `direct`: those that their writer will send. `more`: there are others besides. `messages`: those that listeners
         are told of.
         """
-        watched = messages and self._listeners
+        watched = bool(messages) and bool(self._listeners)
         if isinstance(connection, Connection):
             sent = commits.sent_by(self, connection)
             sent.direct.extend(direct)

@@ -19,6 +19,7 @@ GOALS = {
     "write_4_connections_1": "<= 1.15",
     "write_4_connections_5": "<= 1.15",
     "async_write": "<= 1.10",
+    "telemetry_write": "<= 1.01",
     "business_1": ">= 0.90",
     "business_5": ">= 0.90",
     "business_direct": ">= 0.80",

@@ -100,18 +100,6 @@ def test_a_relay_finds_its_first_direct_writer_without_a_restart(engine):
     assert BRIEFLY.total_seconds() <= took < BRIEFLY.total_seconds() + 4
 
 
-def test_a_stop_that_came_when_it_had_ended_does_not_end_its_next_work(engine):
-    """A relay stops its second worker until that has said that it ended."""
-    destination = Destination()
-    declare_compensation(engine)
-    relay = relay_of(engine, destination)
-    relay._companion._worker.stop()
-    write(engine, "left behind")
-    relay.until_empty()
-
-    assert destination.bodies == [b"left behind"]
-
-
 def test_many_writers_declare_at_once(engine):
     """One of them creates it, at a position before its first row; a relay that comes in between changes nothing."""
     errors: list[BaseException] = []

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from outbox import Done, Message, Outbox, create_engine
 from outbox.model.verdict import DONE
+from outbox.senders.opening import open_sender
 from tests.support.directly import promises
 from tests.support.waiting import eventually
 
@@ -133,7 +134,7 @@ def is_a_process_of_multiprocessing(outbox: Outbox) -> None:
 def hangs(outbox: Outbox) -> None:
     """Its sender does not come back."""
     assert outbox._shared is not None
-    outbox._shared._sender = Hanging()
+    outbox._shared.alone = open_sender(Hanging())
     send(outbox, "1")
     time.sleep(0.5)
     print(time.time(), flush=True)

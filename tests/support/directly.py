@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from datetime import timedelta
 from typing import Any
 
@@ -11,6 +12,7 @@ from sqlalchemy.orm import Session
 
 from outbox import Message, Outbox
 from outbox.direct import delivery as courier
+from outbox.senders.opening import OpenedSender, open_sender
 from tests.support.destination import Destination, relay_to
 from tests.support.waiting import eventually
 
@@ -86,7 +88,14 @@ def in_brief(set_attribute: Callable[[object, str, object], None], grace: float,
     set_attribute(courier, "GRACE_SECONDS", grace)
     set_attribute(courier, "RIGHT_SECONDS", right)
     set_attribute(courier, "FLUSH_SECONDS", 0.0)
-    set_attribute(courier, "deadline_of", lambda _: timedelta(seconds=grace - right))
+    set_attribute(courier, "open_sender", lambda destination: _within(grace - right, open_sender(destination)))
+
+
+def _within(seconds: float, sender: OpenedSender) -> OpenedSender:
+    """The same sender, of which others know that a call takes so long at most."""
+    known = copy(sender)
+    known.deadline = timedelta(seconds=seconds)
+    return known
 
 
 def before_each_call(destination: Destination, act: Callable[[Sequence[Message]], object]) -> None:

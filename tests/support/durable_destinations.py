@@ -95,21 +95,22 @@ class JetStream(DurableDestination):
 
 
 class Kafka(DurableDestination):
-    """A topic with three partitions, on one broker, which does not wait for the disk."""
+    """Topics with three partitions, on one broker, which does not wait for the disk. `far`: see `KafkaServer`."""
 
-    def __init__(self) -> None:
-        self.server = KafkaServer().start()
+    def __init__(self, *topics: str, far: tuple[int, int] | None = None) -> None:
+        self.server = KafkaServer(far=far).start()
         self.source = self.server.servers
         self.url = f"{self.server.url}/{PREFIX}"
         admin = AdminClient({"bootstrap.servers": self.source})
-        for future in admin.create_topics([NewTopic(f"{PREFIX}.{TOPIC}", 3, 1)]).values():
+        for future in admin.create_topics([NewTopic(f"{PREFIX}.{each}", 3, 1) for each in topics or [TOPIC]]).values():
             future.result(20)
 
     @staticmethod
     def read(source: str) -> list[Message]:
-        """A consumer of all partitions, from their first records on."""
+        """A consumer of all partitions of all topics, from their first records on."""
         consumer = Consumer({"bootstrap.servers": source, "group.id": "billing"})
-        places = [TopicPartition(f"{PREFIX}.{TOPIC}", number, 0) for number in range(3)]
+        topics = [name for name in consumer.list_topics(timeout=20).topics if name.startswith(f"{PREFIX}.")]
+        places = [TopicPartition(name, number, 0) for name in topics for number in range(3)]
         number = sum(consumer.get_watermark_offsets(each, timeout=20)[1] for each in places)
         consumer.assign(places)
         found: list[Message] = []

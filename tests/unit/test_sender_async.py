@@ -387,14 +387,14 @@ def test_a_callable_object_is_a_function_too():
 
     sender = open_sender(Callable())
 
-    assert isinstance(sender, AsyncFunctionSender)
+    assert isinstance(sender._sender, AsyncFunctionSender)
     assert sender.send([a_message("t", 1)]) == [DONE]
     sender.close()
 
 
 def test_what_is_not_async_stays_as_it_is():
-    assert isinstance(open_sender(lambda message: None), FunctionSender)
-    assert isinstance(open_sender(Putter(Shelf())), AsyncObjectSender)
+    assert isinstance(open_sender(lambda message: None)._sender, FunctionSender)
+    assert isinstance(open_sender(Putter(Shelf()))._sender, AsyncObjectSender)
 
 
 def test_half_an_async_sender_is_refused():

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import traceback
+from datetime import timedelta
 from functools import partial
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
 
@@ -51,8 +52,8 @@ def test_the_library_offers_its_senders():
 
 
 def test_the_scheme_of_a_url_finds_its_sender(installed, tmp_path):
-    assert isinstance(open_sender("stdout:"), StdoutSender)
-    assert isinstance(open_sender(f"file://{tmp_path}/messages"), FileSender)
+    assert isinstance(open_sender("stdout:")._sender, StdoutSender)
+    assert isinstance(open_sender(f"file://{tmp_path}/messages")._sender, FileSender)
 
 
 def test_an_unknown_scheme_is_told_what_is_installed(installed):
@@ -204,7 +205,7 @@ def test_the_destination_of_a_sender_is_what_it_says_or_its_class():
 def test_a_url_and_its_sender_have_the_same_destination(installed, tmp_path):
     named = ("nats://a:1?as=main", f"file://{tmp_path}/a?as=main", "stdout:?as=main")
     for url in ("nats://ann:pw@b:1,a:2/shop?timeout=1", f"file://{tmp_path}/a", "stdout:", *named):
-        assert open_sender(url).destination == destination_of(url)  # type: ignore[attr-defined]
+        assert open_sender(url).destination == destination_of(url)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +223,7 @@ def test_a_url_and_its_sender_have_the_same_destination(installed, tmp_path):
 )
 def test_every_destination_can_have_a_name(url):
     sender = open_sender(url)
-    destination = sender.destination  # type: ignore[attr-defined]
+    destination = sender.destination
     sender.close()
 
     assert destination == destination_of(url) == url
@@ -240,3 +241,27 @@ def test_a_name_is_short_and_printable(url):
 def test_a_file_and_standard_output_take_no_other_option(url):
     with pytest.raises(SenderError, match=r"stdout: takes nothing|a file is written"):
         open_sender(url)
+
+
+class _Shop(_Webhook):
+    destination = "shop"
+
+
+def test_an_opened_sender_says_what_has_to_be_known_of_it():
+    class Slow(_Shop):
+        deadline = timedelta(seconds=30)
+        concurrency = 4
+
+    opened = open_sender(Slow())
+
+    assert (opened.destination, opened.deadline, opened.concurrency) == ("shop", timedelta(seconds=30), 4)
+    assert open_sender(_Shop(), deadline=timedelta(seconds=1)).deadline == timedelta(seconds=1)
+    assert (open_sender(_handle).deadline, open_sender(_handle).concurrency) == (timedelta(seconds=5), 1)
+
+
+def test_what_is_open_is_not_opened_again():
+    opened = open_sender(_Shop(), prefix="shop.")
+
+    assert open_sender(opened) is opened
+    again = open_sender(opened, rename={"orders": "placed"})
+    assert (again is opened, again.destination) == (False, "shop")

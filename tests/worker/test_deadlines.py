@@ -67,7 +67,7 @@ print_slowly.deadline = HALF_A_MINUTE  # type: ignore[attr-defined]  # as its us
         (open_sender("stdout:"), 5),
         (Destination(), 5),
         (patient(7), 7),
-        (SerializedSender(patient(7), "test"), 7),
+        (SerializedSender(open_sender(patient(7))), 7),
         (FunctionSender(print_slowly), 30),
         (FunctionSender(lambda message: None), 5),
     ],
@@ -89,7 +89,7 @@ def test_a_shared_sender_is_called_again_beside_a_call_past_its_deadline():
     """Its own deadline, and not that of others: relay and direct sends wait for each other for so long."""
     destination, over = patient(0.3), threading.Event()
     destination.hanging = lambda messages: messages[0].body == b"hangs" and not over.is_set()
-    shared = SerializedSender(destination, "test")
+    shared = SerializedSender(open_sender(destination))
     with ThreadPoolExecutor(1) as pool:
         hanging = pool.submit(shared.send, [Message("orders", b"hangs")])
         assert eventually(lambda: destination.calls == 1)
@@ -150,7 +150,7 @@ def test_on_the_command_line_it_is_the_destinations_unless_it_is_given(url, give
     one = Relaying(targets[0], url, deadline=given, **options)
     several = RelayingSeveral(targets, url, deadline=given, **options)
 
-    assert one._options["deadline"] == timedelta(seconds=seconds)
+    assert one.deadline == timedelta(seconds=seconds)
     assert several._relays._drain == timedelta(seconds=seconds + 10)
 
 

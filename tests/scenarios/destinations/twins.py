@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 from outbox.cli import relay_one
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Verdict
-from outbox.senders.opening import open_sender
-from outbox.senders.port import Sender, deadline_of
+from outbox.senders.opening import OpenedSender, open_sender
+from outbox.senders.port import Sender
 from tests.scenarios.exactness import twins as of_the_worker
 
 
@@ -19,7 +20,7 @@ class AnswersAtOnce:
     def __init__(self, to: str) -> None:
         self._sender = open_sender(to)
         self._pool = ThreadPoolExecutor(1)
-        self.deadline = deadline_of(self._sender)
+        self.destination, self.deadline = self._sender.destination, self._sender.deadline
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """In the right order, and never a second time."""
@@ -38,7 +39,7 @@ class TwoAtOnce:
     def __init__(self, to: str) -> None:
         self._senders = [open_sender(to) for _ in range(2)]
         self._pool = ThreadPoolExecutor(2)
-        self.deadline = deadline_of(self._senders[0])
+        self.destination, self.deadline = self._senders[0].destination, self._senders[0].deadline
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Their verdicts are true."""
@@ -59,6 +60,10 @@ SENDERS: dict[str, Callable[[str], Sender]] = {"answers_at_once": AnswersAtOnce,
 def install(name: str) -> None:
     """Make this process one of the twins."""
     if name in SENDERS:
-        setattr(relay_one, "open_sender", SENDERS[name])  # noqa: B010  # type checkers would rightly complain
+
+        def opened(to: str, **options: Any) -> OpenedSender:
+            return open_sender(SENDERS[name](to), **options)
+
+        setattr(relay_one, "open_sender", opened)  # noqa: B010  # type checkers would rightly complain
     else:
         of_the_worker.install(name)

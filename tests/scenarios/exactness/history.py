@@ -8,14 +8,13 @@ more copies than a batch holds.
 from __future__ import annotations
 
 import hashlib
-import json
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from outbox.model.message import Message
+from tests.support.records import RecordFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class _Judge:
     def __init__(self, facts: Iterable[Fact], batch: int) -> None:
         self._facts = {fact.name: fact for fact in facts}
         self._batch = batch
-        self._ranks = _ranks(self._facts.values())
+        self._ranks = ranks(self._facts.values())
         self._next: dict[str, int] = {}
         self._copies: dict[str, str] = {}
         self._faults = 0
@@ -128,18 +127,18 @@ class _Judge:
             found.excess.append(f"{event.name} came again from {back} messages of {fact.key} back")
 
 
-def _ranks(facts: Iterable[Fact]) -> dict[str, int]:
+def ranks(facts: Iterable[Fact]) -> dict[str, int]:
     """Each keyed fact's place among the committed ones of its key: what was rolled back leaves no hole."""
     by_key: dict[str, list[Fact]] = {}
     for fact in facts:
         if fact.key is not None:
             by_key.setdefault(fact.key, []).append(fact)
-    ranks: dict[str, int] = {}
+    found: dict[str, int] = {}
     for key, of_key in by_key.items():
         versions = sorted(fact.version for fact in of_key)
         assert len(set(versions)) == len(versions), f"the writers of {key} did not take turns"
-        ranks |= {fact.name: rank for rank, fact in enumerate(sorted(of_key, key=lambda fact: fact.version))}
-    return ranks
+        found |= {fact.name: rank for rank, fact in enumerate(sorted(of_key, key=lambda fact: fact.version))}
+    return found
 
 
 def delivery_of(message: Message, relay: int = 0) -> Delivery:
@@ -151,33 +150,23 @@ def delivery_of(message: Message, relay: int = 0) -> Delivery:
 
 
 class HistoryFile:
-    """A history that several processes append to, one write a record, so that a kill cuts at most the last one."""
+    """A history that several processes append to."""
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = os.open(path, os.O_CREAT | os.O_APPEND | os.O_RDWR, 0o644)
+        self._records = RecordFile(path)
 
     def append(self, event: Event) -> None:
-        """Add a record. The newline comes first: what a killed process left unfinished stays on its own line."""
+        """Add an event."""
         if isinstance(event, Fault):
-            record: list[object] = [event.kind, event.relay, "."]
+            self._records.append([event.kind, event.relay])
         else:
-            record = [event.name, event.key, event.relay, event.copy, "."]
-        os.write(self._descriptor, b"\n" + json.dumps(record).encode())
+            self._records.append([event.name, event.key, event.relay, event.copy])
 
     def read(self) -> list[Event]:
-        """Everything so far. A record that was cut is not there: nobody was told that it is."""
-        data = os.pread(self._descriptor, os.fstat(self._descriptor).st_size, 0)
-        return [event for line in data.split(b"\n") if (event := _parsed(line)) is not None]
+        """Everything so far, without what a kill has cut."""
+        records = self._records.read()
+        return [Fault(*record) if len(record) == 2 else Delivery(*record) for record in records]
 
     def close(self) -> None:
-        """Give the descriptor back."""
-        os.close(self._descriptor)
-
-
-def _parsed(line: bytes) -> Event | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    *values, _ = record
-    return Fault(*values) if len(values) == 2 else Delivery(*values)
+        """Give the file back."""
+        self._records.close()

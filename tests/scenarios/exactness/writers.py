@@ -64,12 +64,13 @@ class Writer:
         while self._committed < self._task.quota:
             is_long = self._committed // every > long_ones
             long_ones += is_long
-            self._transaction(self._task.seconds if is_long else 0.0)
+            self.transaction(self._task.seconds if is_long else 0.0)
         while not Path(self._task.enough).exists():
-            self._transaction(0.0)
+            self.transaction(0.0)
             time.sleep(0.05)
 
-    def _transaction(self, seconds: float) -> None:
+    def transaction(self, seconds: float) -> None:
+        """Do some business; in a long transaction, if it is to take `seconds`."""
         in_session = self._random.random() < 0.5
         try:
             with Session(self._engine) if in_session else self._engine.connect() as handle, handle.begin():

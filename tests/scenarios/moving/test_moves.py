@@ -11,8 +11,9 @@ import pytest
 from sqlalchemy import Engine, text
 
 from tests.scenarios.moving.arrivals import Arrival, arrivals, arrived, faults
-from tests.scenarios.moving.processes import Writers, supervised
+from tests.scenarios.moving.writers import Writers
 from tests.support.command_line import outbox
+from tests.support.supervised import supervised
 from tests.support.waiting import eventually
 
 OLD, NEW = "test://old/orders", "test://new/orders"

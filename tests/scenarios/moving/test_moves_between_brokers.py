@@ -14,10 +14,11 @@ from outbox.testing.servers import NatsServer, RedisServer
 from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import started
 from tests.scenarios.moving.arrivals import Arrival, faults
-from tests.scenarios.moving.processes import Writers, supervised
+from tests.scenarios.moving.writers import Writers
 from tests.support.command_line import outbox
 from tests.support.nats_streams import Stream
 from tests.support.redis_streams import Streams
+from tests.support.supervised import supervised
 from tests.support.waiting import eventually
 
 
