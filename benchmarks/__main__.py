@@ -20,7 +20,7 @@ from benchmarks.flat import flat_backlog, flat_pinned
 from benchmarks.flat_writer import flat_writer
 from benchmarks.halves import check_pass, half_pending_relay, half_vs_send
 from benchmarks.imports import importing
-from benchmarks.latency import direct_latency, latency, latency_random
+from benchmarks.latency import direct_latency, embedded_latency, latency, latency_random
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.site import Site
 from benchmarks.spark import spark_extract, spark_noop_vs_jdbc
@@ -49,6 +49,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
         for a_second in (50, 200, 600)
     },
     ("direct_latency_p50",): direct_latency,
+    ("embedded_latency_p50",): embedded_latency,
     ("flat_backlog",): flat_backlog,
     ("flat_pinned",): flat_pinned,
     ("flat_writer_drain", "flat_writer_latency"): flat_writer,

@@ -94,6 +94,32 @@ def _direct_milliseconds(place: Place, schedule: Schedule) -> list[float]:
     return differences(committed, arrival.at)
 
 
+def embedded_latency(site: Site) -> list[Measurement]:
+    """Milliseconds from commit to the sender's call of a relay in the writer's own process, against another process."""
+    medians = Turns("embedded_latency_p50")
+    with site.place() as embedded, site.place() as relayed:
+        for place in (embedded, relayed):
+            BARE.metadata.create_all(place.engine)
+        for _ in range(site.scale.long_rounds):
+            ours = _embedded_milliseconds(embedded, evenly(site.scale.latency_messages))
+            other = _milliseconds(relayed, relay, writer(Outbox(relayed.engine)), evenly(site.scale.latency_messages))
+            medians.add(quantile(ours, 0.5), quantile(other, 0.5))
+    return [Measurement(name=medians.name, goal=at_most(0.7), unit="ms", ours=medians.ours, other=medians.other)]
+
+
+def _embedded_milliseconds(place: Place, schedule: Schedule) -> list[float]:
+    """The latency of each message, which a relay in a thread of its writer's process sends."""
+    ours, theirs = multiprocessing.Pipe()
+    arrival = Arrival(theirs)
+    outbox = Outbox(place.engine)
+    with outbox.running(arrival):
+        write = writer(outbox)
+        warm_up(ours, write)
+        committed = write_by(schedule, write)
+    outbox.close()
+    return differences(committed, arrival.at)
+
+
 def _milliseconds(place: Place, receiver: Receiver, write: Writer, schedule: Schedule) -> list[float]:
     """The latency of each message, written by a schedule while the receiver runs in another process."""
     with running(receiver, place.url) as pipe:

@@ -6,7 +6,6 @@ import logging
 import time
 from collections.abc import Collection, Generator, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 
 from outbox.model.message import Message
 from outbox.model.parking import Held, Parking
@@ -19,7 +18,7 @@ from outbox.worker.calls import Call, LeasedCaller, StrangeAnswerError
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.hung import HungCall, HungCalls
 from outbox.worker.known import identity_of
-from outbox.worker.outcome import Outcome, Pending
+from outbox.worker.outcome import Clock, Outcome, Pending
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.waiting import Wait
 
@@ -106,7 +105,7 @@ class BatchHandler:
         wait_for_destination: bool,
         quota: int,
         parked: bool = False,
-        now: datetime | None = None,
+        clock: Clock | None = None,
     ) -> Steps:
         """Call the handler until every message has an outcome, or a stop is asked; yield the outcomes.
 
@@ -116,9 +115,9 @@ class BatchHandler:
 
         `wait_for_destination`: wait for an unavailable destination, with growing pauses; otherwise the topic counts as
         sick and its messages stay open. `quota`: how many messages may be parked as waiting. `parked`: the messages
-        were read from where they are parked. `now`: the moment at which messages expire meanwhile.
+        were read from where they are parked. `clock`: by which messages expire meanwhile.
         """
-        batch = Pending(messages, quota, parked=parked, now=now)
+        batch = Pending(messages, quota, parked=parked, clock=clock)
         try:
             yield from self._work_through(batch, wait_for_destination=wait_for_destination)
             batch.leave_all()

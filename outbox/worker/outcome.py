@@ -6,6 +6,7 @@ import time
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Protocol
 
 from outbox.model.message import Message
 from outbox.model.parking import Parking
@@ -38,17 +39,25 @@ class Outcome:
         return set() if self.away else {message.topic for message in self.done} - waiting - self.sick
 
 
+class Clock(Protocol):
+    """The clock of the database, as far as it is known here."""
+
+    @property
+    def now(self) -> datetime:
+        """The moment now."""
+
+
 class Pending:
     """The messages of one batch that have no outcome yet, and the outcomes since the last part."""
 
-    def __init__(self, messages: list[Message], quota: int, *, parked: bool, now: datetime | None = None) -> None:
+    def __init__(self, messages: list[Message], quota: int, *, parked: bool, clock: Clock | None = None) -> None:
         """`quota`: how many messages may be parked as waiting. `parked`: the messages were read from where they are
-        parked. `now`: the moment at which messages expire; None: they do not.
+        parked. `clock`: by which messages expire; None: they do not.
         """
         self.messages = messages
         self.quota = quota
         self.parked = parked
-        self._now = now
+        self._clock = clock
         self.findings = Findings()
         self.outcome = Outcome()
         self._part_began = time.monotonic()
@@ -88,15 +97,16 @@ class Pending:
         return list({message.key or message.id: message for message in reversed(self.messages)}.values())
 
     def timed(self) -> list[Message]:
-        """Return the messages that expire some time, if the moment is known at which they do."""
-        return [] if self._now is None else [message for message in self.messages if message.expires_at is not None]
+        """Return the messages that expire some time, if there is a clock."""
+        return [] if self._clock is None else [message for message in self.messages if message.expires_at is not None]
 
     def expire(self, messages: Iterable[Message]) -> None:
-        """Park as dead those of these messages that are expired."""
-        now = self._now
-        late = [(m, EXPIRED) for m in messages if m.expires_at is not None and now is not None and m.expires_at <= now]
-        if late:
-            self.resolve([], late)
+        """Park as dead those of these messages that are expired by now."""
+        if self._clock is not None:
+            now = self._clock.now
+            late = [(message, EXPIRED) for message in messages if message.expires_at and message.expires_at <= now]
+            if late:
+                self.resolve([], late)
 
     def resolve(self, done: Sequence[Message], parked: list[tuple[Message, Parking]]) -> None:
         """Give messages their outcome; park as `blocked` the rest of each key that one of them blocks."""

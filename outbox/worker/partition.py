@@ -189,9 +189,7 @@ class PartitionWorker:
         """Call the handler, settle in parts while that takes long, and return the last part."""
         outcome = Outcome()
         quota = self._parked_queue.quota(self._policy.max_waiting)
-        with closing(
-            self._batch_handler.run(to_send, wait_for_destination=True, quota=quota, now=batch.now)
-        ) as handling:
+        with closing(self._batch_handler.run(to_send, wait_for_destination=True, quota=quota, clock=batch)) as handling:
             for each in handling:
                 if isinstance(each, Wait):
                     yield from self._waited(each)

@@ -14,6 +14,7 @@ from outbox.worker.calls import Call
 
 #: A wait that lasts longer than this is long: what was handled before is settled meanwhile.
 SOON_SECONDS = 0.005
+_LONGEST_SECONDS = 3600.0
 
 T = TypeVar("T")
 
@@ -39,6 +40,11 @@ class Wait:
             or time.monotonic() >= self.until
         )
 
+    @property
+    def seconds(self) -> float:
+        """For how long to sleep before another look: until the moment `until`, but no longer than can be slept."""
+        return min(max(0.0, self.until - time.monotonic()), _LONGEST_SECONDS)
+
     def at_most(self, seconds: float) -> Wait:
         """Return this wait, or a shorter one that ends after so many seconds."""
         return replace(self, until=min(self.until, time.monotonic() + seconds))
@@ -53,4 +59,4 @@ def drive(steps: Generator[Wait, None, T], wake: Wake) -> T:
             except StopIteration as end:
                 return cast("T", end.value)
             while not wait.over:
-                wake.wait(max(0.0, wait.until - time.monotonic()))
+                wake.wait(wait.seconds)

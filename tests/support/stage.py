@@ -2,11 +2,10 @@
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from tenacity import wait_fixed
@@ -20,7 +19,7 @@ from outbox.worker.calls import Caller, LeasedCaller
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.handle import BatchHandler, Look
 from outbox.worker.hung import HungCalls
-from outbox.worker.outcome import Outcome
+from outbox.worker.outcome import Clock, Outcome
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.waiting import Wait
 
@@ -144,12 +143,12 @@ class Stage:
         wait_for_destination: bool = True,
         quota: int = 1000,
         parked: bool = False,
-        now: datetime | None = None,
+        clock: Clock | None = None,
         meanwhile: Callable[[], None] = lambda: None,
     ) -> Iterator[Outcome]:
         """The parts of one batch; `meanwhile` is called in each of its waits."""
         handling = self.batch_handler.run(
-            list(messages), wait_for_destination=wait_for_destination, quota=quota, parked=parked, now=now
+            list(messages), wait_for_destination=wait_for_destination, quota=quota, parked=parked, clock=clock
         )
         with closing(handling):
             for each in handling:
@@ -160,7 +159,7 @@ class Stage:
                     # Without its stop, whose looks are counted.
                     wait = replace(each, stop=None)
                     while not wait.over:
-                        self.wake.wait(max(0.0, wait.until - time.monotonic()))
+                        self.wake.wait(wait.seconds)
                 else:
                     yield each
 
