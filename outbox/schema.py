@@ -35,7 +35,7 @@ from sqlalchemy.types import TypeEngine
 from outbox.errors import DatabaseError
 from outbox.model.limits import HALF_TOPIC
 
-VERSION = 7
+VERSION = 8
 SLOTS = 256
 PREFIX = "outbox_"
 #: The table that holds the revision of our tables. It is ours alone, apart from that of the application's own Alembic.
@@ -88,6 +88,7 @@ class Tables:
     dedup: Table
     inbox: Table
     op: Table
+    worker: Table
     meta: Table
 
 
@@ -146,6 +147,7 @@ def _tables(metadata: MetaData, dialect: str) -> Tables:
         dedup=_dedup(metadata),
         inbox=_inbox(metadata),
         op=_op(metadata),
+        worker=_worker(metadata),
         meta=_meta(metadata),
     )
 
@@ -233,6 +235,8 @@ def _subscription(metadata: MetaData) -> Table:
         ),
         Column("tags", Text, comment="JSON list; null: all"),
         Column("hold_ms", BigInteger, comment="of an extract: holds rows back so long after its last progress"),
+        Column("stop_at", Text, comment="position at which all partitions meet before their number changes"),
+        Column("next_partitions", Integer, comment="their number after that"),
         comment="readers of the log; shrinks by hand",
     )
 
@@ -369,6 +373,18 @@ def _op(metadata: MetaData) -> Table:
         Column("decided_at", _Moment, nullable=False),
         CheckConstraint("op IN ('commit', 'rollback')", name="outbox_op_op"),
         comment="verdicts on transactions; shrinks by purge, after their half messages",
+    )
+
+
+def _worker(metadata: MetaData) -> Table:
+    """Return the table of live workers, among which the partitions of a subscription are shared."""
+    return Table(
+        "outbox_worker",
+        metadata,
+        Column("subscription", _Name, primary_key=True),
+        Column("id", Text, primary_key=True, comment="as in outbox_lease.owner"),
+        Column("seen_at", _Moment, nullable=False),
+        comment="workers of subscriptions with several partitions; shrinks by lease holders",
     )
 
 

@@ -49,17 +49,10 @@ class WorkerAliveError(SubscriptionError):
 
 
 @contextmanager
-def borrowed(channel: Channel, subscription: Subscription, *, wait: timedelta = NO_WAIT) -> Iterator[Lease]:
-    """Take the lease of a subscription; give it back at the end. Errors and `wait` are those of `all_borrowed`."""
-    with all_borrowed(channel, [subscription], wait=wait) as (lease,):
-        yield lease
-
-
-@contextmanager
-def all_borrowed(
+def borrowed(
     channel: Channel, subscriptions: Sequence[Subscription], *, wait: timedelta = NO_WAIT
 ) -> Iterator[list[Lease]]:
-    """Take the leases of several subscriptions; give them back at the end.
+    """Take the leases of all partitions of some subscriptions; give them back at the end.
 
     A worker that holds one is asked for it: it finishes its calls, settles, and gives the lease back. A lease that has
     expired and was not given back is that of a worker that died, or of one that is well while the clock of the database
@@ -114,7 +107,7 @@ class _Borrowing:
 
     @property
     def leases(self) -> list[Lease]:
-        """The leases, in the order of the subscriptions."""
+        """The leases, in the order of the subscriptions and of their partitions."""
         return [self._taken[each] for each in self._watches]
 
     def take(self, wait: timedelta) -> None:

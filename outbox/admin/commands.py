@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from shlex import quote
 
-from outbox.admin.borrowing import LENGTH, WAIT, all_borrowed, borrowed, changing
+from outbox.admin.borrowing import LENGTH, WAIT, borrowed, changing
 from outbox.errors import LeaseLostError, SubscriptionError
 from outbox.model.subscription import Subscription, compensation_of
 from outbox.runtime.failpoints import crash_point
@@ -29,15 +29,16 @@ def carry_out_without_worker(channel: Channel, subscription: Subscription) -> in
     """
     identity.verify(channel)
     incarnation = Log().now(channel).incarnation
-    parked = Parked(channel, subscription.name)
     granted = 0
-    with borrowed(channel, subscription) as lease:
-        settlement = Settlement(channel, lease, incarnation)
-        while requests := parked.requests(MOST_REQUESTS):
-            carry_out(requests, parked, settlement)
-            granted += len(requests)
-            if not Leases(channel).renew(lease, LENGTH):
-                raise LeaseLostError(f"{subscription.name}: a worker took the lease; it carries out the rest")
+    with borrowed(channel, [subscription]) as leases:
+        for lease in leases:
+            parked = Parked(channel, subscription.name, lease.partition)
+            settlement = Settlement(channel, lease, incarnation)
+            while requests := parked.requests(MOST_REQUESTS):
+                carry_out(requests, parked, settlement)
+                granted += len(requests)
+                if not all(Leases(channel).renew(each, LENGTH) for each in leases):
+                    raise LeaseLostError(f"{subscription.name}: a worker took the lease; it carries out the rest")
     return granted
 
 
@@ -77,7 +78,7 @@ def alter(
     follower = Subscriptions(channel).find(compensation_of(changed.name))
     incarnation = Log().now(channel).incarnation
     both = [each for each in (changed, follower) if each is not None]
-    with all_borrowed(channel, both, wait=wait) as leases:
+    with borrowed(channel, both, wait=wait) as leases:
         crash_point("command.before_alter")
         with changing(channel, leases, incarnation):
             now = Subscriptions(channel).get(changed.name)
@@ -127,7 +128,7 @@ def drop(channel: Channel, subscription: Subscription) -> None:
     follower = Subscriptions(channel).find(compensation_of(subscription.name))
     doomed = [each for each in (follower, subscription) if each is not None]
     incarnation = Log().now(channel).incarnation
-    with all_borrowed(channel, doomed) as leases, changing(channel, leases, incarnation):
+    with borrowed(channel, doomed) as leases, changing(channel, leases, incarnation):
         _follower_again(channel, subscription.name, follower)
         for each in doomed:
             Subscriptions(channel).drop(each.name)

@@ -9,7 +9,6 @@ from shlex import quote
 
 from outbox.admin.borrowing import WAIT, borrowed, changing
 from outbox.errors import SubscriptionError
-from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Subscription, base_of, compensation_of, require_own_name, route_name
 from outbox.model.topics import Topics, chosen_topics
 from outbox.store.database import Channel
@@ -39,9 +38,9 @@ def split(
 ) -> Split:
     """Give topics of a subscription to a new one.
 
-    In one transaction the new one is created at the position of the old one, with its policy; the old one loses the
-    topics; and their parked messages move. So each message is sent by one of the two. A worker at work finishes its
-    calls and settles before that. It ends then, if it declares the topics that are gone.
+    In one transaction the new one is created with the policy and the partitions of the old one, each at the progress
+    of its twin; the old one loses the topics; and their parked messages move. So each message is sent by one of the
+    two. Workers finish their calls and settle before that. A worker that declares the topics which are gone ends then.
 
     Args:
         channel: to the database of the outbox.
@@ -66,20 +65,19 @@ def split(
     # Before a worker is asked for its lease; what counts is the same question in the transaction.
     _require_no_direct_writers(subscriptions, stored)
     incarnation = Log().now(channel).incarnation
-    with borrowed(channel, stored, wait=wait) as lease:
-        settled = ProgressLog(channel).newest(stored.partition(0))
-        progress = Progress(EARLIEST) if settled is None else settled.progress
-        with changing(channel, [lease], incarnation):
+    with borrowed(channel, [stored], wait=wait) as leases:
+        standing = ProgressLog(channel).standing(stored)
+        with changing(channel, leases, incarnation):
             if subscriptions.get(name) != stored:
                 raise SubscriptionError(f"{name} was altered meanwhile; try again")
             subscriptions.alter(origin)
             _require_no_direct_writers(subscriptions, stored)
-            if subscriptions.leaves_to_writers(name, moved, progress.base):
+            if subscriptions.leaves_to_writers(name, moved, [progress.base for progress in standing]):
                 raise SubscriptionError(
                     f"writers of {name} have sent messages of these topics themselves, and {name} has not passed them"
                     " yet; let its relay run for a minute, then try again"
                 )
-            subscriptions.create_at(made, progress)
+            subscriptions.create_at(made, standing)
             parked = Parked(channel, name).give(made.name, moved)
     return Split(origin, made, parked)
 
@@ -111,7 +109,7 @@ def _made(
         raise SubscriptionError("the new name must be one or more characters that can be printed")
     name = as_name or route_name(base, ",".join(wanted.included))
     require_own_name(name)
-    return replace(stored, name=name, topics=moved.chosen(), destination=destination, partitions=1, generation=1)
+    return replace(stored, name=name, topics=moved.chosen(), destination=destination, generation=1)
 
 
 def _left(stored: Subscription, moved: Topics) -> tuple[str, ...] | None:

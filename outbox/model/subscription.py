@@ -9,6 +9,7 @@ from typing import Literal
 
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
+from outbox.model.position import Position
 
 OnDead = Literal["block", "continue"]
 #: The task of a subscription. relay: it sends. compensation: it sends what direct writers have left behind. check: it
@@ -86,7 +87,8 @@ class Declaration:
     `destination`: None where it is not known yet. `grace`: rows are read at least this long after their commit; None:
     as stored, else no grace. `split_from`: the subscription from which this one takes its topics, if that one had them
     before, or one of the routes that were split from it; the position then has to be taken over, too. `beside`: the
-    routes of the same process; while one of them cannot begin, none begins.
+    routes of the same process; while one of them cannot begin, none begins. `partitions`: how many it has; None: as
+    stored, else one.
     """
 
     name: str
@@ -98,13 +100,16 @@ class Declaration:
     grace: timedelta | None = None
     split_from: str | None = None
     beside: tuple[Declaration, ...] = ()
+    partitions: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
     """A row of `outbox_subscription`. Destination and policy are None until a first worker declares them.
 
-    `hold`: of an extract, for how long it holds retention back after its last progress.
+    `hold`: of an extract, for how long it holds retention back after its last progress. `stop_at`: the partitions
+    handle the log up to this position; when all of them stand there, there will be `next_partitions` of them. Both are
+    None while nobody has ordered another number.
     """
 
     name: str
@@ -118,6 +123,8 @@ class Subscription:
     kind: Kind = "relay"
     tags: tuple[str, ...] | None = None
     hold: timedelta | None = None
+    stop_at: Position | None = None
+    next_partitions: int | None = None
 
     @property
     def direct(self) -> str | None:

@@ -23,7 +23,9 @@ from outbox.store.dialects.statements import Row, Statement
 from outbox.store.label import label_of
 
 _SCHEMA_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
-_TABLES = ("message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "meta")
+_TABLES = (
+    "message", "subscription", "lease", "progress", "parked", "ack", "dedup", "inbox", "op", "record", "worker", "meta",
+)  # fmt: skip
 
 
 class Database:

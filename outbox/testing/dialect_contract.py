@@ -14,7 +14,8 @@ It talks to the database through the parts of `outbox.store` that workers are ma
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, ClassVar
 
@@ -22,10 +23,11 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox.errors import SchemaError
+from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC
-from outbox.model.message import Message, uuid7
+from outbox.model.message import Message, slot_of, uuid7
 from outbox.model.position import EARLIEST, Progress
-from outbox.model.subscription import Selection
+from outbox.model.subscription import EVERYTHING, Declaration, Selection
 from outbox.model.topics import Topics
 from outbox.outbox import Outbox
 from outbox.store.database import Channel, Database
@@ -37,6 +39,7 @@ from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
 from outbox.store.operations import probe
 from outbox.store.subscriptions.acks import Acks
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.testing.dialect_parts import LeaseContract, ParkedContract
 from outbox.testing.schedules import Schedule, read_whole
 
@@ -332,6 +335,31 @@ class DialectContract(LeaseContract, ParkedContract):
 
         expected = [topic for topic in _NASTY_TOPICS if Topics.of(topics).matches(topic)]
         assert [message.topic for batch in batches for message in batch] == expected
+
+    @pytest.mark.parametrize("limits", [Limits(), _SMALL], ids=["whole", "paged"])
+    @pytest.mark.parametrize("number", [1, 2, 3, 5])
+    def test_partitions_share_the_log(self, outbox: Outbox, channel: Channel, limits: Limits, number: int) -> None:
+        """Read each message in one partition, which owns the slot of its key; also one that was committed late."""
+        relay = Subscriptions(channel).declare(Declaration(name="relay", destination="callable:contract"))
+        partitions = replace(relay, partitions=number).all_partitions()
+        readers = [(each, Cursor(Log(limits, EVERYTHING, each), Progress(EARLIEST))) for each in partitions]
+        read: list[tuple[Partition, Message]] = []
+        with ExitStack() as stack:
+            many = 1 if outbox.database.dialect.one_writer else 2
+            writers = [stack.enter_context(outbox.engine.connect()) for _ in range(many)]
+            for n in range(24):
+                outbox.send(writers[n % many], "alpha", f"{n}", key=f"key-{n % 7}")
+                outbox.send(writers[n % many], "alpha", f"{n} without a key")
+            for writer in writers:
+                writer.commit()
+                for partition, cursor in readers:
+                    while (batch := cursor.read(channel)).seen:
+                        read += [(partition, message) for message in batch.messages]
+
+        bodies = [message.body.decode() for _, message in read]
+        slots = outbox.database.slots
+        assert sorted(bodies) == sorted(text for n in range(24) for text in (f"{n}", f"{n} without a key"))
+        assert all(partition.owns(slot_of(message.key, slots)) for partition, message in read if message.key)
 
     def test_a_position_never_falls(self, outbox: Outbox, channel: Channel) -> None:
         """Check heads also with a log that is purged empty: the next message is in the next window, once."""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
 
 from outbox.model.lease import Lease, Partition
-from outbox.model.message import Message
+from outbox.model.message import Message, slot_of
 from outbox.model.parking import Parking
 from outbox.model.position import EARLIEST, Position, Progress
-from outbox.model.subscription import Declaration
+from outbox.model.subscription import Declaration, Subscription
 from outbox.outbox import Outbox
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
 from outbox.store.operations import probe
+from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
@@ -22,6 +26,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _NAME = "contract"
 _LONG = timedelta(minutes=10)
+_LONG_AGO = datetime(2020, 1, 1, tzinfo=UTC)
 
 
 class LeaseContract:
@@ -199,10 +204,68 @@ class ParkedContract:
         assert [id for id, _ in _ready(parked, released=["a"])] == [ids[2], ids[1], ids[0]]
         assert not parked.some_fell_due()
 
+    @pytest.mark.parametrize("number", [1, 2, 3])
+    def test_a_partition_looks_for_its_own(self, outbox: Outbox, channel: Channel, number: int) -> None:
+        """Find what waits for a turn, and what people requested, in the slots of a partition, and of no other."""
+        keys = [f"key-{n}" for n in range(25)]
+        due, dead, delayed, blocked, waiting = (keys[n::5] for n in range(5))
+        now = timedelta(0)
+        states = {
+            Parking(state="retry", blocks=True, delay=now): due,
+            Parking(state="dead", blocks=True): dead,
+            Parking(state="delayed", blocks=False): delayed,
+            Parking(state="blocked", blocks=True): blocked,
+            Parking(state="waiting", blocks=True, delay=timedelta(hours=1)): waiting,
+        }
+        with outbox.begin() as session:
+            outbox.send_all(session, [Message("alpha", b"x", key=key, deliver_at=_LONG_AGO) for key in keys])
+        ids = {message.key: message.id or 0 for message in Log().read_on(channel, EARLIEST).messages}
+        with channel.transaction():
+            Parked(channel, _NAME).park({state: [ids[key] for key in some] for state, some in states.items()})
+        DeadLetters(channel, _NAME).request(DeadLetterFilter(), "replay", "somebody", None)
+        partitions = replace(_subscription(channel), partitions=number).all_partitions()
+
+        found = []
+        for partition in partitions:
+            parked = Parked(channel, _NAME, partition)
+            found.append(
+                [
+                    parked.keys(100),
+                    parked.released_keys(),
+                    {each.message.key for each in parked.ready(blocked, [], 100, 1_000)},
+                    {each.key for each in parked.requests(100)},
+                    parked.waiting(100),
+                    parked.some_fell_due(),
+                    set(parked.fall_due(100)),
+                    parked.some_fell_due(),
+                ]
+            )
+
+        def own(partition: Partition, some: Sequence[str]) -> set[str | None]:
+            return {key for key in some if partition.owns(slot_of(key, outbox.database.slots))}
+
+        assert found == [
+            [
+                own(each, [*due, *dead, *waiting]),
+                own(each, blocked),
+                own(each, [*due, *blocked]),
+                own(each, dead),
+                len(own(each, waiting)),
+                bool(own(each, delayed)),
+                own(each, delayed),
+                False,
+            ]
+            for each in partitions
+        ]
+
+
+def _subscription(channel: Channel) -> Subscription:
+    return Subscriptions(channel).declare(Declaration(name=_NAME, destination="callable:contract"))
+
 
 def _declared(channel: Channel) -> Partition:
     """Declare a subscription, and return its partition; no worker holds the lease."""
-    return Subscriptions(channel).declare(Declaration(name=_NAME, destination="callable:contract")).partition(0)
+    return _subscription(channel).partition(0)
 
 
 def _taken(leases: Leases, partition: Partition, owner: str) -> Lease:

@@ -76,7 +76,7 @@ class PartitionWorker:
             raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
         self._settlement = Settlement(channel, lease, self._incarnation, unsettled)
         self._settlement.rehearse(newest.progress)
-        parked = Parked(channel, lease.partition.subscription)
+        parked = Parked(channel, lease.partition.subscription, lease.partition)
         self._parked_queue = ParkedQueue(
             parked, self._settlement, batch_handler, settings, failure_log, finished, activity
         )

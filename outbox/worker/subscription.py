@@ -244,7 +244,7 @@ class SubscriptionWorker:
         partition_worker = PartitionWorker(
             connection.channel,
             held.lease,
-            Log(settings.limits, subscription.selection),
+            Log(settings.limits, subscription.selection, held.lease.partition),
             settings,
             batch_handler,
             policy,

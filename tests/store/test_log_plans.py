@@ -15,9 +15,11 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import create_engine
+from outbox.model.lease import Partition
 from outbox.model.position import Position, Progress, Window
 from outbox.model.subscription import Selection
 from outbox.store.database import Channel, Database
+from outbox.store.dialects.dialect import OF_SLOTS
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.dialects.statements import _PARAMETER
 from outbox.store.log.cursor import Cursor
@@ -34,8 +36,10 @@ OLD = 1000  # the id, and the transaction, of a row that lies among the passed o
 
 COMMON: dict[str, Any] = {
     "inline": 8000, "limit": LIMIT, "skips": "", "tags": None, "only": None, "hidden": "", "patterns": None,
-    "exceptions": None,
+    "exceptions": None, "topics": None,
 }  # fmt: skip
+#: A partition among several; the rows have each slot in turn.
+PARTITION = {"partitions": 8, "partition": 5}
 
 
 @dataclass(frozen=True)
@@ -84,11 +88,25 @@ def cases(rows: int) -> dict[str, Case]:
                 "late": [OLD], "topics": None, "limit": 1000,
             },
         ),
+        "steady, of a partition": Case(
+            POSTGRESQL.read_on_chosen, OBVIOUS_SHARE, {**near_head, **PARTITION, "head": rows // 2}
+        ),
+        "page of a partition": Case(
+            POSTGRESQL.page,
+            OBVIOUS_PAGE,
+            {**backlog, **PARTITION, "first": first, "after": first - 1, "upto": first + 2000, "limit": 1000},
+        ),
+        "page of a partition with one late row": Case(
+            POSTGRESQL.page_late,
+            OBVIOUS_LATE_PAGE,
+            {
+                **backlog, **PARTITION, "head": first + 5000, "first": first + 5000, "after": OLD - 1,
+                "upto": first + 5500, "late": [OLD], "limit": 1000,
+            },
+        ),
         "extent": Case(POSTGRESQL.extent, OBVIOUS_EXTENT, small_window),
     }  # fmt: skip
 
-
-CASES = ("steady", "rare topic", "rare pattern", "page of a pattern", "first page", "page with one late row", "extent")
 
 OBVIOUS_READ = """
     SELECT * FROM {message} WHERE xact_id = ANY(CAST(:open AS bigint[])) OR xact_id >= CAST(:head AS bigint)
@@ -100,6 +118,11 @@ OBVIOUS_CHOICE = """
 """
 OBVIOUS_PATTERN = """
     SELECT * FROM {message} WHERE xact_id >= CAST(:head AS bigint) AND topic LIKE ANY(CAST(:patterns AS text[]))
+    ORDER BY xact_id, id LIMIT :limit
+"""
+OBVIOUS_SHARE = """
+    SELECT * FROM {message} WHERE xact_id >= CAST(:head AS bigint)
+      AND slot % CAST(:partitions AS integer) = CAST(:partition AS integer)
     ORDER BY xact_id, id LIMIT :limit
 """
 OBVIOUS_PAGE = """
@@ -118,6 +141,8 @@ OBVIOUS_EXTENT = """
     SELECT min(id), max(id) FROM {message}
     WHERE xact_id >= CAST(:head AS bigint) AND xact_id < CAST(:target AS bigint)
 """
+
+CASES = tuple(cases(0))
 
 FILL = """
     INSERT INTO outbox_message (xact_id, message_id, topic, key, slot, body)
@@ -190,7 +215,8 @@ class Work:
 
 def work(engine: Engine, template: str, parameters: dict[str, Any], mode: str) -> Work:
     """Run a statement as a prepared one, and tell what it touched."""
-    statement = Database(engine).sql(template)
+    of_slots = f"AND {OF_SLOTS}" if "partition" in parameters else ""
+    statement = Database(engine).sql(template, of_slots=of_slots)
     names = list(dict.fromkeys(_PARAMETER.findall(statement)))
     numbered = _PARAMETER.sub(lambda found: f"${names.index(found[1]) + 1}", statement)
     places = ", ".join(["%s"] * len(names))
@@ -259,12 +285,13 @@ def test_the_obvious_statement_walks_the_log(logs, rows, name):
 
 
 @pytest.mark.parametrize("log", ["never", "stale", "fresh"])
+@pytest.mark.parametrize("partition", [None, Partition("relay", 1, 5, 8)])
 @pytest.mark.parametrize("topics", [None, ("rare",), ("ra*", "!*x")])
-def test_reading_on_stays_bounded_when_the_driver_has_prepared_it(logs, rows, log, topics):
+def test_reading_on_stays_bounded_when_the_driver_has_prepared_it(logs, rows, log, topics, partition):
     """Psycopg prepares a statement that comes often, and PostgreSQL may then plan it once and for all."""
     database = Database(logs[log])
     channel = database.open()
-    reader = Log(selection=Selection(topics=topics))
+    reader = Log(selection=Selection(topics=topics), partition=partition)
     for _ in range(12):
         reader.read_on(channel, Position(rows - 5, (OLD,)))
 
@@ -277,13 +304,18 @@ def test_reading_on_stays_bounded_when_the_driver_has_prepared_it(logs, rows, lo
     assert after - before <= MOST_PAGES
 
 
-@pytest.mark.parametrize("topics", [None, ("rare",), ("ra*", "!*x")])
+@pytest.mark.parametrize(
+    ("topics", "partition"),
+    [(None, None), (("rare",), None), (("ra*", "!*x"), None), (None, Partition("relay", 1, 5, 8))],
+)
 @pytest.mark.parametrize("first", [0, 1, 20, 200])
-def test_reading_on_beside_an_open_writer_stays_bounded_when_it_was_planned_on_a_small_log(pg_engine, topics, first):
+def test_reading_on_beside_an_open_writer_stays_bounded_when_it_was_planned_on_a_small_log(
+    pg_engine, topics, partition, first
+):
     """So every installation begins: PostgreSQL plans the statement then, and goes on with that plan."""
     head, open_one = 100_000, 99_990
     channel = Database(pg_engine).open()
-    reader = Log(selection=Selection(topics=topics))
+    reader = Log(selection=Selection(topics=topics), partition=partition)
     fill(pg_engine, first, analysed_first=False)
     with pg_engine.begin() as connection:
         connection.execute(text("ANALYZE outbox_message"))
@@ -311,14 +343,15 @@ def pages_of_the_log(channel: Channel) -> int:
     return int(channel.rows(question)[0][0])
 
 
+@pytest.mark.parametrize("partition", [None, Partition("relay", 1, 5, 8)])
 @pytest.mark.parametrize("log", ["never", "stale", "fresh"])
-def test_a_backlog_is_paged_at_the_same_price_from_the_first_page_to_the_last(logs, rows, log):
+def test_a_backlog_is_paged_at_the_same_price_from_the_first_page_to_the_last(logs, rows, log, partition):
     """With late rows far apart among the passed ones; every row of the window comes once, in order."""
     database = Database(logs[log])
     channel = database.open()
     base, target = Position(rows - 40_000, (OLD, rows // 2)), Position(rows + 1)
     extent = Log().extent(channel, Window(base, target))
-    cursor = Cursor(Log(Limits(rows=1000)), Progress(base, target, -1))
+    cursor = Cursor(Log(Limits(rows=1000), partition=partition), Progress(base, target, -1))
 
     ids: list[int] = []
     price_of_pages: list[int] = []
@@ -332,7 +365,10 @@ def test_a_backlog_is_paged_at_the_same_price_from_the_first_page_to_the_last(lo
         done = batch.end == Progress(target)
     channel.close()
 
-    assert ids == [OLD, rows // 2, *range(rows - 40_000, rows + 1)]
+    window = [OLD, rows // 2, *range(rows - 40_000, rows + 1)]
+    assert ids == [n for n in window if partition is None or partition.owns(n % 256)]
     assert (extent.first, extent.last) == (OLD, rows)
-    # The first one after a thin stretch looks too far ahead; what counts is that the others do not.
-    assert median(price_of_pages) <= MOST_PAGES, price_of_pages
+    # The first one after a thin stretch looks too far ahead; what counts is that the others do not. A full page of a
+    # partition costs what the pages of all partitions cost together.
+    most = MOST_PAGES * (1 if partition is None else partition.partitions)
+    assert median(price_of_pages) <= most, price_of_pages

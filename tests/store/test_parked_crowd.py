@@ -2,6 +2,7 @@
 
 import random
 from collections import defaultdict
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,6 +13,7 @@ from outbox.model.position import EARLIEST
 from outbox.store.log.log import Log
 from outbox.store.subscriptions import parked as parked_messages
 from outbox.store.subscriptions.parked import Parked
+from outbox.store.subscriptions.subscriptions import Subscriptions
 
 FEW, MANY = 2, 10_000
 RETRY, BLOCKED = "retry", "blocked"
@@ -92,6 +94,21 @@ def test_every_key_keeps_its_order_and_nothing_is_left_behind(engine, channel, c
     assert {key: sorted(ids) if key is None else ids for key, ids in by_key(order).items()} == expected(
         keys, asides, ids
     )
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_partitions_share_a_crowd(engine, channel, crowd, seed):
+    keys, asides = some(seed)
+    everything, ids = set_aside(engine, channel, keys, asides)
+    relay = Subscriptions(channel).get("relay")
+    partitions = replace(relay, partitions=3).all_partitions()
+
+    order = [each for partition in partitions for each in drained(Parked(channel, "relay", partition), channel)]
+
+    assert {key: sorted(ids) if key is None else ids for key, ids in by_key(order).items()} == expected(
+        keys, asides, ids
+    )
+    assert ready(everything, channel, FEW) == []
 
 
 def test_the_first_of_a_key_comes_first_also_when_the_others_have_been_due_for_longer(engine, channel, crowd):

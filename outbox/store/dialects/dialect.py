@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from sqlalchemy import Connection, Engine, MetaData
 
+from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.topics import Topics
 from outbox.store.dialects.finding import Finding
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 COLUMNS = (
     "id, message_id, topic, key, tags, headers, {body}, content_type, created_at, deliver_at, expires_at, {direct}"
 )
+
+#: Whether the column `slot` is one of those that a partition owns.
+OF_SLOTS = "slot % CAST(:partitions AS integer) = CAST(:partition AS integer)"
 
 #: The columns that an append writes of a message, in this order.
 APPENDED = (
@@ -160,6 +164,7 @@ class Dialect:
     capture: str
     #: `capture`, and everything committed since a position, in one statement. `fresh`: for a position at which nothing
     #: was open. `chosen`: without the rows that the selection leaves out; the other two read them without their bodies.
+    #: Where a selection applies, `{of_slots}` is one more condition on the slot of a row, or empty.
     read_on: str
     read_on_fresh: str
     read_on_chosen: str
@@ -232,6 +237,13 @@ class Dialect:
     installation: str
     #: None where no crash can make the database draw a number again that it drew before.
     wal: WriteAheadLog | None
+
+
+def slots_of(partition: Partition | None) -> dict[str, int]:
+    """Return the slots of a partition as parameters of `OF_SLOTS`; nothing if it owns all slots."""
+    if partition is None or partition.partitions == 1:
+        return {}
+    return {"partitions": partition.partitions, "partition": partition.partition}
 
 
 def driver_of(connection: Connection) -> Any:

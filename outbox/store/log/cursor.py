@@ -59,10 +59,12 @@ class Cursor:
     With a grace a window ends at a position that was captured before, and is always read page by page.
     """
 
-    def __init__(self, log: Log, progress: Progress, grace: Grace | None = None) -> None:
+    def __init__(self, log: Log, progress: Progress, grace: Grace | None = None, stop: Position | None = None) -> None:
+        """`stop`: read up to this position only, which another partition has passed, and so without a grace."""
         self._log = log
         self._progress = progress
-        self._grace = grace
+        self._grace = grace if stop is None else None
+        self._stop = stop
         #: The newest ripe position without any row between the base and it.
         self._nothing_before: Position | None = None
         self._extent: Extent | None = None
@@ -70,7 +72,9 @@ class Cursor:
 
     def read(self, channel: Channel) -> Batch:
         """Return the next batch. The cursor moves behind it; it stays where it was if the log held nothing new."""
-        if self._grace is not None:
+        if self._stop is not None:
+            batch = self._up_to(channel, self._stop)
+        elif self._grace is not None:
             batch = self._ripe(channel, self._grace)
         else:
             batch = (self._whole(channel) if self._progress.target is None else None) or self._page(channel)
@@ -116,6 +120,12 @@ class Cursor:
                 self._progress = end
                 return None
         return Batch(page=page, window=Window(base, capture.position), end=end, seen=page.seen)
+
+    def _up_to(self, channel: Channel, stop: Position) -> Batch:
+        """Read the next page of what is left up to `stop`; without any, return an empty batch that ends there."""
+        if self._progress.target is None and not self._opens(channel, stop):
+            return Batch(page=nothing(None), window=Window(self._progress.base, stop), end=Progress(stop), seen=0)
+        return self._page(channel)
 
     def _ripe(self, channel: Channel, grace: Grace) -> Batch:
         """Read the next page of what has been committed for at least the length of the grace."""

@@ -11,13 +11,15 @@ from operator import itemgetter
 from typing import Any
 
 from outbox.errors import DatabaseError, StandbyError
+from outbox.model.lease import Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.position import Capture, Position, Window
 from outbox.model.subscription import EVERYTHING, Selection
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import COLUMNS
+from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
+from outbox.store.dialects.sql import Sql
 from outbox.store.dialects.statements import Row
 from outbox.store.log.limits import LIMITS, Limits
 
@@ -87,11 +89,17 @@ _NOTHING = _Part([], None, whole=True)
 class Log:
     """Reads the log, on channels that the caller passes and nobody else uses."""
 
-    def __init__(self, limits: Limits = LIMITS, selection: Selection = EVERYTHING) -> None:
+    def __init__(
+        self, limits: Limits = LIMITS, selection: Selection = EVERYTHING, partition: Partition | None = None
+    ) -> None:
+        """`partition`: only the messages whose slots it owns; None: those of all slots."""
         self._limits = limits
         self._selection = selection
         self._topics = Topics.of(selection.topics)
-        self._narrow = not self._topics.everything or (selection.tags, selection.only) != (None, None)
+        self._slots = slots_of(partition)
+        self._narrow = (
+            bool(self._slots) or not self._topics.everything or (selection.tags, selection.only) != (None, None)
+        )
         # An empty text skips and hides nothing: no subscription has an empty name, and no message an empty topic. Half
         # messages are hidden unless their topic is named, because only a checker handles them.
         self._skips = selection.skips or ""
@@ -110,7 +118,7 @@ class Log:
         """
         dialect, limit = channel.database.dialect, self._limits.rows + 1
         whole = dialect.read_on if base.open else dialect.read_on_fresh
-        statement = dialect.read_on_chosen if self._narrow else whole
+        statement = self._choosing(channel, dialect.read_on_chosen) if self._narrow else whole
         bounds = {"head": base.head, "open": list(base.open), "limit": limit}
         head, rows = _split(channel.rows(statement, **self._chosen(channel), **bounds))
         capture = _captured(head[2], head[3], head[4], channel.database.moment(head[8]))
@@ -139,11 +147,15 @@ class Log:
         late = extent.late is not None and after < extent.late[1]
         first = extent.fresh[0] if extent.fresh else upto + 1
         span = {"after": after, "upto": upto, "first": first, "limit": limit}
-        statement = dialect.page_late if late else dialect.page
+        statement = self._choosing(channel, dialect.page_late if late else dialect.page)
         clock, rows = _split(channel.rows(statement, **self._chosen(channel), **_bounds(window), **span))
         part = self._fitting(channel, rows)
         complete = part.whole and len(rows) < limit
         return _page(channel, part, channel.database.moment(clock[8]), complete=complete, seen=len(rows))
+
+    def _choosing(self, channel: Channel, statement: str) -> Sql:
+        """Return a statement that applies the selection, with a condition on slots where these are not all."""
+        return channel.database.sql(statement, of_slots=f"AND {OF_SLOTS}" if self._slots else "")
 
     def _chosen(self, channel: Channel) -> dict[str, Any]:
         """Return the selection as parameters of the statements that read messages."""
@@ -155,6 +167,7 @@ class Log:
             "skips": self._skips,
             "only": self._selection.only,
             "hidden": self._hidden,
+            **self._slots,
         }
 
     def _fitting(self, channel: Channel, rows: list[Row]) -> _Part:

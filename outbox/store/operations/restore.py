@@ -17,8 +17,12 @@ _LOCK = "LOCK TABLE {message}, {progress}, {lease} IN SHARE ROW EXCLUSIVE MODE"
 #: example is the subscription `relay` of the first migration where relays have other names.
 _AT_BEGINNING = "base = '0:0:' AND target IS NULL"
 _STANDS = """
-    SELECT DISTINCT ON (subscription, partition) subscription, base, target, after_id, settled_at FROM {progress}
-    ORDER BY subscription, partition, generation DESC, epoch DESC, n DESC"""
+    SELECT DISTINCT ON (subscription, partition)
+           subscription, base, target, after_id, settled_at, partition, partitions
+    FROM {progress} AS g JOIN {subscription} AS s ON s.name = g.subscription AND s.generation = g.generation
+    ORDER BY subscription, partition, epoch DESC, n DESC"""
+#: The row `m` belongs to the partition with the progress `p`.
+_OWN = "m.slot % p.partitions = p.partition"
 #: The row `m` was written after the copy, so that its id is one of this server and cannot be compared with a position
 #: of the other server; or the progress `p` has not passed it. The server does not read '0:0:' as a snapshot.
 _UNREAD = """
@@ -27,7 +31,7 @@ _UNREAD = """
         ELSE NOT pg_visible_in_snapshot(m.xact_id::text::xid8, p.base::pg_snapshot) END
         AND NOT (p.target IS NOT NULL AND m.id <= p.after_id
                  AND pg_visible_in_snapshot(m.xact_id::text::xid8, p.target::pg_snapshot)))"""
-_UNREAD_BY_SOME = f"EXISTS (SELECT 1 FROM ({_STANDS}) AS p WHERE NOT ({_AT_BEGINNING}) AND {_UNREAD})"
+_UNREAD_BY_SOME = f"EXISTS (SELECT 1 FROM ({_STANDS}) AS p WHERE {_OWN} AND NOT ({_AT_BEGINNING}) AND {_UNREAD})"
 #: A row that some subscription had not seen gets the id of this transaction, as if it were committed now; all others
 #: get 0, which lies before every position.
 _RESTAMP = f"""
@@ -43,7 +47,7 @@ _AGAIN = f"""
       AND {_UNREAD_BY_SOME}
       AND NOT EXISTS (
           SELECT 1 FROM ({_STANDS}) AS p
-          WHERE p.subscription = CAST(:name AS text) AND ({_AT_BEGINNING} OR {_UNREAD}))
+          WHERE p.subscription = CAST(:name AS text) AND {_OWN} AND ({_AT_BEGINNING} OR {_UNREAD}))
 """
 _BEGIN_ANEW = f"""
     INSERT INTO {{progress}} (subscription, generation, partition, epoch, n, base, settled_at)
@@ -54,6 +58,8 @@ _BEGIN_ANEW = f"""
     FROM {{lease}} AS l WHERE partition >= 0
 """
 _FENCE = "UPDATE {lease} SET epoch = epoch + 1, owner = NULL, lease_until = NULL"
+#: The position at which partitions were to meet is one of the old ids.
+_NO_BARRIER = "UPDATE {subscription} SET stop_at = NULL, next_partitions = NULL"
 _ADOPT = """
     UPDATE {meta} SET (system_identifier, database_oid) = (
         SELECT i.system_identifier, i.database_oid FROM ({identity}) AS i)
@@ -72,7 +78,8 @@ def restore(channel: Channel) -> list[Again]:
     """Give the rows of a copied log transaction ids of this server; return what each subscription will send again.
 
     A subscription that was ahead of another one sends messages a second time; none misses a message. This is the only
-    permitted update of the log. All workers must be stopped.
+    permitted update of the log. All workers must be stopped. A number
+    of partitions that was ordered is taken back.
 
     Raises:
         SubscriptionError: a worker is alive.
@@ -85,6 +92,7 @@ def restore(channel: Channel) -> list[Again]:
         channel.run(_RESTAMP)
         channel.run(_BEGIN_ANEW)
         channel.run(_FENCE)
+        channel.run(_NO_BARRIER)
         channel.run(_ADOPT)
     return again
 

@@ -8,11 +8,12 @@ from shlex import quote
 from typing import Any, Literal
 
 from outbox.errors import DatabaseError
+from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.parking import NOTHING_HELD, Held, Parking, State
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
-from outbox.store.dialects.dialect import COLUMNS
+from outbox.store.dialects.dialect import COLUMNS, OF_SLOTS, slots_of
 from outbox.store.dialects.statements import Row
 
 
@@ -61,7 +62,8 @@ _UNBLOCK = "UPDATE {parked} SET blocks = FALSE WHERE subscription = :subscriptio
 #: Keys with a message that blocks others and is not blocked itself; a key may come more than once. The limit bounds
 #: this with any plan; a DISTINCT would read all of them before it returns the first.
 _KEYS = """
-    SELECT key FROM {parked} WHERE subscription = :subscription AND blocks AND state <> 'blocked' LIMIT :limit
+    SELECT key FROM {parked}
+    WHERE subscription = :subscription AND blocks AND state <> 'blocked' {of_slots} LIMIT :limit
 """
 _BLOCKED_AMONG = """
     SELECT DISTINCT key FROM {parked} WHERE subscription = :subscription AND blocks AND {chosen}
@@ -80,7 +82,7 @@ _UNREADY = f"""
 #: holder keeps the list in memory.
 _RELEASED = f"""
     SELECT DISTINCT p.key FROM {{parked}} AS p
-    WHERE p.subscription = :subscription AND p.state = 'blocked' AND p.key IS NOT NULL AND NOT {_UNREADY}
+    WHERE p.subscription = :subscription AND p.state = 'blocked' AND p.key IS NOT NULL {{of_slots}} AND NOT {_UNREADY}
 """
 #: The heads of keys that are due, and messages that stood behind heads which are gone. By the partial indexes on due_at
 #: and place. Bodies are fetched after the cut, so that they do not pass through sorting and counting.
@@ -90,7 +92,7 @@ _READY = f"""
     FROM (SELECT id AS ready_id, row_number() OVER (ORDER BY place, id) AS nth,
                  sum(size) OVER (ORDER BY place, id) AS cut
           FROM (SELECT p.id, p.place, length(p.body) AS size FROM {{parked}} AS p
-                WHERE p.subscription = :subscription
+                WHERE p.subscription = :subscription {{of_slots}}
                   AND NOT {{sick_p}}
                   AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{moment}})
                        OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
@@ -102,14 +104,14 @@ _READY = f"""
 #: A row if so many are due that sorting them would take long. By the partial index on due_at, as the next statement.
 _CROWDED = """
     SELECT 1 FROM {parked}
-    WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at <= {now}
+    WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at <= {now} {of_slots}
     ORDER BY due_at LIMIT 1 OFFSET :crowd
 """
 #: The moment up to which due messages are looked at first: `:limit` ready ones have been due for longer than that.
 _HORIZON = f"""
     SELECT p.due_at FROM {{parked}} AS p
     WHERE p.subscription = :subscription AND p.state IN ('delayed', 'waiting', 'retry') AND p.state <> 'delayed'
-      AND p.due_at <= {{now}} AND NOT {{sick_p}} AND NOT {_UNREADY}
+      AND p.due_at <= {{now}} {{of_slots}} AND NOT {{sick_p}} AND NOT {_UNREADY}
     ORDER BY p.due_at LIMIT 1 OFFSET :limit
 """
 #: Delayed messages that are due take a place in their key's order, in the order in which they fell due. They come
@@ -117,7 +119,7 @@ _HORIZON = f"""
 _FALL_DUE = """
     WITH due AS (
         SELECT id, key, due_at, place FROM {parked}
-        WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now}
+        WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} {of_slots}
         ORDER BY due_at, id LIMIT :limit),
     placed AS (
         SELECT d.id AS due_id, row_number() OVER (PARTITION BY d.key ORDER BY d.due_at, d.id) + coalesce(
@@ -130,9 +132,11 @@ _FALL_DUE = """
     RETURNING key
 """
 _SOME_FELL_DUE = """
-    SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} LIMIT 1
+    SELECT 1 FROM {parked}
+    WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} {of_slots} LIMIT 1
 """
-#: Only the next one that is not due yet, because those that are due were looked at before this.
+#: Only the next one that is not due yet, because those that are due were looked at before this. Of any slot: a search
+#: for one of a partition's own could read all others, and a look too many costs little.
 _NEXT_DUE = """
     SELECT {seconds} FROM {parked}
     WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at > {now}
@@ -140,7 +144,7 @@ _NEXT_DUE = """
 """
 _WAITING = """
     SELECT count(*) FROM (
-        SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' LIMIT :limit) AS w
+        SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' {of_slots} LIMIT :limit) AS w
 """
 #: Messages that wait for the destination, by (subscription, state, id), and those behind them, by the key.
 _WAITED = """
@@ -157,7 +161,7 @@ _WAITED = """
 #: `id + 0` keeps the planner off the primary key, on which there may be a million others.
 _REQUESTS = """
     SELECT id, key, request, requested_by, request_reason FROM {parked}
-    WHERE subscription = :subscription AND request IS NOT NULL ORDER BY id + 0 LIMIT :limit
+    WHERE subscription = :subscription AND request IS NOT NULL {of_slots} ORDER BY id + 0 LIMIT :limit
 """
 #: A replayed message does not expire any more, because a person wants it delivered.
 _REPLAY = """
@@ -179,13 +183,21 @@ class Ready:
 
 
 class Parked:
-    """The parked messages of one subscription."""
+    """The parked messages of one subscription.
 
-    def __init__(self, channel: Channel, subscription: str) -> None:
+    With a partition, what waits for a turn and for a request is looked for in its slots only. What is asked about ids
+    or keys is not: these are the partition's own.
+    """
+
+    def __init__(self, channel: Channel, subscription: str, partition: Partition | None = None) -> None:
+        """`partition`: whose lease the caller holds; None: all of them."""
         self.subscription = subscription
         self._channel = channel
         self._database = channel.database
-        self._common = {"subscription": subscription}
+        slots = slots_of(partition)
+        self._common: dict[str, Any] = {"subscription": subscription, **slots}
+        self._of_slots = f"AND {OF_SLOTS}" if slots else ""
+        self._of_slots_p = f"AND p.{OF_SLOTS}" if slots else ""
 
     def park(self, parkings: dict[Parking, list[int]]) -> None:
         """Copy messages out of the log, inside the transaction of a settle. A message parked already stays as it is.
@@ -212,7 +224,7 @@ class Parked:
 
         Keys that hold only blocked messages are not among them; see `released_keys`.
         """
-        rows = self._channel.rows(_KEYS, **self._common, limit=limit + 1)
+        rows = self._rows(_KEYS, limit=limit + 1)
         return {row[0] for row in rows} if len(rows) <= limit else None
 
     def held_among(self, keys: Collection[str]) -> set[str]:
@@ -222,7 +234,8 @@ class Parked:
 
     def released_keys(self, sick: Collection[str] = ()) -> set[str]:
         """Return the keys with blocked messages that nothing holds back."""
-        statement = self._database.sql(_RELEASED, sick_e=self._is_sick("e"), moment=self._database.dialect.now)
+        parts = {"sick_e": self._is_sick("e"), "of_slots": self._of_slots_p}
+        statement = self._database.sql(_RELEASED, **parts, moment=self._database.dialect.now)
         return {row[0] for row in self._channel.rows(statement, **self._common, **self._sick(sick))}
 
     def ready(
@@ -241,7 +254,7 @@ class Parked:
             "bytes": bytes,
         }
         found: list[Row] = []
-        if self._channel.rows(_CROWDED, **self._common, crowd=CROWD):
+        if self._rows(_CROWDED, crowd=CROWD):
             found = self._ready_at_horizon(bound)
         # Nothing may be ready at the horizon, because the first message of each key may have fallen due after it.
         found = found or self._ready(bound, self._database.dialect.now)
@@ -254,7 +267,8 @@ class Parked:
 
         Of each key these come before the others that are ready now.
         """
-        parts = {"sick_e": self._is_sick("e"), "sick_p": self._is_sick("p"), "moment": self._database.dialect.now}
+        sick = {"sick_e": self._is_sick("e"), "sick_p": self._is_sick("p")}
+        parts = {**sick, "of_slots": self._of_slots_p, "moment": self._database.dialect.now}
         horizon = self._channel.rows(self._database.sql(_HORIZON, **parts), **bound)
         if not horizon:
             return []
@@ -267,6 +281,7 @@ class Parked:
             sick_e=self._is_sick("e"),
             sick_p=self._is_sick("p"),
             released=self._database.among("p.key", texts="released"),
+            of_slots=self._of_slots_p,
             moment=moment,
         )
         return self._channel.rows(statement, **bound)
@@ -289,11 +304,11 @@ class Parked:
 
     def some_fell_due(self) -> bool:
         """Return whether `fall_due` has any message to write."""
-        return bool(self._channel.rows(_SOME_FELL_DUE, **self._common))
+        return bool(self._rows(_SOME_FELL_DUE))
 
     def fall_due(self, limit: int) -> list[str | None]:
         """Let at most `limit` delayed messages that are due take a place in their keys' order; return those keys."""
-        return [row[0] for row in self._channel.rows(_FALL_DUE, **self._common, limit=limit)]
+        return [row[0] for row in self._rows(_FALL_DUE, limit=limit)]
 
     def next_due(self) -> float | None:
         """Return the seconds until the next parked message falls due; None without any."""
@@ -303,7 +318,7 @@ class Parked:
 
     def waiting(self, limit: int) -> int:
         """Return how many messages wait for their destination, counted up to `limit`."""
-        return int(self._channel.rows(_WAITING, **self._common, limit=limit)[0][0])
+        return int(self._rows(_WAITING, limit=limit)[0][0])
 
     def waited(self, topic: str | None, limit: int) -> int:
         """Return how many messages wait for the destination to accept `topic` (None: any), counted up to `limit`.
@@ -316,7 +331,7 @@ class Parked:
 
     def requests(self, limit: int) -> list[Request]:
         """Return at most `limit` requests of people."""
-        return [Request(*row) for row in self._channel.rows(_REQUESTS, **self._common, limit=limit)]
+        return [Request(*row) for row in self._rows(_REQUESTS, limit=limit)]
 
     def discard(self, ids: Collection[int]) -> None:
         """Delete dead letters whose discard a person has requested."""
@@ -357,6 +372,10 @@ class Parked:
                 " run outbox db check, which says how to mend the sequence. Then replay or discard the parked message"
                 f" (outbox dead show {id} --name {quote(name)}); the worker goes on when it is gone"
             )
+
+    def _rows(self, statement: str, **parameters: Any) -> list[Row]:
+        """Run a statement about the slots of the partition."""
+        return self._channel.rows(self._database.sql(statement, of_slots=self._of_slots), **self._common, **parameters)
 
     def _run(self, statement: str, ids: Collection[int]) -> None:
         self._channel.run(statement, **self._common, ids=self._database.bind(ids))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
 from outbox.errors import DatabaseError
 from outbox.model.lease import Lease, Partition
-from outbox.model.position import Position, Progress
+from outbox.model.position import EARLIEST, Position, Progress
+from outbox.model.subscription import Subscription
 from outbox.store.database import Channel
 from outbox.store.dialects.sql import Sql
 
@@ -27,6 +29,12 @@ _SETTLE = """
     SELECT CAST(:subscription AS text), :generation, :partition, :epoch, :n, CAST(:base AS text),
            CAST(:target AS text), CAST(:after AS bigint), {now}, {last_message} FROM mine {while_same_ids}
     RETURNING n
+"""
+_BEGIN = """
+    INSERT INTO {progress}
+        (subscription, generation, partition, epoch, n, base, target, after_id, settled_at, last_message)
+    VALUES (:subscription, :generation, :partition, 0, 0, :base, :target, :after, {now}, {last_message})
+    ON CONFLICT (subscription, generation, partition, epoch, n) DO NOTHING
 """
 #: Only where positions are ids. The newest progress shows whether ids were given out again, so while it does, no settle
 #: may append another one. By the primary keys.
@@ -80,6 +88,7 @@ class ProgressLog:
             self._given_again = database.sql(_GIVEN_AGAIN, given_again=given_again)
             while_same_ids = _WHILE_SAME_IDS.format(**database.names, given_again=given_again)
         last_message = dialect.last_message.format(**database.names)
+        self._begin = database.sql(_BEGIN, last_message=last_message)
         self._settle = database.sql(_SETTLE, last_message=last_message, while_same_ids=while_same_ids)
 
     def given_again(self) -> dict[str, int]:
@@ -116,6 +125,16 @@ class ProgressLog:
         progress = Progress(Position.parse(base), None if target is None else Position.parse(target), after)
         return Settled(progress, self._channel.database.moment(settled_at))
 
+    def standing(self, subscription: Subscription) -> list[Progress]:
+        """Return the newest progress of each partition of a subscription."""
+        newest = [self.newest(partition) for partition in subscription.all_partitions()]
+        return [Progress(EARLIEST) if settled is None else settled.progress for settled in newest]
+
+    def begin(self, partitions: Sequence[Partition], standing: Sequence[Progress]) -> None:
+        """Store the first progress of new partitions."""
+        for partition, progress in zip(partitions, standing, strict=True):
+            self._channel.run(self._begin, **partition.parameters, **_parameters(progress))
+
     def settle(self, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
         """Append progress as the lease's `n`-th.
 
@@ -125,17 +144,24 @@ class ProgressLog:
         parameters = {
             **lease.parameters,
             "n": n,
-            "base": str(progress.base),
-            "target": None if progress.target is None else str(progress.target),
-            "after": progress.after,
             "incarnation": incarnation,
-            "last": _last(progress),
+            **_parameters(progress),
         }
         return len(self._channel.rows(self._settle, **parameters)) == 1
 
     def prune(self, partition: Partition) -> None:
         """Delete rows that no longer count, a day after they were written."""
         self._channel.run(_PRUNE, **partition.parameters, seconds=-_KEPT_SECONDS)
+
+
+def _parameters(progress: Progress) -> dict[str, object]:
+    """Return the columns of a progress."""
+    return {
+        "base": str(progress.base),
+        "target": None if progress.target is None else str(progress.target),
+        "after": progress.after,
+        "last": _last(progress),
+    }
 
 
 def _last(progress: Progress) -> int:

@@ -10,6 +10,7 @@ from outbox.errors import SubscriptionError
 from outbox.model.destination import same_destination
 from outbox.model.subscription import (
     Declaration,
+    Kind,
     Subscription,
     base_of,
     compensation_of,
@@ -57,6 +58,9 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
     on_dead = declared.on_dead or stored.on_dead
     # A stored grace that is longer does no harm, because this worker needs only that rows wait long enough.
     grace = max(declared.grace or stored.grace, stored.grace)
+    # A number that was ordered counts already: workers with it may start before the change is done.
+    ordered = declared.partitions in (None, stored.next_partitions)
+    partitions = stored.partitions if ordered else declared.partitions
     differing = [
         (f"has {what} {_shown(there)}, this worker asks for {_shown(here)}", option)
         for what, there, here, option in (
@@ -64,6 +68,7 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
             ("destination", stored.destination, destination, _option("to", destination)),
             ("on-dead", stored.on_dead, on_dead, _option("on-dead", on_dead)),
             ("grace", stored.grace, grace, _option("grace", f"{grace_milliseconds(grace)}ms")),
+            ("partitions", stored.partitions, partitions, _option("partitions", str(partitions))),
         )
         if there != here
     ]
@@ -91,6 +96,17 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
         # First of all what is right after a move: a worker that moves it back is seldom meant.
         old = "" if stored.kind == "check" else "stop this worker if it is the old one, or "
         raise SubscriptionError(f"{differs}; {old}give this worker {instead}, or run: {alter}")
+
+
+def require_partitions(name: str, kind: Kind, partitions: int, slots: int) -> None:
+    """Refuse a number of partitions that a subscription of this kind cannot have in an outbox with so many slots."""
+    if kind != "relay" and partitions != 1:
+        raise SubscriptionError(f"{name} is no relay but of the kind {kind}, which has one partition")
+    if not 1 <= partitions <= slots:
+        raise SubscriptionError(
+            f"partitions: must be from 1 to {slots}, not {partitions}; this outbox has {slots} slots, and a partition"
+            " without any would have nothing to do"
+        )
 
 
 def taken_topics(stored: Subscription, topics: Sequence[str] | None, known: Sequence[Subscription]) -> str | None:

@@ -24,15 +24,20 @@ from outbox.store.dialects.statements import Row
 from outbox.store.log.log import Log
 from outbox.store.log.moments import ids_before
 from outbox.store.subscriptions.acks import Acks
-from outbox.store.subscriptions.refusals import require_fitting, require_same
+from outbox.store.subscriptions.generations import Generations
+from outbox.store.subscriptions.refusals import require_fitting, require_partitions, require_same
 
-_COLUMNS = "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, hold_ms"
+_COLUMNS = (
+    "name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags, hold_ms, stop_at,"
+    " next_partitions"
+)
 _FIND = f"SELECT {_COLUMNS} FROM {{subscription}} WHERE name = :name"
 _ALL = f"SELECT {_COLUMNS} FROM {{subscription}} ORDER BY name"
 _CREATE = """
     INSERT INTO {subscription}
         (name, topics, destination, on_dead, partitions, generation, created_at, grace_ms, kind, tags)
-    VALUES (:name, :topics, :destination, :on_dead, 1, 1, {now}, :grace_ms, :kind, :tags) ON CONFLICT (name) DO NOTHING
+    VALUES (:name, :topics, :destination, :on_dead, :partitions, 1, {now}, :grace_ms, :kind, :tags)
+    ON CONFLICT (name) DO NOTHING
 """
 _DECLARE = """
     UPDATE {subscription} SET topics = :topics, destination = :destination, on_dead = :on_dead
@@ -45,15 +50,6 @@ _ALTER = """
 #: Compared with what was read before, so that it never undoes a change that was ordered meanwhile.
 _STORE_HOSTS = """
     UPDATE {subscription} SET destination = :destination WHERE name IN (:name, :follower) AND destination = :stored
-"""
-_LEASE = """
-    INSERT INTO {lease} (subscription, generation, partition, epoch, renewals)
-    VALUES (:name, 1, 0, 0, 0) ON CONFLICT (subscription, generation, partition) DO NOTHING
-"""
-_FIRST_PROGRESS = """
-    INSERT INTO {progress} (subscription, generation, partition, epoch, n, base, target, after_id, settled_at)
-    VALUES (:name, 1, 0, 0, 0, :base, :target, :after, {now})
-    ON CONFLICT (subscription, generation, partition, epoch, n) DO NOTHING
 """
 #: A row that the writers of a subscription send themselves, from a position on. `:first` is the lowest number that the
 #: position has not settled.
@@ -125,12 +121,17 @@ class Subscriptions:
                 self._create(declared, start)
             elif stored.destination is None and declared.destination is not None:
                 self._channel.run(_DECLARE, **self._values(declared), on_dead=declared.on_dead or "block")
+                # Nobody has worked for it yet, so its one partition stands where all of them begin.
+                if declared.partitions is not None:
+                    Generations(self._channel).order(stored, declared.partitions)
             stored = self.get(declared.name)
             require_same(stored, declared, self.all())
         return stored
 
     def check(self, declared: Declaration) -> Subscription | None:
         """Refuse what `declare` would refuse, and write nothing; return the subscription as it is stored, or None."""
+        if declared.partitions is not None:
+            require_partitions(declared.name, declared.kind, declared.partitions, self._channel.database.slots)
         known = self.all()
         stored = require_fitting(declared, known)
         for each in declared.beside:
@@ -164,8 +165,21 @@ class Subscriptions:
         }
         self._channel.run(_ALTER, **values)
 
-    def create_at(self, made: Subscription, progress: Progress) -> None:
-        """Create a subscription that stands where another one does. Call it inside `changing`, which reads that."""
+    def repartition(self, name: str, partitions: int) -> None:
+        """Give a subscription another number of partitions, or order it; see `Generations.order`.
+
+        Call it inside `changing`; the caller must hold all leases.
+        """
+        Generations(self._channel).order(self.get(name), partitions)
+
+    def begin_next_generation(self, name: str) -> bool:
+        """Begin the generation that was ordered, if all partitions have met; return whether it began."""
+        with self.changing():
+            stored = self.find(name)
+            return stored is not None and Generations(self._channel).advance(stored)
+
+    def create_at(self, made: Subscription, standing: Sequence[Progress]) -> None:
+        """Create a subscription whose partitions stand where those of another one do; call it inside `changing`."""
         row = {
             "name": made.name,
             "topics": _topics_text(made.topics),
@@ -174,17 +188,20 @@ class Subscriptions:
             "grace_ms": grace_milliseconds(made.grace),
             "kind": made.kind,
             "tags": None if made.tags is None else json.dumps(made.tags),
+            "partitions": made.partitions,
         }
         if not self._channel.run(_CREATE, **row):
             raise SubscriptionError(f"there is a subscription {made.name!r} already; take another name")
-        self._channel.run(_LEASE, name=made.name)
-        self._channel.run(_FIRST_PROGRESS, name=made.name, **_place(progress))
+        Generations(self._channel).begin(made, standing)
 
-    def leaves_to_writers(self, name: str, topics: Topics, base: Position) -> bool:
-        """Return whether writers of subscription `name` send messages of these topics themselves that `base` lacks."""
+    def leaves_to_writers(self, name: str, topics: Topics, bases: Sequence[Position]) -> bool:
+        """Return whether writers of subscription `name` send messages of these topics themselves.
+
+        Only messages count that one of the positions `bases` lacks.
+        """
         database = self._channel.database
         statement = database.sql(_LEFT_TO_WRITERS, of_topics=database.dialect.of_topics)
-        first = min((*base.open, base.head))
+        first = min(number for base in bases for number in (*base.open, base.head))
         return bool(self._channel.rows(statement, name=name, first=first, **database.dialect.bind_topics(topics)))
 
     def drop(self, name: str) -> None:
@@ -205,17 +222,18 @@ class Subscriptions:
         if declared.grace and isinstance(start, datetime):
             raise SubscriptionError(f"{declared.name} has a grace, so it begins at earliest or latest")
         # The position is captured first, because a transaction that has written cannot capture.
-        place = _place(self._first_progress(start))
+        place = self._first_progress(start)
         row = {
             **self._values(declared),
             "kind": declared.kind,
             "tags": None if declared.tags is None else json.dumps(declared.tags),
             "on_dead": declared.on_dead or "block",
             "grace_ms": grace_milliseconds(declared.grace or timedelta(0)),
+            "partitions": declared.partitions or 1,
         }
         if self._channel.run(_CREATE, **row):
-            self._channel.run(_LEASE, name=declared.name)
-            self._channel.run(_FIRST_PROGRESS, name=declared.name, **place)
+            made = self.get(declared.name)
+            Generations(self._channel).begin(made, [place] * made.partitions)
 
     def _first_progress(self, start: Start) -> Progress:
         if start == "earliest":
@@ -242,16 +260,9 @@ class Subscriptions:
             kind=row[8],
             tags=None if row[9] is None else tuple(json.loads(row[9])),
             hold=None if row[10] is None else timedelta(milliseconds=row[10]),
+            stop_at=None if row[11] is None else Position.parse(row[11]),
+            next_partitions=row[12],
         )
-
-
-def _place(progress: Progress) -> dict[str, object]:
-    """Return a progress as parameters."""
-    return {
-        "base": str(progress.base),
-        "target": progress.target and str(progress.target),
-        "after": progress.after,
-    }
 
 
 def _topics_text(topics: Sequence[str] | None) -> str | None:

@@ -244,7 +244,8 @@ _LOG_COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
 #: Rows that the reader leaves out at once come without their bodies: half messages, and those that the subscription's
 #: writers send.
 _LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
-_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
+_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT) + " AS body", direct="direct")
+_READ_COLUMNS = COLUMNS.format(body="body", direct="direct")
 
 #: Rows that were committed late: a probe of (xact_id, id) per transaction that was open at the base. It is written as a
 #: range: with an equality the planner knows that the order is that of the primary key, and may walk the primary key.
@@ -278,13 +279,16 @@ _OF_TOPICS = """(CAST(:topics AS text[]) IS NULL OR topic = ANY(CAST(:topics AS 
 _CHOSEN = f"""{_OF_TOPICS}
     AND (CAST(:tags AS text[]) IS NULL OR tags = ANY(CAST(:tags AS text[])))
     AND direct IS DISTINCT FROM CAST(:skips AS text) AND topic <> CAST(:hidden AS text)
-    AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text))"""
+    AND (CAST(:only AS text) IS NULL OR direct = CAST(:only AS text)) {{of_slots}}"""
 
-#: The limit applies before the selection, so that the work is bounded however rare a topic is.
+#: The rows with their slots, by which they are chosen.
+_RAW = f"({_LATE}) UNION ALL ({_FRESH})".replace(_RAW_COLUMNS, f"{_RAW_COLUMNS}, slot")
+
+#: The limit applies before the selection, so that the work is bounded however rare a topic is, or a partition's share.
 _READ_ON_CHOSEN = f"""
-    WITH {_HEAD}, raw AS MATERIALIZED (({_LATE}) UNION ALL ({_FRESH}))
+    WITH {_HEAD}, raw AS MATERIALIZED ({_RAW})
     {_HEAD_ROW.format(count="(SELECT count(*) FROM raw)")}
-    UNION ALL SELECT * FROM raw WHERE {_CHOSEN}
+    UNION ALL SELECT {_READ_COLUMNS} FROM raw WHERE {_CHOSEN}
 """
 
 #: A page walks the primary key; `+ 0` keeps the planner off the other index, which would sort the whole window.

@@ -94,19 +94,22 @@ _COLUMNS = COLUMNS.format(body=_BODY, direct="direct")
 #: Rows that the reader leaves out at once come without their bodies: half messages, and those that the subscription's
 #: writers send.
 _LEFT_OUT = "CASE WHEN direct = :skips OR topic = :hidden THEN NULL"
-_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT), direct="direct")
+_RAW_COLUMNS = COLUMNS.format(body=_BODY.replace("CASE", _LEFT_OUT) + " AS body", direct="direct")
+_READ_COLUMNS = COLUMNS.format(body="body", direct="direct")
 #: GLOB, because LIKE takes letters in upper and lower case for the same.
 _OF_TOPICS = """(:topics IS NULL OR topic IN (SELECT value FROM json_each(:topics))
         OR EXISTS (SELECT 1 FROM json_each(:patterns) WHERE topic GLOB value))
     AND (:exceptions IS NULL OR NOT EXISTS (SELECT 1 FROM json_each(:exceptions) WHERE topic GLOB value))"""
 _CHOSEN = f"""{_OF_TOPICS}
     AND (:tags IS NULL OR tags IN (SELECT value FROM json_each(:tags)))
-    AND direct IS NOT :skips AND topic <> :hidden AND (:only IS NULL OR direct = :only)"""
+    AND direct IS NOT :skips AND topic <> :hidden AND (:only IS NULL OR direct = :only) {{of_slots}}"""
 _FRESH = f"SELECT {_RAW_COLUMNS} FROM {{message}} WHERE id >= :head ORDER BY id LIMIT :limit"
+#: The rows with their slots, by which they are chosen.
+_RAW = _FRESH.replace(_RAW_COLUMNS, f"{_RAW_COLUMNS}, slot")
 _READ_ON = f"SELECT * FROM ({_HEAD_ROW}) UNION ALL SELECT * FROM ({_FRESH})"
 _READ_ON_CHOSEN = f"""SELECT (SELECT count(*) FROM (SELECT 1 FROM {{message}} WHERE id >= :head LIMIT :limit)), NULL,
         {_SNAPSHOT}, '', NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
-    UNION ALL SELECT * FROM ({_FRESH}) WHERE {_CHOSEN}"""
+    UNION ALL SELECT {_READ_COLUMNS} FROM ({_RAW}) WHERE {_CHOSEN}"""
 _PAGE = f"""SELECT NULL AS id, NULL, NULL, NULL, NULL, NULL, NULL, NULL, {{now}}, NULL, NULL, NULL
     UNION ALL SELECT * FROM (SELECT {_COLUMNS} FROM {{message}}
         WHERE id > max(:after, :first - 1) AND id <= :upto AND id >= :head AND id < :target AND {_CHOSEN}
