@@ -18,14 +18,14 @@ from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.dialect import Hint
 from outbox.store.failure import in_one_line
-from outbox.worker.connection import Connection, ConnectionLostError
+from outbox.worker.connection import Connection, ConnectionLostError, Until
 from outbox.worker.heartbeat import Heartbeat
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
 from outbox.worker.settings import Settings
 from outbox.worker.subscription import SubscriptionWorker
 from outbox.worker.tries import passes, pause
-from outbox.worker.turn import Turn, Until
+from outbox.worker.turn import Turn
 
 logger = logging.getLogger("outbox")
 
