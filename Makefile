@@ -9,13 +9,14 @@ FIND_PYTHON = for python in python3 python3.14 python3.13 python3.12 python3.11;
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && break; python=; done; \
 	test -n "$$python" || { echo 'outbox needs Python 3.11 or newer' >&2; exit 1; }
 
-.PHONY: help demo test test-unit test-full check bench clean
+.PHONY: help demo test test-unit test-full model check bench clean
 
 help:
 	@echo 'make demo       see transactions become messages, with a crash in the middle'
 	@echo 'make test       every suite, at a scale for 20 minutes on 2 cores'
 	@echo 'make test-unit  what needs no server, in a minute'
 	@echo 'make test-full  every suite, at full scale'
+	@echo 'make model      every interleaving of small worlds, and the twins that break'
 	@echo 'make check      lint, format, types, floors and prose'
 	@echo 'make bench      measure; writes benchmarks/out/'
 	@echo 'make clean      remove everything that these made'
@@ -38,6 +39,9 @@ test-unit: .venv/.dev
 test-full: .venv/.dev
 	$(BIN)/python -m pytest --full -m alone $(ARGS)
 	$(PYTEST) -n 3 --full -m 'not alone' $(ARGS)
+
+model: .venv/.dev
+	$(BIN)/python -m tests.model $(ARGS)
 
 check: .venv/.dev
 	$(BIN)/ruff check .

@@ -13,7 +13,7 @@ from outbox.worker.heartbeat import Heartbeat
 
 #: Until when a worker works: until it is stopped; until all is handled that was committed before now, and nothing that
 #: is parked is due; or until each partition has handled one batch, if there is one.
-Until = Literal["stopped", "empty", "one batch"]
+Until = Literal["stopped", "empty", "once"]
 
 
 class ConnectionLostError(Exception):

@@ -94,7 +94,7 @@ class Worker:
             HungHandlerError: so many calls of the handler hang that only a new process helps; `once` and `until_empty`
                 raise it too. The lease is not given back, because another worker would send their messages beside them.
         """
-        self._work("stopped")
+        self.work("stopped")
 
     def until_empty(self) -> None:
         """Work until everything committed before now is handled, and nothing that is parked is due.
@@ -104,11 +104,11 @@ class Worker:
         Raises:
             HungHandlerError: everything else is handled, and a call hangs that has some messages.
         """
-        self._work("empty")
+        self.work("empty")
 
     def once(self) -> None:
         """Handle one batch of each partition, if there is one."""
-        self._work("one batch")
+        self.work("once")
 
     def stop(self) -> None:
         """Finish what is under way, give the leases back, and return from `run`. May be called from anywhere.
@@ -123,8 +123,8 @@ class Worker:
 
     # The stages
 
-    def _work(self, until: Until) -> None:
-        """Work over any number of lost connections."""
+    def work(self, until: Until) -> None:
+        """Do as `run`, `until_empty` or `once`, over any number of lost connections."""
         for each in self._subscriptions:
             each.begin()
         failures = 0

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -50,6 +52,34 @@ class Explored:
 
 def explore(world: World[State], *, most: int = 10_000_000) -> Explored:
     """Visit states until all were visited, one breaks a promise, or `most` were visited."""
+    with _without_collection():
+        return _explore(world, most)
+
+
+def apart(actors: Sequence[Hashable]) -> Iterator[int]:
+    """Yield the numbers of actors of which no earlier one is in the same state.
+
+    Actors that follow the same rules and are in the same state can change places, and the world stays as it is. So
+    whatever a later one of them may do, the first one may do, and comes to the same state but for the names.
+    """
+    seen: set[Hashable] = set()
+    for number, actor in enumerate(actors):
+        if actor not in seen:
+            seen.add(actor)
+            yield number
+
+
+@contextmanager
+def _without_collection() -> Iterator[None]:
+    """Hold the garbage collector back: it would walk through all states again and again, and finds no circle."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _explore(world: World[State], most: int) -> Explored:
     first = world.start()
     came_from: dict[State, tuple[State, str] | None] = {first: None}
     ahead = deque([first])

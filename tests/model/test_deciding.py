@@ -1,51 +1,16 @@
-"""Every interleaving of those who send to a transaction and those who decide it; the same walks on a real database."""
+"""The world of a transaction of half messages on a real database: the same walks, with the library's own statements."""
 
 import random
 import uuid
 from contextlib import ExitStack
 
-import pytest
 from sqlalchemy import Engine, text
 
-from tests.model.deciding import Decider, Deciding, FenceLooks, LastVerdictStands, NoLock, OneStatement, State
+from tests.model.deciding import Deciding, State
 from tests.model.deciding_for_real import Replay
-from tests.model.explorer import explore
+from tests.model.worlds import COMMIT, FENCE, JOIN, ROLLBACK
 
-JOIN, COMMIT = Decider("join", "commit"), Decider("word", "commit")
-ROLLBACK, FENCE = Decider("word", "rollback"), Decider("fence", "rollback")
 ALL = (JOIN, COMMIT, ROLLBACK, FENCE)
-
-
-def test_a_message_is_delivered_or_refused_and_one_verdict_stands(full: bool) -> None:
-    """Nobody waits for ever, and nothing of a transaction that is rolled back gets out."""
-    explored = explore(Deciding(5 if full else 4, ALL))
-
-    print(explored)
-    assert (explored.wrong, explored.whole) == (None, True), explored
-
-
-@pytest.mark.parametrize(
-    ("twin", "broken"),
-    [
-        (NoLock, "lost"),
-        (OneStatement, "lost"),
-        (LastVerdictStands, "two verdicts: rollback after commit"),
-        (FenceLooks, "two verdicts: rollback after commit"),
-    ],
-)
-def test_a_broken_twin_is_refuted(twin: type[Deciding], broken: str) -> None:
-    """The trace says how."""
-    explored = explore(twin(1, (JOIN, FENCE)))
-
-    print(explored)
-    assert explored.wrong is not None
-    assert explored.wrong.startswith(broken)
-
-
-def test_the_library_is_right_where_its_twins_are_not() -> None:
-    explored = explore(Deciding(1, (JOIN, FENCE)))
-
-    assert (explored.wrong, explored.whole) == (None, True), explored
 
 
 def test_the_statements_do_what_the_model_says(pg_engine: Engine, full: bool) -> None:

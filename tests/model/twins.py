@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from outbox.errors import PositionError
+from outbox.model.lease import Holder
 from outbox.model.position import EARLIEST, Position, Progress
 from tests.model.reading import passed
-from tests.model.relaying import Relaying, State, Stored, Worker
+from tests.model.relaying import Relaying, State, Worker
+from tests.model.rules import ProgressRow
 from tests.model.server import Row, Server
 
 _FOR_EVER = Position(1_000_000)
@@ -58,7 +60,7 @@ class NoEpoch(Relaying):
         """Look at the server alone."""
         return state.server.incarnation == worker.incarnation
 
-    def newest(self, stored: Stored, settled: Stored) -> Stored:
+    def newest(self, stored: ProgressRow, settled: ProgressRow) -> ProgressRow:
         """Take the last one."""
         return settled
 
@@ -88,3 +90,25 @@ class KeepsBase(Relaying):
     def begins_at(self, state: State, worker: Worker) -> Progress:
         """Go on from memory, if there is any."""
         return worker.progress if worker.progress != Progress(EARLIEST) else state.stored.progress
+
+
+class ReadsUncommitted(Relaying):
+    """Reads what transactions under way have written, as one that sends from memory does."""
+
+    def read(self, server: Server, progress: Progress) -> Batch | None:
+        """Read all rows."""
+        rows = tuple(sorted((*server.rows, *(row for each in server.open for row in each.rows))))
+        return super().read(server._replace(rows=rows, open=()), progress)
+
+
+class CommandRobs(Relaying):
+    """A command that takes the lease without a look at whether its holder is well."""
+
+    def claim(self, state: State) -> Holder | None:
+        """Claim it from anybody."""
+        lease = state.lease
+        return Holder(str(lease.owner), lease.epoch, lease.renewals, None, live=False)
+
+    def wanted(self, state: State) -> bool:
+        """Ask nobody."""
+        return False

@@ -1,0 +1,441 @@
+"""Messages that are set aside: what failed, what waits behind it, what falls due later, and what people ask for.
+
+The log is read in its order, by one worker after the other. What a message is parked as says the library's policy, and
+which keys are held back says its own memory of them. The destination may refuse any message, and never all for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+from tenacity.wait import wait_fixed
+
+from outbox.model.parking import Parking
+from outbox.model.retry import RetryPolicy
+from outbox.worker.parked import ParkedKeys
+from outbox.worker.policy import BLOCKED, HandlerPolicy
+from tests.model import rules
+from tests.model.explorer import Moves
+from tests.model.rules import BETWEEN, LogRow, Parked, ParkedRow
+
+#: A moment that has come, and one that has not.
+NOW, LATER = 0, 1
+_DELAYED = Parking(state="delayed", blocks=False)
+Answer = Literal["done", "failed", "rejected", "unavailable"]
+_REFUSALS: tuple[Answer, ...] = ("failed", "rejected", "unavailable")
+
+
+class Item(NamedTuple):
+    """A message as a handler gets it."""
+
+    id: int
+    key: str | None
+    attempt: int = 1
+
+
+class Unsettled(NamedTuple):
+    """What came of messages that were handed over. `upto`: of the log, up to this id; None: of parked messages."""
+
+    upto: int | None
+    done: tuple[int, ...]
+    parkings: tuple[tuple[Item, Parking], ...]
+
+
+class Memory(NamedTuple):
+    """What a worker knows: the keys that are held back, those that nothing holds any more, and what is not settled.
+
+    `keys` None: there are too many, and the database is asked.
+    """
+
+    keys: frozenset[str] | None
+    released: frozenset[str]
+    unsettled: Unsettled | None = None
+
+
+class Troubles(NamedTuple):
+    """How many of each may still happen. `crashed`: whether a worker has crashed already."""
+
+    refusals: int = 0
+    crashes: int = 0
+    crashed: bool = False
+
+
+class State(NamedTuple):
+    """Everything. `committed`: so many messages of the log; `passed`: the stored progress.
+
+    `arrived`: the log ids of the messages that the destination has; `last`: its last one of each key. `discarded`: what
+    people did not want any more. `replayed`: what they wanted after others were let pass.
+    """
+
+    committed: int
+    passed: int
+    parked: Parked
+    memory: Memory | None
+    arrived: frozenset[int]
+    last: tuple[tuple[str, int], ...]
+    discarded: frozenset[int]
+    troubles: Troubles
+    replayed: frozenset[int] = frozenset()
+    broken: str | None = None
+
+
+class ListParked:
+    """The parked rows as `ParkedKeys` asks for them."""
+
+    def __init__(self, rows: Parked) -> None:
+        self._rows = rows
+        #: Whether somebody has asked which of some keys are held.
+        self.asked = False
+
+    def keys(self, limit: int) -> set[str] | None:
+        """Return the keys that a row blocks which is not blocked itself; None: more than `limit`."""
+        found = [row.key for row in self._rows if row.key is not None and row.blocks and row.state != "blocked"]
+        return set(found) if len(found) <= limit else None
+
+    def released_keys(self) -> set[str]:
+        """Return the keys with blocked rows that nothing holds back."""
+        return rules.released_keys(self._rows, NOW)
+
+    def held_among(self, keys: Collection[str]) -> set[str]:
+        """Return which of these keys are held back."""
+        self.asked = True
+        return rules.held_among(self._rows, keys)
+
+
+class _Remembered(ListParked):
+    """The same rows, with the keys that a worker has in memory already."""
+
+    def __init__(self, rows: Parked, memory: Memory) -> None:
+        super().__init__(rows)
+        self._memory = memory
+
+    def keys(self, limit: int) -> set[str] | None:
+        """Return what is remembered."""
+        return None if self._memory.keys is None else set(self._memory.keys)
+
+    def released_keys(self) -> set[str]:
+        """Return what is remembered."""
+        return set(self._memory.released)
+
+
+class Keys(ParkedKeys):
+    """The library's keys, as a value before and after what it does."""
+
+    def __init__(self, rows: ListParked, most: int) -> None:
+        port: Any = rows
+        super().__init__(port, most)
+        self._rows = rows
+
+    def memory(self) -> Memory:
+        """Return what is remembered now."""
+        self._rows.asked = False
+        keys = frozenset(key for key in self.among([]) if key is not None)
+        return Memory(None if self._rows.asked else keys, frozenset(self.released))
+
+
+class Holding:
+    """The world. A subclass that breaks one of its rules is a broken twin."""
+
+    #: The most messages of a hand-over.
+    rows = 2
+
+    def __init__(
+        self,
+        log: Sequence[LogRow],
+        *,
+        troubles: Troubles,
+        on_dead: Literal["block", "continue"] = "block",
+        most_keys: int = 9,
+    ) -> None:
+        """`log`: its messages, which are committed one after the other. `most_keys`: so many are kept in memory."""
+        self._log = tuple(log)
+        self._troubles = troubles
+        self._on_dead = on_dead
+        self._most_keys = most_keys
+        self._policy = HandlerPolicy(
+            retry=RetryPolicy(attempts=2, wait=wait_fixed(LATER)), block_on_dead=on_dead == "block"
+        )
+
+    def start(self) -> State:
+        """Return the state in which nothing is committed."""
+        return State(0, 0, frozenset(), None, frozenset(), (), frozenset(), self._troubles)
+
+    def moves(self, state: State) -> Moves[State]:
+        """Return every step of writers, of the worker, of people, and of time."""
+        if state.committed < len(self._log):
+            new = self._log[state.committed]
+            yield f"message {new.id} of {new.key} is committed", state._replace(committed=state.committed + 1)
+        for row in state.parked:
+            if row.due_at == LATER:
+                came = state.parked - {row} | {row._replace(due_at=NOW)}
+                yield f"message {row.id} falls due", state._replace(parked=came)
+            if row.state == "dead" and row.request is None:
+                for verb in ("replay", "discard"):
+                    asked = state.parked - {row} | {row._replace(request=verb)}
+                    yield f"a person asks to {verb} message {row.id}", state._replace(parked=asked)
+        if state.memory is None:
+            yield "a worker takes the lease", state._replace(memory=self.loads(state.parked))
+        else:
+            yield from self._work(state, state.memory)
+
+    def wrong(self, state: State) -> str | None:
+        """Return which promise is broken."""
+        if state.broken is not None:
+            return state.broken
+        known = state.arrived | state.discarded | {row.id for row in state.parked}
+        lost = [row.id for row in self._log[: state.passed] if row.id not in known]
+        return f"lost: message {lost[0]} is settled, and neither sent nor parked" if lost else None
+
+    def wrong_at_rest(self, state: State) -> str | None:
+        """Return what is missing when nothing can happen any more."""
+        missing = {row.id for row in self._log} - state.arrived - state.discarded
+        if missing:
+            return f"lost: at rest message {min(missing)} has not arrived"
+        if state.parked:
+            return "stuck: at rest something is parked that has arrived"
+        if self._on_dead == "block":
+            for key, last in state.last:
+                ids = [row.id for row in self._log if row.key == key and row.id in state.arrived - state.discarded]
+                if ids and last < max(ids) and not any(row.deliver_at for row in self._log if row.key == key):
+                    return f"order: {key} ends with message {last}"
+        return None
+
+    # The rules, which twins break
+
+    def loads(self, rows: Parked) -> Memory:
+        """Return what a worker knows that has taken the lease: what is parked."""
+        return Keys(ListParked(rows), self._most_keys).memory()
+
+    def held(self, state: State, memory: Memory, keys: Sequence[str]) -> Collection[str | None]:
+        """Return which of these keys are held back, as the worker knows it."""
+        return self._keys(state.parked, memory).among([_message(Item(0, key)) for key in keys])
+
+    def takes_place(self, state: State) -> tuple[Parked, list[str | None]]:
+        """Return the rows after delayed ones that are due took their place, and their keys."""
+        return rules.fallen_due(state.parked, NOW, self.rows)
+
+    def ready(self, state: State, memory: Memory) -> list[ParkedRow]:
+        """Return the parked messages whose turn has come."""
+        return rules.ready(state.parked, memory.released, NOW, self.rows)
+
+    def still_held(self, rows: Parked, memory: Memory) -> ListParked:
+        """Return the rows as a worker asks them which keys are still held."""
+        return _Remembered(rows, memory)
+
+    # The steps of a worker
+
+    def _work(self, state: State, memory: Memory) -> Moves[State]:
+        if state.troubles.crashes:
+            troubles = state.troubles._replace(crashes=state.troubles.crashes - 1, crashed=True)
+            yield "the worker crashes", state._replace(memory=None, troubles=troubles)
+        if memory.unsettled is not None:
+            settled = self._settled(state, memory, memory.unsettled)
+            yield "the worker settles", settled
+            if state.troubles.crashes:
+                troubles = state.troubles._replace(crashes=state.troubles.crashes - 1, crashed=True)
+                yield "the worker settles, and crashes", settled._replace(memory=None, troubles=troubles)
+            return
+        yield from self._request(state, memory)
+        if any(row.state == "delayed" and row.due_at == NOW for row in state.parked):
+            placed, keys_due = self.takes_place(state)
+            keys = self._keys(placed, memory)
+            for key in keys_due:
+                keys.fell_due(key)
+            yield "what was delayed takes its place", state._replace(parked=placed, memory=keys.memory())
+        due = self.ready(state, memory)
+        if due:
+            items = [Item(row.id, row.key, row.attempts + 1) for row in due]
+            yield from self._hand_over(state, memory, items, upto=None, parkings=())
+        yield from self._read(state, memory)
+
+    def _request(self, state: State, memory: Memory) -> Moves[State]:
+        asked = [row for row in state.parked if row.request is not None]
+        if asked:
+            ids = [row.id for row in asked]
+            after = rules.replayed(rules.discarded(state.parked, ids), ids, NOW)
+            keys = self._keys(after, memory)
+            keys.hold(row.key for row in asked if row.request == "replay")
+            keys.reconsider({row.key for row in asked if row.key is not None})
+            gone = state.discarded | {row.id for row in asked if row.request == "discard"}
+            again = {row.id for row in asked if row.request == "replay" and self._on_dead == "continue"}
+            yield (
+                "the worker does what people asked for",
+                state._replace(parked=after, memory=keys.memory(), discarded=gone, replayed=state.replayed | again),
+            )
+
+    def _read(self, state: State, memory: Memory) -> Moves[State]:
+        batch = self._log[state.passed : min(state.committed, state.passed + self.rows)]
+        if not batch:
+            return
+        held = self.held(state, memory, [row.key for row in batch if row.key is not None])
+        parkings: list[tuple[Item, Parking]] = []
+        items: list[Item] = []
+        for row in batch:
+            item = Item(row.id, row.key)
+            if row.deliver_at == LATER:
+                parkings.append((item, _DELAYED))
+            elif row.key in held:
+                parkings.append((item, BLOCKED))
+            else:
+                items.append(item)
+        yield from self._hand_over(state, memory, items, upto=batch[-1].id, parkings=tuple(parkings))
+
+    def _hand_over(
+        self,
+        state: State,
+        memory: Memory,
+        items: list[Item],
+        *,
+        upto: int | None,
+        parkings: tuple[tuple[Item, Parking], ...],
+    ) -> Moves[State]:
+        where = "the log" if upto is not None else "what is parked"
+        for answers in _answers(items, state.troubles.refusals):
+            done, failed = self._judged(items, answers)
+            behind = {item.id: "behind it" for item, parking in failed if parking is BLOCKED}
+            if upto is None:
+                failed = [(item, parking) for item, parking in failed if parking is not BLOCKED]
+            passes = {item.id for item, parking in failed if not parking.blocks}
+            after = state
+            for item in done:
+                after = self._arrives(after, item, passes)
+            unsettled = Unsettled(upto, tuple(item.id for item in done), (*parkings, *failed))
+            refusals = state.troubles.refusals - sum(answer != "done" for answer in answers)
+            said = ", ".join(
+                f"{item.id} {behind.get(item.id, answer)}" for item, answer in zip(items, answers, strict=True)
+            )
+            yield (
+                f"the worker reads {where}; {said or 'nothing to send'}",
+                after._replace(
+                    memory=memory._replace(unsettled=unsettled), troubles=state.troubles._replace(refusals=refusals)
+                ),
+            )
+
+    def _judged(self, items: list[Item], answers: Sequence[Answer]) -> tuple[list[Item], list[tuple[Item, Parking]]]:
+        """Return what is done, and how the rest is parked; behind what blocks its key a message is blocked."""
+        done: list[Item] = []
+        failed: list[tuple[Item, Parking]] = []
+        blocked: set[str | None] = set()
+        for item, answer in zip(items, answers, strict=True):
+            if item.key is not None and item.key in blocked:
+                failed.append((item, BLOCKED))
+                continue
+            if answer == "done":
+                done.append(item)
+                continue
+            parking = self._parking(item, answer)
+            failed.append((item, parking))
+            if parking.blocks:
+                blocked.add(item.key)
+        return done, failed
+
+    def _parking(self, item: Item, answer: Answer) -> Parking:
+        message = _message(item)
+        match answer:
+            case "failed":
+                return self._policy.failed(message, answer)
+            case "rejected":
+                return self._policy.dead(message, answer)
+            case _:
+                return self._policy.waiting(message, answer)
+
+    def _arrives(self, state: State, item: Item, passes: Collection[int]) -> State:
+        """Let a message arrive at the destination, and note what must not be. `passes`: dead, blocks nothing."""
+        broken = state.broken or self._overtaken(state, item, passes)
+        if item.id in state.arrived and not state.troubles.crashed:
+            broken = broken or f"repeated without a failure: message {item.id}"
+        last = dict(state.last)
+        if item.key is not None:
+            last[item.key] = item.id
+        return state._replace(arrived=state.arrived | {item.id}, last=tuple(sorted(last.items())), broken=broken)
+
+    def _overtaken(self, state: State, item: Item, passes: Collection[int]) -> str | None:
+        """Return which message of the key should have come before, or None.
+
+        What is replayed after others were let pass has lost its place among them; but what comes later waits for it.
+        """
+        if item.key is None or item.id in state.replayed:
+            return None
+        rows = {row.id: row for row in state.parked if row.key == item.key}
+        place = rows[item.id].place if item.id in rows else item.id * BETWEEN
+        before = [row.id for row in rows.values() if row.blocks and (row.place, row.id) < (place, item.id)]
+        before += [
+            row.id
+            for row in self._log[state.passed : state.committed]
+            if row.key == item.key and row.id < item.id and not row.deliver_at and row.id not in rows
+        ]
+        over = [id for id in before if id not in state.arrived and id not in passes]
+        return f"order: message {item.id} of {item.key} came before message {over[0]}" if over else None
+
+    def _settled(self, state: State, memory: Memory, unsettled: Unsettled) -> State:
+        if unsettled.upto is None:
+            rows = rules.removed(state.parked, unsettled.done)
+            for item, parking in unsettled.parkings:
+                rows = rules.changed(rows, [item.id], parking, NOW)
+            keys = self._keys(rows, memory)
+            changed = {row.key for row in state.parked ^ rows if row.key is not None}
+            keys.reconsider(changed)
+            keys.hold(item.key for item, parking in unsettled.parkings if parking.blocks)
+            return state._replace(parked=rows, memory=keys.memory())
+        rows = state.parked
+        for item, parking in unsettled.parkings:
+            rows = rules.parked(rows, [self._log[item.id - 1]], parking, NOW)
+        keys = self._keys(rows, memory)
+        keys.hold(item.key for item, parking in unsettled.parkings if parking.blocks and parking is not BLOCKED)
+        return state._replace(parked=rows, passed=unsettled.upto, memory=keys.memory())
+
+    def _keys(self, rows: Parked, memory: Memory) -> Keys:
+        return Keys(self.still_held(rows, memory), self._most_keys)
+
+
+def _answers(items: list[Item], refusals: int) -> Iterator[tuple[Answer, ...]]:
+    """Yield the ways in which a destination may answer.
+
+    What it says of a message behind a refused one of the same key changes nothing. It says that it is unavailable only
+    where it takes another message: else the worker waits, and nothing changes.
+    """
+    for answers in product(("done", *_REFUSALS), repeat=len(items)):
+        refused = [item.key for item, answer in zip(items, answers, strict=True) if answer != "done"]
+        distinct = len(set(refused) - {None}) + refused.count(None) == len(refused)
+        accepts = any(item.key not in refused for item in items)
+        if distinct and len(refused) <= refusals and ("unavailable" not in answers or accepts):
+            yield answers
+
+
+def _message(item: Item) -> Any:
+    """Return an item as the message that the policy asks for its attempt, and the keys for its key."""
+    return item
+
+
+# Broken twins
+
+
+class ForgetsKeys(Holding):
+    """Takes the lease and knows of no key that is held back."""
+
+    def loads(self, rows: Parked) -> Memory:
+        """Load nothing."""
+        return Memory(frozenset(), frozenset())
+
+
+class ForgetsBlocked(Holding):
+    """Takes the lease and knows the keys that something holds back, and not those whose turn has come."""
+
+    def loads(self, rows: Parked) -> Memory:
+        """Load the keys of what blocks and is not blocked itself."""
+        return Memory(frozenset(rules.keys_held(rows)), frozenset())
+
+
+class _NothingHeld(_Remembered):
+    def held_among(self, keys: Collection[str]) -> set[str]:
+        return set()
+
+
+class FreesAtOnce(Holding):
+    """Lets go of a key as soon as one of its parked messages is done, whatever stands behind it."""
+
+    def still_held(self, rows: Parked, memory: Memory) -> ListParked:
+        """Find nothing."""
+        return _NothingHeld(rows, memory)

@@ -1,0 +1,48 @@
+"""Small worlds keep every promise in every interleaving. Broken twins do not; the shortest way to the fault is told."""
+
+import pytest
+
+from tests.model.explorer import explore
+from tests.model.worlds import SCENES, TWINS, Scene, Twin
+
+SMALL = [scene for scene in SCENES if not scene.full]
+LARGE = [scene for scene in SCENES if scene.full]
+
+
+@pytest.mark.parametrize("scene", SMALL, ids=lambda scene: scene.name)
+def test_nothing_is_wrong_in_any_state(scene: Scene) -> None:
+    """Each state is visited once, and none is left out."""
+    explored = explore(scene.world())
+
+    print(explored)
+    assert (explored.wrong, explored.whole) == (None, True), explored
+    assert explored.states >= scene.states
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("scene", LARGE, ids=lambda scene: scene.name)
+def test_a_larger_world_is_as_right(scene: Scene) -> None:
+    """All of its states, or as many as there is time for."""
+    explored = explore(scene.world(), most=scene.most)
+
+    print(explored)
+    assert explored.wrong is None, explored
+    assert explored.states >= scene.states
+
+
+def test_the_worlds_are_large_enough() -> None:
+    """100 000 states in each run of the tests, and a million more at full scale."""
+    assert sum(scene.states for scene in SMALL) >= 100_000
+    assert sum(scene.states for scene in LARGE) >= 1_000_000
+
+
+@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: twin.name)
+def test_a_broken_twin_is_refuted(twin: Twin) -> None:
+    """The trace says how. With the rule in its place the same world is right."""
+    broken, right = explore(twin.world()), explore(twin.right())
+
+    print(broken)
+    assert broken.wrong is not None
+    assert broken.wrong.startswith(twin.broken), broken
+    assert broken.trace
+    assert (right.wrong, right.whole) == (None, True), right

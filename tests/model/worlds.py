@@ -1,0 +1,260 @@
+"""All worlds of the model, and the broken twins that are refuted in them.
+
+A world is small enough to visit all of its states. What it has is what can go wrong together; what cannot is in another
+one, so that each stays small.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from tests.model import answering, deciding, deduping, holding, partitioning, twins
+from tests.model.answering import Answering
+from tests.model.deciding import Decider, Deciding
+from tests.model.deduping import Consuming, Deduping
+from tests.model.explorer import World
+from tests.model.holding import Holding
+from tests.model.partitioning import Partitioning
+from tests.model.relaying import Faults, Relaying
+from tests.model.rules import LogRow
+
+JOIN, COMMIT = Decider("join", "commit"), Decider("word", "commit")
+ROLLBACK, FENCE = Decider("word", "rollback"), Decider("fence", "rollback")
+
+
+class Scene(NamedTuple):
+    """A world to visit. `states`: it has at least so many. `full`: only at full scale. `most`: so many are visited."""
+
+    name: str
+    world: Callable[[], World[Any]]
+    states: int
+    full: bool = False
+    most: int = 10_000_000
+
+
+class Twin(NamedTuple):
+    """A world with one rule broken, which `broken` refutes. `right`: the same world with the rule."""
+
+    name: str
+    world: Callable[[], World[Any]]
+    right: Callable[[], World[Any]]
+    broken: str
+
+
+def _log(*keys: str) -> tuple[LogRow, ...]:
+    """Return messages of these keys; a plus means that it is delayed."""
+    return tuple(
+        LogRow(id, key.strip("+"), holding.LATER if key.endswith("+") else None) for id, key in enumerate(keys, 1)
+    )
+
+
+#: Two writers of a key, of which one is late; two keys.
+_LATE, _APART = (("a",), ("a",)), (("a",), ("b",))
+#: Another transaction is open while two take turns.
+_BESIDE = (("a",), ("a",), ("b",))
+#: A writer whose ids are forgotten in a crash, and given out again.
+_FORGOTTEN = (("a",), ("b", "b"))
+
+
+def _relaying(
+    world: type[Relaying],
+    writers: tuple[tuple[str, ...], ...],
+    workers: int = 1,
+    *,
+    command: bool = False,
+    **faults: Any,
+) -> Callable[[], World[Any]]:
+    return partial(world, writers, workers=workers, command=command, faults=Faults(**faults))
+
+
+def _partitioning(
+    world: type[Partitioning],
+    partitions: int,
+    *changes: int,
+    writers: tuple[tuple[str, ...], ...] = _APART,
+    workers: int = 2,
+    lapses: int = 0,
+) -> Callable[[], World[Any]]:
+    faults = Faults(lapses=lapses)
+    return partial(world, writers, partitions=partitions, workers=workers, changes=changes, faults=faults)
+
+
+def _holding(
+    world: type[Holding], *keys: str, refusals: int = 2, crashes: int = 1, **options: Any
+) -> Callable[[], World[Any]]:
+    return partial(world, _log(*keys), troubles=holding.Troubles(refusals, crashes), **options)
+
+
+SCENES = (
+    Scene("a transaction open beside two that take turns", _relaying(Relaying, _BESIDE), 15_000),
+    Scene(
+        "a crash, a lost connection and a lapse", _relaying(Relaying, _LATE, 2, crashes=1, losses=1, lapses=1), 150_000
+    ),
+    Scene("ids given out again after a crash", _relaying(Relaying, _FORGOTTEN, crashes=1), 50_000),
+    Scene("a failover to a standby that lags", _relaying(Relaying, _LATE, 2, failovers=1), 5_000),
+    Scene("a command takes the lease", _relaying(Relaying, _LATE, 2, command=True, lapses=1), 40_000),
+    Scene("two partitions", _partitioning(Partitioning, 2, lapses=1), 15_000),
+    Scene("from one partition to two", _partitioning(Partitioning, 1, 2), 7_000),
+    Scene("from two partitions to one", _partitioning(Partitioning, 2, 1), 19_000),
+    Scene("retries, dead letters and requests", _holding(Holding, "a", "b", "a"), 4_500),
+    Scene("delayed messages", _holding(Holding, "a", "b", "a", "a+"), 15_000),
+    Scene("dead letters that block nothing", _holding(Holding, "a", "b", "a", on_dead="continue"), 6_000),
+    Scene("more keys than memory", _holding(Holding, "a", "b", "a", "b", most_keys=0), 14_000),
+    Scene(
+        "late answers",
+        partial(Answering, 3, troubles=answering.Troubles(hangs=1, lapses=2, losses=1)),
+        10_000,
+    ),
+    Scene(
+        "messages of calls that hang arrive late",
+        partial(Answering, 3, processes=1, late=True, troubles=answering.Troubles(hangs=2, losses=1)),
+        500,
+    ),
+    Scene("a transaction of half messages", partial(Deciding, 4, (JOIN, COMMIT, ROLLBACK, FENCE)), 20_000),
+    Scene("a dedup key", partial(Deduping, 3, clock=2), 1_500),
+    Scene("the inbox of two consumers", partial(Consuming, ("billing", "mail"), messages=2, crashes=2), 1_500),
+    Scene(
+        "three writers, two workers", _relaying(Relaying, _BESIDE, 2, lapses=1), 1_000_000, full=True, most=3_000_000
+    ),
+    Scene(
+        "two transactions of a writer",
+        _relaying(Relaying, (("a", "a"), ("a",)), 2, crashes=1, losses=1, lapses=1),
+        3_000_000,
+        full=True,
+        most=3_000_000,
+    ),
+    Scene("more ids given out again", _relaying(Relaying, (("a",), ("b", "b", "b")), crashes=1), 600_000, full=True),
+    Scene(
+        "a command and a lost connection",
+        _relaying(Relaying, _LATE, 2, command=True, lapses=1, losses=1),
+        300_000,
+        full=True,
+    ),
+    Scene(
+        "a failover under three writers",
+        _relaying(Relaying, (("a",), ("b",), ("a",)), failovers=1),
+        1_000_000,
+        full=True,
+        most=3_000_000,
+    ),
+    Scene(
+        "two partitions, one, three", _partitioning(Partitioning, 2, 1, 3, lapses=1), 300_000, full=True, most=2_000_000
+    ),
+    Scene("five messages of two keys", _holding(Holding, "a", "b", "a", "b", "a", refusals=3), 120_000, full=True),
+    Scene(
+        "delayed behind dead letters",
+        _holding(Holding, "a", "b", "a", "a+", refusals=3, on_dead="continue"),
+        150_000,
+        full=True,
+    ),
+    Scene(
+        "two hung calls",
+        partial(Answering, 3, troubles=answering.Troubles(hangs=2, lapses=2, losses=1)),
+        60_000,
+        full=True,
+    ),
+    Scene("five senders of half messages", partial(Deciding, 5, (JOIN, COMMIT, ROLLBACK, FENCE)), 60_000, full=True),
+)
+
+
+def _twin(
+    name: str,
+    make: Callable[..., Callable[[], World[Any]]],
+    broken: type,
+    right: type,
+    says: str,
+    *args: Any,
+    **options: Any,
+) -> Twin:
+    return Twin(name, make(broken, *args, **options), make(right, *args, **options), says)
+
+
+def _of(world: Callable[..., World[Any]], *args: Any, **options: Any) -> Callable[[], World[Any]]:
+    return partial(world, *args, **options)
+
+
+_HANGS = answering.Troubles(hangs=1, lapses=2)
+
+TWINS = (
+    _twin("highest id", _relaying, twins.HighestId, Relaying, "lost", _APART),
+    _twin("floor below xmin", _relaying, twins.BelowOldest, Relaying, "order", _BESIDE),
+    _twin("order by transaction id", _relaying, twins.ByTransaction, Relaying, "order", _LATE),
+    _twin("positions of a standby", _relaying, twins.OnStandby, Relaying, "lost", _APART),
+    _twin("reads what is not committed", _relaying, twins.ReadsUncommitted, Relaying, "phantom", _LATE),
+    _twin(
+        "no epoch in the settle",
+        _relaying,
+        twins.NoEpoch,
+        Relaying,
+        "the stored progress goes back",
+        _LATE,
+        2,
+        lapses=1,
+    ),
+    _twin(
+        "no lease check before the call",
+        _relaying,
+        twins.NoLeaseCheck,
+        Relaying,
+        "a ends with message 1",
+        _LATE,
+        2,
+        lapses=1,
+    ),
+    _twin(
+        "base kept over a lost connection",
+        _relaying,
+        twins.KeepsBase,
+        Relaying,
+        "b ends with message 0",
+        _FORGOTTEN,
+        crashes=1,
+    ),
+    _twin(
+        "a command that does not ask",
+        _relaying,
+        twins.CommandRobs,
+        Relaying,
+        "repeated without a failure",
+        _LATE,
+        2,
+        command=True,
+    ),
+    _twin("barrier without stop_at", _partitioning, partitioning.WithoutStopAt, Partitioning, "lost", 2, 1),
+    _twin("the first to arrive begins", _partitioning, partitioning.FirstToArrive, Partitioning, "lost", 2, 1),
+    _twin(
+        "barrier without the leases",
+        _partitioning,
+        partitioning.StopsWithoutLeases,
+        Partitioning,
+        "repeated without a failure",
+        2,
+        1,
+    ),
+    _twin("silent partitions store nothing", _partitioning, partitioning.PassesSilently, Partitioning, "stuck", 2, 1),
+    _twin("everyone takes what is free", _partitioning, partitioning.Everyone, Partitioning, "unfair", 2),
+    _twin("blocked keys forgotten", _holding, holding.ForgetsKeys, Holding, "order", "a", "a", "a"),
+    _twin("released keys forgotten", _holding, holding.ForgetsBlocked, Holding, "order", "a", "a", "a"),
+    _twin("a key freed at once", _holding, holding.FreesAtOnce, Holding, "order", "a", "a", "a"),
+    _twin("late answers over a lost lease", _of, answering.CountsLateAnswers, Answering, "order", 2, troubles=_HANGS),
+    _twin(
+        "keys of hung calls not held",
+        _of,
+        answering.SendsBesideHungCalls,
+        Answering,
+        "order",
+        3,
+        processes=1,
+        late=True,
+        troubles=answering.Troubles(hangs=1),
+    ),
+    _twin("first verdict does not stand", _of, deciding.LastVerdictStands, Deciding, "two verdicts", 1, (JOIN, FENCE)),
+    _twin("fence without the lock", _of, deciding.FenceLooks, Deciding, "two verdicts", 1, (JOIN, FENCE)),
+    _twin("send without the lock", _of, deciding.NoLock, Deciding, "lost", 1, (JOIN, FENCE)),
+    _twin("lock in the statement that reads", _of, deciding.OneStatement, Deciding, "lost", 1, (JOIN, FENCE)),
+    _twin("dedup by id alone", _of, deduping.ByIdAlone, Consuming, "lost", ("billing", "mail")),
+    _twin("the note before the work", _of, deduping.NotesBefore, Consuming, "lost", ("billing",)),
+    _twin("looks for the dedup key, then writes", _of, deduping.LooksThenWrites, Deduping, "written twice", 2),
+)
