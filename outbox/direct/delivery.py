@@ -194,7 +194,6 @@ class DirectDelivery:
         When others have the turn for long, the messages whose time is over meanwhile are left to the compensation.
         """
         while messages := [each for each in messages if clock() < until[each.id or 0]]:
-            crash_point("direct.before_send")
             call = yield from self._ask(messages, min(until[each.id or 0] for each in messages), alarm)
             if not call.late:
                 break
@@ -213,6 +212,7 @@ class DirectDelivery:
     def _ask(self, messages: list[Message], until: float, alarm: Alarm) -> Generator[Call, None, Call]:
         assert self._sender is not None
         assert self._caller is not None
+        crash_point("direct.before_send")
         call = Call(messages, _Claim(until), deadline=self._sender.deadline.total_seconds(), wake=alarm)
         self._caller.begin(call)
         while not call.over:
