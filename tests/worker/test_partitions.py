@@ -236,9 +236,9 @@ def test_a_compensation_whose_declaration_is_refused_does_not_stop_the_relay(eng
     """`outbox status` shows why; and when it is mended, the worker goes on with it by itself."""
     outbox, destination = Outbox(engine), Destination()
     declare_compensation(engine, timedelta(milliseconds=100))
-    declares = "UPDATE outbox_subscription SET destination = :destination WHERE name = 'relay:compensation'"
+    selects = "UPDATE outbox_subscription SET topics = :topics WHERE name = 'relay:compensation'"
     with engine.begin() as connection:
-        connection.execute(text(declares), {"destination": "elsewhere"})
+        connection.execute(text(selects), {"topics": '["other"]'})
     write(engine, "left behind")
     relay = relay_to(destination, outbox)
     relay.start()
@@ -247,7 +247,7 @@ def test_a_compensation_whose_declaration_is_refused_does_not_stop_the_relay(eng
         sent = eventually(lambda: destination.bodies == [b"0"])
         noted = eventually(lambda: [each.name for each in refused_workers(channel)] == ["relay:compensation"])
         with engine.begin() as connection:
-            connection.execute(text(declares), {"destination": "test"})
+            connection.execute(text(selects), {"topics": None})
         mended = eventually(lambda: destination.bodies == [b"0", b"left behind"])
     finally:
         relay.stop()
