@@ -116,8 +116,9 @@ class Supervisor:
         """
         if any(each.alive and not each.stopping for each in self._supervised):
             raise SubscriptionError("at work already; stop it and join it before it is started again")
-        for named in (logger, lease_logger, activity_logger):
-            named.addFilter(_say_where)
+        if any(self._labels):
+            for named in (logger, lease_logger, activity_logger):
+                named.addFilter(_say_where)
         pairs = zip(self._works, self._labels, strict=True)
         self._supervised = [
             _Supervised(work, label, self._pause, Stop(self._stop), ended=self._wake.set) for work, label in pairs
@@ -139,7 +140,9 @@ class Supervisor:
 
     def ended(self, seconds: float) -> bool:
         """Wait for at most `seconds`; return True when all have ended, or did not stop in time and are left behind."""
-        if any(not each.overdue(self._drain.total_seconds()) for each in self._supervised if each.alive):
+        # Each is asked, because its time to drain begins when its stop is noticed.
+        overdue = [each.overdue(self._drain.total_seconds()) for each in self._supervised if each.alive]
+        if not all(overdue):
             self._wake.wait(seconds)
             return False
         for each in self._supervised:

@@ -1,6 +1,8 @@
 """One supervisor for all that runs in threads: it begins works, begins them again, and ends them by one stop."""
 
+import threading
 from collections.abc import Callable
+from datetime import timedelta
 
 import pytest
 from tenacity import wait_fixed
@@ -131,3 +133,20 @@ def test_a_thread_that_was_not_begun_is_not_waited_for():
     supervisor.join()
 
     assert (supervisor.alive, supervisor.unfinished) == (False, ())
+
+
+def test_the_time_to_drain_is_the_same_for_all():
+    """It does not begin for one when it is over for another."""
+    go_on = threading.Event()
+    works = [Working(name, lambda _tries: go_on.wait(60)) for name in "abc"]
+    supervisor = Supervisor(works, drain=timedelta(hours=1))
+    supervisor.start()
+    assert eventually(lambda: [each.tries for each in works] == [1, 1, 1])
+
+    supervisor.stop()
+    waited = supervisor.ended(0)
+    noticed = [each._asked_at is not None for each in supervisor._supervised]
+    go_on.set()
+    supervisor.join(60)
+
+    assert (waited, noticed, supervisor.alive) == (False, [True, True, True], False)
