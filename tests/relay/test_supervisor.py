@@ -8,8 +8,9 @@ import pytest
 from tenacity import wait_fixed
 
 from outbox import SubscriptionError
-from outbox.relay.supervisor import Supervisor, Until
+from outbox.relay.supervisor import Supervisor
 from outbox.runtime.stop import Stop
+from outbox.worker.connection import Until
 from tests.support.waiting import eventually
 
 
