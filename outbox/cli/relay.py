@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from outbox.model.retry import RetryPolicy
     from outbox.model.subscription import OnDead, Start
     from outbox.relay.routes import Plan
-    from outbox.relay.supervisor import Until
     from outbox.senders.envelopes import EnvelopeName
+    from outbox.worker.connection import Until
     from outbox.worker.settings import Settings
 
 

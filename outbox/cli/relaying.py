@@ -21,7 +21,7 @@ from outbox.model.verdict import Done, Unavailable, Verdict, describe
 from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
 from outbox.relay.routes import Plan, opened
-from outbox.relay.supervisor import AGAIN, Supervisor, Until
+from outbox.relay.supervisor import AGAIN, Supervisor
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import labelled
@@ -34,6 +34,7 @@ from outbox.store.subscriptions.notices import RefusalNotice
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.connection import Until
 from outbox.worker.settings import Settings
 
 _AGAIN_SECONDS = 0.5

@@ -65,8 +65,8 @@ class Heartbeat:
         self._length = length
         self._every = every
         self._wake = wake
+        #: Replaced and never changed, because the thread that renews goes through it.
         self._held: list[HeldLease] = []
-        self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._channel: Channel | None = None
         self._thread: threading.Thread | None = None
@@ -79,14 +79,12 @@ class Heartbeat:
             self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
             self._thread.start()
         held = HeldLease(lease, taken + self._length.total_seconds(), stop)
-        with self._lock:
-            self._held.append(held)
+        self._held = [*self._held, held]
         return held
 
     def drop(self, held: HeldLease) -> None:
         """Renew this lease no longer. A renewal that is under way does not renew a lease that is given back."""
-        with self._lock:
-            self._held = [each for each in self._held if each is not held]
+        self._held = [each for each in self._held if each is not held]
 
     def close(self) -> None:
         """End the renewals."""
@@ -120,11 +118,10 @@ class Heartbeat:
         crash_point("worker.before_renew")
         ours = leases.renew_all([each.lease for each in held], self._length)
         crash_point("worker.after_renew")
-        with self._lock:
-            for each in held:
-                each.lost = each.lease not in ours
-                if not each.lost:
-                    each.renewed(before + self._length.total_seconds())
+        for each in held:
+            each.lost = each.lease not in ours
+            if not each.lost:
+                each.renewed(before + self._length.total_seconds())
         if len(ours) < len(held):
             self._wake.set()
         seen = leases.look_all([lease.partition for lease in ours]) if ours else {}

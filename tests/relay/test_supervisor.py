@@ -8,8 +8,9 @@ import pytest
 from tenacity import wait_fixed
 
 from outbox import SubscriptionError
-from outbox.relay.supervisor import Supervisor, Until
+from outbox.relay.supervisor import Supervisor
 from outbox.runtime.stop import Stop
+from outbox.worker.connection import Until
 from tests.support.waiting import eventually
 
 
@@ -104,8 +105,10 @@ def test_what_works_is_not_started_beside_itself():
     supervisor = Supervisor([working])
     supervisor.start()
 
-    with pytest.raises(SubscriptionError, match="at work already"):
-        supervisor.start()
+    for begin in (supervisor.start, supervisor.run):
+        with pytest.raises(SubscriptionError, match="at work already"):
+            begin()
+    goes_on = supervisor.alive and not working.stop.asked
     supervisor.stop()
     supervisor.join(60)
     supervisor.start()
@@ -113,7 +116,7 @@ def test_what_works_is_not_started_beside_itself():
     supervisor.stop()
     supervisor.join(60)
 
-    assert (again, working.closed) == (True, 2)
+    assert (goes_on, again, working.closed) == (True, True, 2)
 
 
 def test_a_stop_before_the_start_counts():

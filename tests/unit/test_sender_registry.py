@@ -265,22 +265,3 @@ def test_what_is_open_is_not_opened_again():
     assert open_sender(opened) is opened
     again = open_sender(opened, rename={"orders": "placed"})
     assert (again is opened, again.destination) == (False, "shop")
-
-
-async def _wait_for(message: object) -> None:
-    """A destination that is an async function."""
-
-
-@pytest.mark.parametrize("function", [_handle, _wait_for])
-def test_a_function_says_how_many_calls_are_made_at_once(function, monkeypatch):
-    monkeypatch.setattr(function, "concurrency", 3, raising=False)
-
-    assert open_sender(function).concurrency == 3
-
-
-@pytest.mark.parametrize("concurrency", [0, -1, 1.5, "2", None])
-def test_a_concurrency_that_is_no_number_of_calls_is_refused(monkeypatch, concurrency):
-    monkeypatch.setattr(_handle, "concurrency", concurrency, raising=False)
-
-    with pytest.raises(TypeError, match="the concurrency of function must be a whole number above 0, not "):
-        open_sender(_handle)

@@ -69,7 +69,7 @@ def test_no_call_may_begin_when_too_little_of_the_lease_is_left(sqlite_engine, c
     clock.now = 20.0 - left
     try:
         if left:
-            assert held.require(needed) == (needed < left)
+            assert (held.require(needed), held.until) == (needed < left, 20.0)
         else:
             with pytest.raises(LeaseLostError, match="could not be renewed in time"):
                 held.require(needed)

@@ -16,6 +16,7 @@ from outbox.runtime import failpoints
 from outbox.store.log.limits import Limits
 from outbox.worker import partition
 from outbox.worker.calls import Call, Caller
+from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings, Upkeep
@@ -144,7 +145,7 @@ def test_they_are_settled_before_a_turn_is_waited_for(engine, outbox):
     handler, others = Handler(), threading.Event()
     handler.instead[b"other"] = lambda: DONE if others.wait(60) else Unavailable("never")
     caller = Caller(handler)
-    with at_work(Worker(outbox.database, declared(), caller, settings=BRISK)):
+    with at_work(Worker(outbox.database, [Job(declared=declared(), caller=caller)], BRISK)):
         handled(outbox, handler, "1")
         caller.begin(Call([Message("orders", b"other")]))
         send(outbox, "2")
@@ -201,7 +202,8 @@ def test_a_batch_that_is_left_open_while_work_goes_on_does_not_repeat_them(engin
 
     def reached(name: str) -> None:
         if name == "worker.after_fetch" and asks:
-            busy._give_back.ask()
+            for turn in busy._subscriptions[0].turns.values():
+                turn.held.stop.ask()
 
     handler.instead[b"hangs"] = hangs
     send(outbox, "hangs")
