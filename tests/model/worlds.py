@@ -59,9 +59,10 @@ class Twin(NamedTuple):
 
 
 def _log(*keys: str) -> tuple[LogRow, ...]:
-    """Return messages of these keys; a plus means that it is delayed."""
+    """Return messages of these keys. A plus means that a message is delayed, an exclamation mark that it expires."""
     return tuple(
-        LogRow(id, key.strip("+"), holding.LATER if key.endswith("+") else None) for id, key in enumerate(keys, 1)
+        LogRow(id, key[0], holding.LATER if "+" in key else None, holding.LATER if "!" in key else None)
+        for id, key in enumerate(keys, 1)
     )
 
 
@@ -116,6 +117,7 @@ SCENES: tuple[Scene, ...] = (
     Scene("from two partitions to one", _partitioning(Partitioning, 2, 1), 19_000),
     Scene("retries, dead letters and requests", _holding(Holding, "a", "b", "a"), 4_500),
     Scene("delayed messages", _holding(Holding, "a", "b", "a", "a+"), 15_000),
+    Scene("messages that expire", _holding(Holding, "a!", "a", "a!+"), 1_000),
     Scene("dead letters that block nothing", _holding(Holding, "a", "b", "a", on_dead="continue"), 6_000),
     Scene("an outage", partial(Blaming, *"abcd", away=8), 160),
     Scene("an outage of which the destination speaks", partial(Blaming, *"abcd", away=8, says="unavailable"), 170),
