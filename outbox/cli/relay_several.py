@@ -17,12 +17,13 @@ from outbox.cli.relay_one import Relaying
 from outbox.errors import DatabaseError
 from outbox.model.subscription import require_own_name
 from outbox.relay.routes import Route, route_subscriptions
-from outbox.relay.supervisor import Relays, Until
+from outbox.relay.supervisor import Relays
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import labelled
 from outbox.senders.port import destination_of
 from outbox.store.label import told_apart
+from outbox.worker.connection import Until
 
 
 class RelayingSeveral:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from functools import partial
 from typing import Protocol
 
 from outbox.errors import SubscriptionError
+from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
 from outbox.model.topics import chosen_topics
 from outbox.model.verdict import Verdict
-from outbox.relay.compensation import CompensationWorker
-from outbox.relay.supervisor import Supervisor, Until
+from outbox.relay.supervisor import Supervisor
 from outbox.runtime.failpoints import crash_point
-from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
@@ -29,7 +26,10 @@ from outbox.senders.opening import Destination, open_sender
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
-from outbox.worker.calls import HungCalls
+from outbox.worker.calls import Caller
+from outbox.worker.connection import Until
+from outbox.worker.hung import HungCalls
+from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
@@ -43,15 +43,15 @@ class Source(Protocol):
 
     database: Database
     notifier: Notifier
-    #: The calls that did not come back, by subscription.
-    hung_calls: dict[str, HungCalls]
+    #: The calls that did not come back, by partition.
+    hung_calls: dict[Partition, HungCalls]
 
 
 class Relay:
     """Sends the messages of an outbox to one destination.
 
     Writers may send messages of its subscription directly. Then the relay also sends the messages that they have left
-    behind: as soon as the subscription `<name>:compensation` exists, a second worker runs beside the first.
+    behind, from when the subscription `<name>:compensation` exists.
 
     Args:
         outbox: the relay reads its log.
@@ -118,18 +118,16 @@ class Relay:
         self._name = name
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
-        turns = FairLock() if shared is None else shared
         self._closes = shared is None
         self._stop = Stop()
-        worker = partial(
-            Worker, outbox.database, policy=policy, settings=settings, serialize=turns.hold, stop=self._stop
-        )
-        hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
-        # Writers create the compensation, at a position before their first row.
-        second = worker(left_behind, self._send, start=None, hung=hung[1])
-        every = (settings or Settings()).upkeep.find_compensation
-        self._companion = CompensationWorker(left_behind.name, second, every=every, hangs=self._stop_first)
-        self._worker = worker(declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0])
+        turns = None if shared is None else shared.turns
+        caller = Caller(self._send, concurrency=self._sender.concurrency, shared=turns)
+        jobs = [
+            Job(declared=declared, caller=caller, policy=policy, start=start),
+            # Writers create the compensation, at a position before their first row.
+            Job(declared=left_behind, caller=caller, policy=policy, start=None),
+        ]
+        self._worker = Worker(outbox.database, jobs, settings, stop=self._stop, hung=outbox.hung_calls)
         self._supervisor: Supervisor | None = None
         self._reset()
         in_child(self._reset)
@@ -163,7 +161,7 @@ class Relay:
         with self._alone():
             try:
                 with stopping_on_signals(self.stop) if signals else nullcontext():
-                    self._run(gives_up=True)
+                    self._work("stopped")
             finally:
                 self.close()
 
@@ -179,56 +177,30 @@ class Relay:
         finally:
             self._at_work.release()
 
-    def _stop_first(self) -> None:
-        """Stop the first worker: calls of the second never come back, so the process has to be started again."""
-        self._worker.stop()
-
-    def _run(self, *, gives_up: bool) -> None:
-        listener = self._outbox.notifier.listen(self._worker.wake.set)
-        self._companion.prepare(in_background=True, gives_up=gives_up)
-        try:
-            self._worker.run(gives_up=gives_up)
-            if self._companion.error is not None and not self._stop.asked:
-                raise self._companion.error
-        finally:
-            del listener
-            self._companion.stop()
-            if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
-                self._companion.join()
-            self._stop.withdraw()
-
     def until_empty(self) -> None:
         """Send everything that was committed before now, and what is parked and due; then return.
 
         It also waits until its writers may no longer send messages themselves.
         """
         with self._alone():
-            self._work_both(Worker.until_empty)
+            self._work("empty")
 
     def once(self) -> None:
         """Send one batch, if there is one, and one batch of messages that writers have left behind."""
         with self._alone():
-            self._work_both(Worker.once)
+            self._work("once")
 
-    def work(self, until: Until, stop: Stop, *, gives_up: bool = False) -> None:
-        """Do as `run`, `until_empty` or `once`, until `stop` is asked, too; the sender stays open.
-
-        `gives_up`: whether it ends with an error when calls of the sender hang. Else their messages are parked until
-        the calls come back, and are never sent beside them.
-        """
+    def work(self, until: Until, stop: Stop) -> None:
+        """Do as `run`, `until_empty` or `once`, until `stop` is asked, too; the sender stays open."""
         with self._alone(), self._stop.within(stop):
-            if until == "stopped":
-                self._run(gives_up=gives_up)
-            else:
-                self._work_both(Worker.until_empty if until == "empty" else Worker.once)
+            self._work(until)
 
-    def _work_both(self, work: Callable[[Worker], None]) -> None:
-        self._companion.prepare(in_background=False)
+    def _work(self, until: Until) -> None:
+        listener = self._outbox.notifier.listen(self._worker.hint) if until == "stopped" else None
         try:
-            work(self._worker)
-            if not self._stop.asked:
-                self._companion.perform(work)
+            self._worker.work(until)
         finally:
+            del listener
             self._stop.withdraw()
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from datetime import timedelta
-from typing import Literal, Protocol
+from typing import Protocol
 
 from tenacity.wait import wait_base, wait_exponential, wait_random
 
@@ -23,12 +23,10 @@ from outbox.runtime.wakeup import Wake
 from outbox.store.failure import in_one_line
 from outbox.store.label import told_apart
 from outbox.worker.activity_log import activity_logger
+from outbox.worker.connection import Until
 from outbox.worker.lease_search import lease_logger
 
 logger = logging.getLogger("outbox")
-
-#: Where work ends: when it is stopped; when nothing is left to do; after one batch.
-Until = Literal["stopped", "empty", "once"]
 
 #: Seconds between two tries that fail at once; partly random, so that many relays do not try at the same moment.
 AGAIN = wait_exponential(multiplier=0.5, max=10) + wait_random(0, 1)
@@ -187,8 +185,8 @@ class Relays(Supervisor):
 
     A relay costs one thread and one connection while it waits for its lease. While it works, it has a second thread and
     connection that renew the lease, and a thread for the calls of its sender. From its first backlog on it has another
-    thread and connection, which read ahead; the sender may have its own. Where writers send directly, it has all of
-    that again, for the messages that they leave behind. None of these connections takes a place in a pool.
+    thread and connection, which read ahead; the sender may have its own. Where writers send directly, a backlog of the
+    messages that they leave behind is read ahead on one more. None of these connections takes a place in a pool.
 
     Args:
         relays: one for each outbox, or several with different names; `routes` makes them for topics of one outbox. Each
