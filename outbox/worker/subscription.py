@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
 from outbox.errors import HungHandlerError, LeaseLostError, SubscriptionError
-from outbox.model.lease import Lease, Partition
+from outbox.model.barrier import has_arrived
+from outbox.model.lease import Holder, Lease, Partition
+from outbox.model.position import Position
 from outbox.model.subscription import Subscription
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
@@ -25,6 +27,7 @@ from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.activity_log import Activity
 from outbox.worker.calls import LeasedCaller
 from outbox.worker.connection import Connection, ConnectionLostError
@@ -42,6 +45,7 @@ from outbox.worker.notice import Notice
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
+from outbox.worker.share import Share
 from outbox.worker.tries import LONG_PAUSE_SECONDS, Tries, passes
 from outbox.worker.turn import Turn
 
@@ -63,6 +67,9 @@ class SubscriptionWorker:
         self._declaring = Declaring(declared, job.start)
         self._notice = Notice(database, declared.name)
         self._search = LeaseSearch(declared.name, settings.lease, self._notice)
+        self._share = Share(declared.name, settings.lease)
+        #: The partitions that this worker is to have.
+        self._own: set[Partition] = set()
         self._failure_log = FailureLog(
             declared.name, declared.destination, words=words_of(declared), note=self._notice.write
         )
@@ -114,16 +121,60 @@ class SubscriptionWorker:
                 self._release(connection, lease)
 
     def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
-        """Take the leases that are free; return each with a moment before it was taken."""
+        """Take the leases of this worker's share that are free; return each with a moment before it was taken."""
+        channel, partitions = connection.channel, stored.all_partitions()
+        holders = self._search.look(channel, partitions)
+        met = set[Partition]() if stored.stop_at is None else self._met(channel, stored, stored.stop_at, holders)
+        if self._have_changed(channel, stored, holders, met):
+            self._stored, self.look_at = None, 0.0
+            return {}
+        alone = connection.until != "stopped"
+        self._own = set(partitions) if alone else self._share.look(channel, stored, holders, connection.owner)
+        for turn in self.turns.values():
+            if turn.held.lease.partition not in self._own:
+                turn.held.stop.ask()
         open = [
-            each for each in stored.all_partitions() if each not in self.turns and not self._tries_of(each).finished
+            each
+            for each in partitions
+            if each in self._own - met and each not in self.turns and not self._tries_of(each).finished
         ]
-        soon = time.monotonic() + self._search.pause()
-        wanted = [partition for partition in open if self._tries_of(partition).again_at <= time.monotonic()]
-        taken = self._search.look(connection.channel, wanted, connection.owner) if wanted else {}
+        now, soon = time.monotonic(), time.monotonic() + self._search.pause()
+        wanted = [partition for partition in open if self._tries_of(partition).again_at <= now]
+        taken = self._search.take(channel, wanted, connection.owner) if wanted else {}
         left = set(open) - {lease.partition for lease in taken}
-        self.look_at = min((max(soon, self._tries_of(each).again_at) for each in left), default=math.inf)
+        # Partitions change hands also while this worker has all of its share, and while it waits for others to meet.
+        later = math.inf if len(partitions) == 1 else now + self._settings.renew_every.total_seconds()
+        later = later if stored.stop_at is None else soon
+        self.look_at = min((max(soon, self._tries_of(each).again_at) for each in left), default=later)
+        self.look_at = min(self.look_at, later)
         return taken
+
+    def _met(
+        self, channel: Channel, stored: Subscription, stop: Position, holders: Mapping[Partition, Holder]
+    ) -> set[Partition]:
+        """Return the partitions that stand where all of them meet, and that were given back."""
+        standing = zip(stored.all_partitions(), ProgressLog(channel).standing(stored), strict=True)
+        return {
+            partition
+            for partition, progress in standing
+            if partition in holders and holders[partition].owner is None and has_arrived(progress, stop)
+        }
+
+    def _have_changed(
+        self, channel: Channel, stored: Subscription, holders: Mapping[Partition, Holder], met: Collection[Partition]
+    ) -> bool:
+        """Return whether the subscription has other partitions now; if all have met, the next ones begin.
+
+        Raises:
+            LeaseLostError: the subscription was dropped.
+        """
+        if len(holders) == stored.partitions:
+            every = len(met) == stored.partitions
+            return every and Subscriptions(channel).begin_next_generation(stored.name)
+        found = Subscriptions(channel).find(stored.name)
+        if found is None or found.generation == stored.generation:
+            raise LeaseLostError(f"subscription {stored.name!r} was dropped")
+        return True
 
     def step(self, connection: Connection) -> None:
         """Step each partition that has something to do, until it waits for something."""
@@ -163,11 +214,21 @@ class SubscriptionWorker:
         if deferral is not None and deferral.asked:
             tries.again_at = time.monotonic() + DEFERRED_SECONDS
         elif not turn.finished and not connection.stop.asked:
-            lease_logger.info("%s: a command wants the lease; giving it back", self.job.declared.name)
+            lease_logger.info("%s: %s; giving it back", self.job.declared.name, self._why(turn))
         self.look_at = min(self.look_at, tries.again_at)
+
+    def _why(self, turn: Turn) -> str:
+        """Return in words why a lease is given back while the worker works."""
+        number = turn.held.lease.partition.partition
+        if turn.arrived:
+            return f"partition {number} has come to where all partitions meet"
+        if turn.held.lease.partition not in self._own:
+            return f"another worker is to have partition {number}"
+        return "a command wants the lease"
 
     def close(self, connection: Connection) -> None:
         """Give all leases back, and drop what belongs to this connection."""
+        self._share.leave(connection.channel, connection.owner)
         for partition in list(self.turns):
             self._end(connection, partition)
         self._stored, self.look_at = None, 0.0
@@ -188,6 +249,8 @@ class SubscriptionWorker:
         self._release(connection, held.lease)
 
     def _release(self, connection: Connection, lease: Lease) -> None:
+        if connection.stop.asked:
+            self._share.leave(connection.channel, connection.owner)
         # While calls hang it expires instead, or another worker would send their messages beside them.
         if not self._hung_of(lease.partition).unfinished:
             with suppress(Exception):
@@ -249,6 +312,7 @@ class SubscriptionWorker:
             batch_handler,
             policy,
             grace=Grace(grace, settings.poll) if grace else None,
+            stop=subscription.stop_at,
             finished=_finished_of(connection.channel, subscription),
             failure_log=self._failure_log,
             unsettled=self._tries_of(held.lease.partition).unsettled,
