@@ -1,265 +1,304 @@
-"""Several partitions: the workers of a subscription share them, and keep the order of keys when shares change."""
+"""A worker of several partitions: it waits for none of them alone, and what goes wrong with one stays with that one."""
 
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
 import threading
-from collections import Counter, defaultdict
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import replace
+from contextlib import closing, contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
-from tenacity import wait_fixed
+from sqlalchemy import Engine, text
 
-from outbox import Outbox, Retry
-from outbox.admin.commands import alter
+from outbox import Outbox, Unavailable
+from outbox.admin import borrowing
 from outbox.admin.repartition import repartition
-from outbox.model.lease import Partition
+from outbox.model.lease import Lease, Partition
 from outbox.model.message import Message
-from outbox.model.retry import RetryPolicy
+from outbox.model.position import Progress
+from outbox.model.subscription import Subscription
 from outbox.model.verdict import DONE, Verdict
-from outbox.store.database import Database
+from outbox.store.database import Channel
 from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
-from tests.support.partitions import KEYS, apart
-from tests.support.readers import QUICK, Collector, at_work, declared, worker
+from tests.support.destination import Destination, expected, fill, relay_to
+from tests.support.readers import Collector, at_work, declared, job, send, texts
 from tests.support.waiting import eventually
 
-KEY_COUNT = 40
-SMALL = Settings(limits=Limits(rows=7), lease=QUICK.lease, renew_every=QUICK.renew_every)
+ROOT = Path(__file__).parents[2]
+LEASE = timedelta(seconds=3)
+BRISK = Settings(
+    limits=Limits(rows=50),
+    poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
+    lease=LEASE,
+    renew_every=timedelta(milliseconds=500),
+)
 
 
-class Destination(Collector):
-    """Keeps what several workers bring, in the order in which it comes."""
+class Gated(Collector):
+    """A handler whose calls wait until they are let through, or that answers what it is told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, verdict: Verdict = DONE) -> None:
         super().__init__()
-        self._lock = threading.Lock()
+        self.verdict = verdict
+        self.called, self.gate = threading.Event(), threading.Event()
 
     def __call__(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Done, all of them."""
-        with self._lock:
-            return super().__call__(messages)
-
-    @property
-    def by_key(self) -> dict[str, list[int]]:
-        """The numbers of each key, in the order in which they came."""
-        found: dict[str, list[int]] = defaultdict(list)
-        for message in self.messages:
-            found[message.key or ""].append(int(message.body))
-        return dict(found)
+        """Keep the messages when the gate is open."""
+        self.called.set()
+        assert self.gate.wait(120)
+        return super().__call__(messages) if self.verdict is DONE else [self.verdict for _ in messages]
 
 
-class Writer:
-    """Commits numbered messages of many keys."""
-
-    def __init__(self, outbox: Outbox) -> None:
-        self._outbox = outbox
-        self.written: Counter[str] = Counter()
-
-    def write(self, transactions: int = 40) -> None:
-        """Each transaction has a message of each key."""
-        for _ in range(transactions):
-            with self._outbox.begin() as session:
-                keys = [f"key-{n}" for n in range(KEY_COUNT)]
-                self._outbox.send_all(session, [Message("orders", str(self.written[key]), key=key) for key in keys])
-                self.written.update(keys)
-
-    @property
-    def by_key(self) -> dict[str, list[int]]:
-        """What was written, in order."""
-        return {key: list(range(count)) for key, count in self.written.items()}
+def both(outbox: Outbox, *handlers: Collector, **rules: Any) -> Worker:
+    """A worker of the subscriptions `first` and `second`."""
+    names = ("first", "second")
+    jobs = [job(declared(name), each, **rules) for name, each in zip(names, handlers, strict=True)]
+    return Worker(outbox.database, jobs, BRISK)
 
 
-@pytest.fixture
-def destination() -> Destination:
-    """What all workers of a test send to."""
-    return Destination()
+def holders(channel: Channel, subscription: Subscription) -> list[tuple[int, bool]]:
+    """The epoch of each of its leases, and whether somebody has it."""
+    found = Leases(channel).look_all(subscription.all_partitions())
+    return [(found[each].epoch, found[each].owner is not None) for each in subscription.all_partitions()]
 
 
-@pytest.fixture
-def writer(shop) -> Writer:
-    """The writer of a test."""
-    return Writer(shop)
+def of_partitions(channel: Channel, number: int) -> Subscription:
+    """The subscription `relay`, with so many partitions."""
+    Subscriptions(channel).declare(declared(destination="test"))
+    return repartition(channel, "relay", number)
 
 
-@pytest.fixture
-def four(channel) -> Sequence[Partition]:
-    """The four partitions of `relay`, which nobody has run yet."""
-    return Subscriptions(channel).declare(declared(partitions=4)).all_partitions()
+# Two subscriptions
 
 
-def owners(channel) -> list[str | None]:
-    """Who holds the lease of each partition."""
-    partitions = Subscriptions(channel).get("relay").all_partitions()
-    holders = Leases(channel).look_all(partitions)
-    return [holders[each].owner if each in holders else None for each in partitions]
+def test_a_call_that_takes_long_holds_back_no_other_subscription(engine):
+    outbox, slow, quick = Outbox(engine), Gated(), Collector()
+    send(outbox, "1")
+    with at_work(both(outbox, slow, quick)):
+        assert slow.called.wait(60)
+        send(outbox, "2")
+        meanwhile = eventually(lambda: texts(quick.messages) == ["1", "2"])
+        before = texts(slow.messages)
+        slow.gate.set()
+        arrived = eventually(lambda: texts(slow.messages) == ["1", "2"])
+
+    assert (meanwhile, before, arrived) == (True, [], True)
 
 
-def shares(channel) -> list[int]:
-    """How many partitions each worker has; nothing while a partition has none."""
-    found = Counter(owners(channel))
-    return [] if None in found else sorted(found.values())
+def test_a_call_that_hangs_holds_back_no_other_subscription(engine):
+    outbox, hangs, well = Outbox(engine), Gated(), Collector()
+    send(outbox, "1")
+    with at_work(both(outbox, hangs, well, policy=HandlerPolicy(deadline=timedelta(seconds=0.2)))):
+        assert hangs.called.wait(60)
+        time.sleep(1)
+        send(outbox, "2")
+        meanwhile = eventually(lambda: texts(well.messages) == ["1", "2"])
+        hangs.gate.set()
+        arrived = eventually(lambda: sorted(texts(hangs.messages)) == ["1", "2"])
+
+    assert (meanwhile, arrived) == (True, True)
+
+
+def test_a_destination_that_is_away_holds_back_no_other_subscription(engine):
+    outbox, away, well = Outbox(engine), Gated(Unavailable("down", everything=True)), Collector()
+    away.gate.set()
+    send(outbox, "1")
+    with at_work(both(outbox, away, well)):
+        assert away.called.wait(60)
+        send(outbox, "2")
+        meanwhile = eventually(lambda: texts(well.messages) == ["1", "2"])
+        away.verdict = DONE
+        arrived = eventually(lambda: texts(away.messages) == ["1", "2"])
+
+    assert (meanwhile, arrived) == (True, True)
+
+
+def test_a_lease_that_another_has_holds_back_no_other_subscription(engine, channel):
+    outbox, waits, well = Outbox(engine), Collector(), Collector()
+    Subscriptions(channel).declare(declared("first"))
+    other = Leases(channel).acquire(Partition("first"), "other", timedelta(minutes=5))
+    assert other is not None
+    send(outbox, "1")
+    with at_work(both(outbox, waits, well)):
+        meanwhile = eventually(lambda: texts(well.messages) == ["1"])
+        before = texts(waits.messages)
+        Leases(channel).release(other)
+        arrived = eventually(lambda: texts(waits.messages) == ["1"])
+
+    assert (meanwhile, before, arrived) == (True, [], True)
+
+
+def test_a_lease_that_is_lost_takes_no_other_along(engine, channel):
+    """The worker takes it again, and sends what it could not settle."""
+    outbox, loses, well, leases = Outbox(engine), Collector(), Collector(), Leases(channel)
+
+    def epochs() -> list[int]:
+        looked = [leases.look(Partition(name)) for name in ("first", "second")]
+        return [0 if holder is None else holder.epoch for holder in looked]
+
+    send(outbox, "1")
+    with at_work(both(outbox, loses, well)):
+        assert eventually(lambda: (texts(loses.messages), texts(well.messages)) == (["1"], ["1"]))
+        taken = leases.acquire(Partition("first"), "other", LEASE, leases.look(Partition("first")))
+        assert taken is not None
+        leases.release(taken)
+        again = eventually(lambda: epochs() == [3, 1])
+        send(outbox, "2")
+        arrived = eventually(lambda: (texts(loses.messages)[-1], texts(well.messages)) == ("2", ["1", "2"]))
+
+    assert (again, arrived) == (True, True)
+
+
+def test_a_command_has_the_lease_of_one_subscription_while_the_other_goes_on(engine, channel):
+    outbox, lent, well = Outbox(engine), Collector(), Collector()
+    send(outbox, "1")
+    with at_work(both(outbox, lent, well)):
+        assert eventually(lambda: (texts(lent.messages), texts(well.messages)) == (["1"], ["1"]))
+        first = Subscriptions(channel).get("first")
+        with borrowing.borrowed(channel, [first], wait=timedelta(seconds=60)):
+            send(outbox, "2")
+            meanwhile = eventually(lambda: texts(well.messages) == ["1", "2"])
+            before = texts(lent.messages)
+        arrived = eventually(lambda: texts(lent.messages) == ["1", "2"])
+        epochs = [
+            epoch for name in ("first", "second") for epoch, _ in holders(channel, Subscriptions(channel).get(name))
+        ]
+
+    assert (meanwhile, before, arrived, epochs) == (True, ["1"], True, [3, 1])
+
+
+def test_a_settle_that_fails_holds_back_no_other_subscription(engine, monkeypatch):
+    """What was sent of the one that fails is not sent again with each try."""
+    outbox, sick, well, settle = Outbox(engine), Collector(), Collector(), ProgressLog.settle
+    fails = [True]
+
+    def refused(self: ProgressLog, lease: Lease, n: int, progress: Progress, incarnation: str) -> bool:
+        if fails and lease.partition.subscription == "first":
+            raise PermissionError("refused")
+        return settle(self, lease, n, progress, incarnation)
+
+    with at_work(both(outbox, sick, well)):
+        send(outbox, "1")
+        assert eventually(lambda: (texts(sick.messages), texts(well.messages)) == (["1"], ["1"]))
+        monkeypatch.setattr(ProgressLog, "settle", refused)
+        send(outbox, "2")
+        assert eventually(lambda: texts(well.messages) == ["1", "2"])
+        time.sleep(1)
+        send(outbox, "3")
+        meanwhile = eventually(lambda: texts(well.messages) == ["1", "2", "3"])
+        before = texts(sick.messages)
+        fails.clear()
+        arrived = eventually(lambda: texts(sick.messages) == ["1", "2", "3"])
+
+    assert (meanwhile, before, arrived) == (True, ["1", "2"], True)
+
+
+def test_a_lost_connection_begins_all_subscriptions_again(pg_engine):
+    outbox, handlers = Outbox(pg_engine), (Collector(), Collector())
+    send(outbox, "1")
+    with at_work(both(outbox, *handlers)):
+        assert eventually(lambda: all(texts(each.messages) == ["1"] for each in handlers))
+        with pg_engine.begin() as connection:
+            connection.execute(
+                text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid()")
+            )
+        pg_engine.dispose()
+        send(outbox, "2")
+        arrived = eventually(lambda: all(texts(each.messages) == ["1", "2"] for each in handlers))
+
+    assert arrived
+
+
+@pytest.mark.parametrize("work", ["until_empty", "once"])
+def test_who_works_until_nothing_is_left_works_for_all_subscriptions(engine, work):
+    outbox, handlers = Outbox(engine), (Collector(), Collector())
+    send(outbox, "1", "2")
+
+    getattr(both(outbox, *handlers), work)()
+
+    assert [texts(each.messages) for each in handlers] == [["1", "2"], ["1", "2"]]
+
+
+# Several partitions of one subscription
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_a_worker_has_the_leases_of_all_partitions_that_nobody_has(engine, channel, number):
+    """It renews them on one thread, hands each message over once, and gives all leases back."""
+    outbox, destination = Outbox(engine), Destination()
+    stored = of_partitions(channel, number)
+    relay = relay_to(destination, outbox, settings=BRISK)
+    relay.start()
+    taken = eventually(lambda: all(owned for _, owned in holders(channel, stored)))
+    fill(outbox, 200)
+    arrived = eventually(lambda: len(destination.messages) >= 200)
+    renewing = [thread for thread in threading.enumerate() if thread.name == "outbox-lease"]
+    renewed = eventually(
+        lambda: all(each.renewals > 1 for each in Leases(channel).look_all(stored.all_partitions()).values())
+    )
+    relay.stop()
+    relay.join(60)
+
+    assert (taken, arrived, renewed, len(renewing)) == (True, True, True, 1)
+    assert holders(channel, stored) == [(1, False)] * number
+    assert Counter(destination.bodies) == Counter(body for key in range(20) for body in expected(key, 200))
+    assert all(destination.of_key(f"k{key}") == expected(key, 200) for key in range(20))
+
+
+AT_WORK = """
+import sys
+from datetime import timedelta
+from outbox import Outbox, create_engine
+from tests.support.destination import Destination, relay_to
+from tests.worker.test_partitions import BRISK
+
+relay_to(Destination(), Outbox(create_engine(sys.argv[1])), settings=BRISK).run()
+"""
 
 
 @contextmanager
-def workers(engine, destination, count: int, settings: Settings = QUICK) -> Iterator[list[Worker]]:
-    """So many workers at work, each with connections of its own."""
-    with ExitStack() as stack:
-        found = [worker(Database(engine), destination, settings=settings) for _ in range(count)]
-        for each in found:
-            stack.enter_context(at_work(each))
-        yield found
+def another_process(engine: Engine) -> Iterator[subprocess.Popen[bytes]]:
+    """A relay in a process of its own."""
+    url = engine.url.render_as_string(hide_password=False)
+    process = subprocess.Popen([sys.executable, "-c", AT_WORK, url], cwd=ROOT)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
 
 
-@pytest.mark.parametrize(
-    ("partitions", "count", "expected"),
-    [(1, 2, [1]), (2, 1, [2]), (2, 3, [1, 1]), (3, 2, [1, 2]), (4, 2, [2, 2]), (4, 3, [1, 1, 2]), (4, 4, [1, 1, 1, 1])],
-)
-def test_workers_share_the_partitions_evenly(engine, channel, destination, writer, partitions, count, expected):
-    Subscriptions(channel).declare(declared(partitions=partitions))
-    with workers(engine, destination, count, SMALL):
-        writer.write(5)
-        even = eventually(lambda: shares(channel) == expected)
-        writer.write(5)
-        complete = eventually(lambda: len(destination.messages) == 10 * KEY_COUNT)
+@pytest.mark.parametrize("number", [1, 4])
+def test_the_partitions_of_a_killed_worker_are_taken_when_their_leases_end(pg_engine, number):
+    engine = pg_engine
+    outbox, destination = Outbox(engine), Destination()
+    with closing(outbox.database.open()) as channel:
+        stored = of_partitions(channel, number)
+        relay = relay_to(destination, outbox, settings=BRISK)
+        with another_process(engine) as first:
+            assert eventually(lambda: all(owned for _, owned in holders(channel, stored)))
+            relay.start()
+            time.sleep(1)
+            first.send_signal(signal.SIGKILL)
+            first.wait()
+            fill(outbox, 100)
+            arrived = eventually(lambda: len(destination.messages) >= 100)
+            taken = holders(channel, stored)
+            relay.stop()
+            relay.join(60)
 
-    assert (even, complete, destination.by_key) == (True, True, writer.by_key)
-    assert owners(channel) == [None] * partitions
-
-
-def test_a_worker_that_joins_gets_its_share_and_leaves_it_again(engine, channel, destination, writer, four):
-    """Few partitions move, and no message is repeated or overtaken for it."""
-    with workers(engine, destination, 1, SMALL) as (first,):
-        assert eventually(lambda: owners(channel) == [first.owner] * 4)
-        writer.write()
-        with workers(engine, destination, 1, SMALL) as (second,):
-            writer.write()
-            assert eventually(lambda: shares(channel) == [2, 2])
-            writer.write()
-        # The one that stops says so, and its partitions are not waited for until it would count as dead.
-        assert eventually(lambda: owners(channel) == [first.owner] * 4)
-        writer.write()
-        assert eventually(lambda: len(destination.messages) == 160 * KEY_COUNT)
-
-    assert destination.by_key == writer.by_key
-    assert second.owner not in owners(channel)
-
-
-def test_the_share_of_a_worker_that_died_is_taken(engine, channel, destination, writer, four):
-    """It left its leases and its row; the others wait for the length of a lease, and take them then."""
-    with workers(engine, destination, 1) as (first,):
-        assert eventually(lambda: owners(channel) == [first.owner] * 4)
-        channel.run("INSERT INTO {worker} (subscription, id, seen_at) VALUES ('relay', 'dead', {now})")
-        assert eventually(lambda: owners(channel).count(None) == 2)
-        for partition in four:
-            Leases(channel).acquire(partition, "dead", QUICK.lease)
-        writer.write(2)
-
-        assert eventually(lambda: owners(channel) == [first.owner] * 4)
-        assert eventually(lambda: len(destination.messages) == 2 * KEY_COUNT)
-
-    assert destination.by_key == writer.by_key
-
-
-def test_all_partitions_are_handled_by_one_worker_until_they_are_empty(engine, channel, destination, writer, four):
-    writer.write()
-
-    worker(Database(engine), destination, settings=SMALL).until_empty()
-
-    assert destination.by_key == writer.by_key
-    assert owners(channel) == [None] * 4
-
-
-def test_once_handles_one_batch_of_each_partition(engine, channel, destination, writer, four):
-    writer.write()
-
-    worker(Database(engine), destination, settings=SMALL).once()
-
-    assert 0 < len(destination.messages) <= 4 * SMALL.limits.rows
-
-
-def test_what_failed_waits_in_its_own_partition(engine, channel, writer, four):
-    """Each partition tries its own again, and no message of its key passes it."""
-    destination = Destination()
-    failed: set[str] = set()
-
-    def handle(messages: Sequence[Message]) -> Sequence[Verdict]:
-        verdicts: list[Verdict] = []
-        for message in messages:
-            first = message.key not in failed and message.body == b"1"
-            failed.update([message.key or ""] if first else [])
-            verdicts.append(Retry("not now") if first else DONE)
-        held = {m.key for m, v in zip(messages, verdicts, strict=True) if v is not DONE}
-        seen: set[str | None] = set()
-        for index, message in enumerate(messages):
-            if message.key in seen:
-                verdicts[index] = Retry("behind another one")
-            elif message.key in held and verdicts[index] is not DONE:
-                seen.add(message.key)
-        destination([m for m, v in zip(messages, verdicts, strict=True) if v is DONE])
-        return verdicts
-
-    policy = HandlerPolicy(retry=RetryPolicy(wait=wait_fixed(0.05)))
-    writer.write(6)
-    found = worker(Database(engine), handle, settings=SMALL, policy=policy)
-
-    with at_work(found):
-        complete = eventually(lambda: sum(map(len, destination.by_key.values())) == 6 * KEY_COUNT)
-
-    assert (complete, destination.by_key, len(failed)) == (True, writer.by_key, KEY_COUNT)
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_the_number_changes_under_load(engine, channel, destination, writer, count):
-    """1 → 4 → 2 → 3: nothing is lost, repeated or overtaken, and no command waits for long."""
-    Subscriptions(channel).declare(declared())
-    stop = threading.Event()
-
-    def write() -> None:
-        while not stop.is_set():
-            writer.write(1)
-
-    thread = threading.Thread(target=write)
-    with workers(engine, destination, count, SMALL), closing(Database(engine).open()) as commands:
-        thread.start()
-        try:
-            changed = [repartition(commands, "relay", number) for number in (4, 2, 3)]
-        finally:
-            stop.set()
-            thread.join()
-        complete = eventually(lambda: len(destination.messages) == sum(writer.written.values()))
-
-    assert [(each.partitions, each.next_partitions, each.generation) for each in changed] == [
-        (4, None, 2), (2, None, 3), (3, None, 4),
-    ]  # fmt: skip
-    assert (complete, destination.by_key) == (True, writer.by_key)
-
-
-def test_a_change_that_was_ordered_is_carried_out_by_the_workers(engine, channel, shop, destination):
-    """The command is gone; one partition has to catch up, and the other one waits for it."""
-    Subscriptions(channel).declare(declared())
-    passed = apart(shop, channel)
-    ordered = repartition(channel, "relay", 3, wait=QUICK.lease)
-
-    worker(Database(engine), destination, settings=SMALL).until_empty()
-
-    stored = Subscriptions(channel).get("relay")
-    assert (ordered.partitions, ordered.next_partitions) == (2, 3)
-    assert (stored.partitions, stored.next_partitions, stored.stop_at) == (3, None, None)
-    assert len(destination.messages) == len(KEYS) - passed
-
-
-def test_a_subscription_with_partitions_is_altered_under_load(engine, channel, destination, writer, four):
-    """The command gets all leases; the workers finish their calls before, and go on after."""
-    with workers(engine, destination, 2, SMALL), closing(Database(engine).open()) as commands:
-        writer.write()
-        stored = Subscriptions(commands).get("relay")
-        alter(commands, replace(stored, on_dead="continue"))
-        writer.write()
-        complete = eventually(lambda: len(destination.messages) == 80 * KEY_COUNT)
-
-    assert (complete, destination.by_key) == (True, writer.by_key)
-    assert Subscriptions(channel).get("relay").on_dead == "continue"
+    assert (arrived, taken) == (True, [(2, True)] * number)
+    assert all(destination.of_key(f"k{key}") == expected(key, 100) for key in range(20))
