@@ -169,7 +169,7 @@ def test_direct_sends_begin_anew_there():
     holding = threading.Thread(target=hold)
     holding.start()
     held.wait(60)
-    begins = in_a_child(lambda: sends.for_more(1) is None)
+    begins = in_a_child(lambda: sends.offer() is None)
     forked.set()
     holding.join()
 
