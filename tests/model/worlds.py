@@ -10,12 +10,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from tests.model import answering, checking, deciding, deduping, holding, leasing, partitioning, twins
+from tests.model import answering, checking, deciding, deduping, extracting, holding, leasing, partitioning, twins
 from tests.model.answering import Answering
 from tests.model.checking import Checking
 from tests.model.deciding import Decider, Deciding
 from tests.model.deduping import Consuming, Deduping
 from tests.model.explorer import World
+from tests.model.extracting import Extracting
 from tests.model.holding import Holding
 from tests.model.leasing import Leasing
 from tests.model.partitioning import Partitioning
@@ -117,6 +118,7 @@ SCENES: tuple[Scene, ...] = (
     ),
     Scene("a transaction of half messages", partial(Deciding, 4, (JOIN, COMMIT, ROLLBACK, FENCE)), 20_000),
     *(Scene(f"check-back, {way}", partial(Checking, way), 25) for way in ("join", "commit", "record", "listener")),
+    Scene("an extract", partial(Extracting, _BESIDE, crashes=1), 15_000),
     Scene("a dedup key", partial(Deduping, 3, clock=2), 1_500),
     Scene("the inbox of two consumers", partial(Consuming, ("billing", "mail"), messages=2, crashes=2), 1_500),
     Scene(
@@ -265,6 +267,8 @@ TWINS: tuple[Twin, ...] = (
     _twin("lock in the statement that reads", _of, deciding.OneStatement, Deciding, "lost", 1, (JOIN, FENCE)),
     _twin("absent is rolled back", _of, checking.AbsentIsRollback, Checking, "lost", "listener"),
     _twin("fence without a record", _of, checking.FencesWithoutRecord, Checking, "lost", "record"),
+    _twin("a position that is not flushed", _of, extracting.NotFlushed, Extracting, "lost", _FORGOTTEN, crashes=1),
+    _twin("an extract's position of a standby", _of, extracting.ExtractsOnStandby, Extracting, "lost", _APART),
     _twin("dedup by id alone", _of, deduping.ByIdAlone, Consuming, "lost", ("billing", "mail")),
     _twin("the note before the work", _of, deduping.NotesBefore, Consuming, "lost", ("billing",)),
     _twin("looks for the dedup key, then writes", _of, deduping.LooksThenWrites, Deduping, "written twice", 2),
