@@ -5,15 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
 from outbox.errors import HungHandlerError, LeaseLostError, SubscriptionError
-from outbox.model.barrier import has_arrived
-from outbox.model.lease import Holder, Lease, Partition
-from outbox.model.position import Position
+from outbox.model.lease import Lease, Partition
 from outbox.model.subscription import Subscription
 from outbox.runtime.stop import Stop
 from outbox.runtime.throttled_log import ThrottledLog
@@ -27,7 +25,6 @@ from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.activity_log import Activity
 from outbox.worker.calls import LeasedCaller
 from outbox.worker.connection import Connection, ConnectionLostError
@@ -36,6 +33,7 @@ from outbox.worker.deferral import DEFERRED_SECONDS
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.failure_words import words_of
+from outbox.worker.generation import has_changed, met
 from outbox.worker.handle import BatchHandler
 from outbox.worker.heartbeat import HeldLease
 from outbox.worker.hung import HungCalls
@@ -124,8 +122,8 @@ class SubscriptionWorker:
         """Take the leases of this worker's share that are free; return each with a moment before it was taken."""
         channel, partitions = connection.channel, stored.all_partitions()
         holders = self._search.look(channel, partitions)
-        met = set[Partition]() if stored.stop_at is None else self._met(channel, stored, stored.stop_at, holders)
-        if self._have_changed(channel, stored, holders, met):
+        waiting = met(channel, stored, holders)
+        if has_changed(channel, stored, holders, waiting):
             self._stored, self.look_at = None, 0.0
             return {}
         alone = connection.until != "stopped"
@@ -136,45 +134,20 @@ class SubscriptionWorker:
         open = [
             each
             for each in partitions
-            if each in self._own - met and each not in self.turns and not self._tries_of(each).finished
+            if each in self._own - waiting and each not in self.turns and not self._tries_of(each).finished
         ]
         now, soon = time.monotonic(), time.monotonic() + self._search.pause()
         wanted = [partition for partition in open if self._tries_of(partition).again_at <= now]
         taken = self._search.take(channel, wanted, connection.owner) if wanted else {}
         left = set(open) - {lease.partition for lease in taken}
-        # Partitions change hands also while this worker has all of its share, and while it waits for others to meet.
-        later = math.inf if len(partitions) == 1 else now + self._settings.renew_every.total_seconds()
-        later = later if stored.stop_at is None else soon
-        self.look_at = min((max(soon, self._tries_of(each).again_at) for each in left), default=later)
-        self.look_at = min(self.look_at, later)
+        again = [max(soon, self._tries_of(each).again_at) for each in left]
+        # Also with all of its share this worker looks whether others have come, and whether all partitions have met.
+        if stored.stop_at is not None:
+            again.append(soon)
+        elif len(partitions) > 1:
+            again.append(now + self._settings.renew_every.total_seconds())
+        self.look_at = min(again, default=math.inf)
         return taken
-
-    def _met(
-        self, channel: Channel, stored: Subscription, stop: Position, holders: Mapping[Partition, Holder]
-    ) -> set[Partition]:
-        """Return the partitions that stand where all of them meet, and that were given back."""
-        standing = zip(stored.all_partitions(), ProgressLog(channel).standing(stored), strict=True)
-        return {
-            partition
-            for partition, progress in standing
-            if partition in holders and holders[partition].owner is None and has_arrived(progress, stop)
-        }
-
-    def _have_changed(
-        self, channel: Channel, stored: Subscription, holders: Mapping[Partition, Holder], met: Collection[Partition]
-    ) -> bool:
-        """Return whether the subscription has other partitions now; if all have met, the next ones begin.
-
-        Raises:
-            LeaseLostError: the subscription was dropped.
-        """
-        if len(holders) == stored.partitions:
-            every = len(met) == stored.partitions
-            return every and Subscriptions(channel).begin_next_generation(stored.name)
-        found = Subscriptions(channel).find(stored.name)
-        if found is None or found.generation == stored.generation:
-            raise LeaseLostError(f"subscription {stored.name!r} was dropped")
-        return True
 
     def step(self, connection: Connection) -> None:
         """Step each partition that has something to do, until it waits for something."""

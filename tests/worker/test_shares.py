@@ -1,10 +1,13 @@
 """Several partitions: the workers of a subscription share them, and keep the order of keys when shares change."""
 
+import subprocess
+import sys
 import threading
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tenacity import wait_fixed
@@ -23,8 +26,10 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
+from tests.scenarios.moving.arrivals import arrivals, arrived
 from tests.support.partitions import KEYS, apart
 from tests.support.readers import QUICK, Collector, at_work, declared, worker
+from tests.support.supervised import ROOT
 from tests.support.waiting import eventually
 
 KEY_COUNT = 40
@@ -263,3 +268,47 @@ def test_a_subscription_with_partitions_is_altered_under_load(engine, channel, d
 
     assert (complete, destination.by_key) == (True, writer.by_key)
     assert Subscriptions(channel).get("relay").on_dead == "continue"
+
+
+@contextmanager
+def processes(engine, path: Path, count: int) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """So many relays, each in a process of its own, that write down what arrives."""
+    url = engine.url.render_as_string(hide_password=False)
+    command = [sys.executable, "-m", "tests.scenarios.moving.relaying", url, str(path), "callable:tests"]
+    with ExitStack() as stack:
+        found = [subprocess.Popen(command, cwd=ROOT) for _ in range(count)]
+        for each in found:
+            stack.callback(each.wait)
+            stack.callback(each.kill)
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("partitions", "count", "before", "after"),
+    [(1, 2, [1], [1]), (2, 2, [1, 1], [2]), (4, 3, [1, 1, 2], [2, 2]), (3, 4, [1, 1, 1], [1, 1, 1]), (4, 1, [4], [])],
+)
+def test_the_share_of_a_killed_process_is_taken_by_the_others(
+    engine, channel, writer, tmp_path, partitions, count, before, after
+):
+    """Each may repeat what the killed one had not settled, in order and from there on."""
+    path = tmp_path / "arrived"
+    Subscriptions(channel).declare(declared(partitions=partitions))
+    with processes(engine, path, count) as found:
+        assert eventually(lambda: shares(channel) == before, 120)
+        writer.write(5)
+        assert eventually(lambda: arrived(path) > KEY_COUNT)
+        doomed = next(each for each in found if f":{each.pid}:" in f":{owners(channel)[0]}:")
+        doomed.kill()
+        writer.write(5)
+        # Without another one, somebody starts a new one.
+        with processes(engine, path, 0 if after else 1):
+            even = eventually(lambda: shares(channel) == (after or before), 120)
+            complete = eventually(lambda: len({(a.key, a.number) for a in arrivals(path)}) == 10 * KEY_COUNT, 120)
+
+    last: dict[str, int] = defaultdict(lambda: -1)
+    passed_over = 0
+    for each in arrivals(path):
+        passed_over += each.number > last[each.key] + 1
+        last[each.key] = each.number
+    assert (even, complete, passed_over) == (True, True, 0)
+    assert set(last.values()) == {9}
