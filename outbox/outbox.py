@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from outbox.model.lease import Partition
     from outbox.relay.relay import Relay
     from outbox.senders.opening import Destination
-    from outbox.senders.serialized import SerializedSender
     from outbox.worker.hung import HungCalls
+    from outbox.worker.shared import SharedSender
     from outbox.writing.engines import Bind
     from outbox.writing.handles import AsyncHandle
 
@@ -309,11 +309,11 @@ class Outbox:
         return written.message_ids
 
 
-def _shared(sender: Destination) -> SerializedSender:
+def _shared(sender: Destination) -> SharedSender:
     from outbox.senders.opening import open_sender
-    from outbox.senders.serialized import SerializedSender
+    from outbox.worker.shared import SharedSender
 
-    return SerializedSender(open_sender(sender))
+    return SharedSender(open_sender(sender))
 
 
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:

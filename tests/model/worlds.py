@@ -10,8 +10,20 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from tests.model import answering, checking, deciding, deduping, extracting, holding, leasing, partitioning, twins
+from tests.model import (
+    answering,
+    blaming,
+    checking,
+    deciding,
+    deduping,
+    extracting,
+    holding,
+    leasing,
+    partitioning,
+    twins,
+)
 from tests.model.answering import Answering
+from tests.model.blaming import Blaming
 from tests.model.checking import Checking
 from tests.model.deciding import Decider, Deciding
 from tests.model.deduping import Consuming, Deduping
@@ -105,6 +117,10 @@ SCENES: tuple[Scene, ...] = (
     Scene("retries, dead letters and requests", _holding(Holding, "a", "b", "a"), 4_500),
     Scene("delayed messages", _holding(Holding, "a", "b", "a", "a+"), 15_000),
     Scene("dead letters that block nothing", _holding(Holding, "a", "b", "a", on_dead="continue"), 6_000),
+    Scene("an outage", partial(Blaming, *"abcd", away=8), 160),
+    Scene("an outage of which the destination speaks", partial(Blaming, *"abcd", away=8, says="unavailable"), 170),
+    Scene("a message that crashes its handler", partial(Blaming, *"abacdef", poison=1), 20),
+    Scene("an outage and a message that crashes", partial(Blaming, *"abacd", away=8, poison=2), 800),
     Scene("more keys than memory", _holding(Holding, "a", "b", "a", "b", most_keys=0), 14_000),
     Scene(
         "late answers",
@@ -249,6 +265,8 @@ TWINS: tuple[Twin, ...] = (
     _twin("blocked keys forgotten", _holding, holding.ForgetsKeys, Holding, "order", "a", "a", "a"),
     _twin("released keys forgotten", _holding, holding.ForgetsBlocked, Holding, "order", "a", "a", "a"),
     _twin("a key freed at once", _holding, holding.FreesAtOnce, Holding, "order", "a", "a", "a"),
+    _twin("every failure is blamed", _of, blaming.BlamesEveryFailure, Blaming, "an attempt", *"abcd", away=8),
+    _twin("nobody is blamed", _of, blaming.BlamesNobody, Blaming, "stuck", *"abcdefg", poison=1),
     _twin("late answers over a lost lease", _of, answering.CountsLateAnswers, Answering, "order", 2, troubles=_HANGS),
     _twin(
         "keys of hung calls not held",

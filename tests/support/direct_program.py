@@ -110,7 +110,7 @@ def forked_child(outbox: Outbox) -> int:
     direct, shared = outbox._direct, outbox._shared
     assert direct is not None
     assert shared is not None
-    with direct._lock, shared.hold():
+    with direct._lock, shared.caller._turns._lock:
         pid = os.fork()
         if pid:
             return pid
@@ -137,7 +137,7 @@ def is_a_process_of_multiprocessing(outbox: Outbox) -> None:
 def hangs(outbox: Outbox) -> None:
     """Its sender does not come back."""
     assert outbox._shared is not None
-    outbox._shared.alone = open_sender(Hanging())
+    outbox._shared._sender = open_sender(Hanging())
     send(outbox, "1")
     time.sleep(0.5)
     print(time.time(), flush=True)

@@ -160,9 +160,9 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 def acks_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = DirectDelivery._ask
 
-    def early(self: DirectDelivery, sender: object, messages: list[Message]) -> object:
-        self._acknowledge([message.id or 0 for message in messages])
-        return asked(self, sender, messages)  # type: ignore[arg-type]  # as it came
+    def early(self: DirectDelivery, messages: list[Message], *arguments: Any) -> object:
+        self._insert_acks([message.id or 0 for message in messages])
+        return asked(self, messages, *arguments)
 
     monkeypatch.setattr(DirectDelivery, "_ask", early)
 
