@@ -11,6 +11,7 @@ from outbox.model.lease import Lease
 from outbox.model.position import Position
 from outbox.store.database import Channel
 from outbox.store.idempotency import dedup, inbox
+from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.settings import Upkeep
@@ -47,6 +48,7 @@ class Maintenance:
 
         def settled(_base: Position) -> bool:
             settlement.prune()
+            LiveWorkers(channel, lease.partition.subscription).prune()
             return False
 
         def expired(_base: Position) -> bool:

@@ -161,9 +161,10 @@ class Worker:
         """Work until a stop was followed, or everything is handled that is to be handled."""
         try:
             while True:
+                # First all looks: one that finds the connection lost would end calls that others have begun.
+                for each in self._subscriptions if not self._stop.asked else ():
+                    each.look(connection)
                 for each in self._subscriptions:
-                    if not self._stop.asked:
-                        each.look(connection)
                     each.step(connection)
                 turns = [turn for each in self._subscriptions for turn in each.turns.values()]
                 if not turns and (self._stop.asked or all(each.finished for each in self._subscriptions)):
