@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from sqlalchemy.ext.asyncio import AsyncSession
 
     from outbox.direct.sends import DirectSends
+    from outbox.model.lease import Partition
     from outbox.relay.relay import Relay
     from outbox.senders.opening import Destination
     from outbox.senders.serialized import SerializedSender
-    from outbox.worker.calls import HungCalls
+    from outbox.worker.hung import HungCalls
     from outbox.writing.engines import Bind
     from outbox.writing.handles import AsyncHandle
 
@@ -96,7 +97,7 @@ class Outbox:
         self.transactions.watch(own_engine_of(bind) or engine)
         self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
         #: Calls of a sender that hang, by subscription: a relay that is started again works on beside them.
-        self.hung_calls: dict[str, HungCalls] = {}
+        self.hung_calls: dict[Partition, HungCalls] = {}
         #: The relays that run. Several threads may start and stop: each takes from the list what it stops.
         self._relays: list[Relay] = []
 

@@ -17,7 +17,7 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.refusals import taken_topics
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.parked import carry_out_requests
+from outbox.worker.parked import MOST_REQUESTS, carry_out
 from outbox.worker.settle import Settlement
 
 
@@ -34,8 +34,9 @@ def carry_out_without_worker(channel: Channel, subscription: Subscription) -> in
         for lease in leases:
             parked = Parked(channel, subscription.name, lease.partition)
             settlement = Settlement(channel, lease, incarnation)
-            while done := carry_out_requests(parked, settlement):
-                granted += len(done)
+            while requests := parked.requests(MOST_REQUESTS):
+                carry_out(requests, parked, settlement)
+                granted += len(requests)
                 if not all(Leases(channel).renew(each, LENGTH) for each in leases):
                     raise LeaseLostError(f"{subscription.name}: a worker took the lease; it carries out the rest")
     return granted

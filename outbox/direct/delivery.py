@@ -26,7 +26,7 @@ from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.refusals import require_destination_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.calls import next_size
+from outbox.worker.batch_size import next_size
 
 logger = logging.getLogger("outbox")
 

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import logging
-import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
-from functools import partial
 from typing import Protocol
 
 from outbox.errors import SubscriptionError
+from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
 from outbox.model.topics import chosen_topics
 from outbox.model.verdict import Verdict
-from outbox.relay.compensation import CompensationWorker
 from outbox.relay.restarts import Supervision
 from outbox.runtime.failpoints import crash_point
-from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
@@ -29,7 +26,9 @@ from outbox.senders.opening import Destination, open_sender
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
-from outbox.worker.calls import HungCalls
+from outbox.worker.calls import Caller
+from outbox.worker.hung import HungCalls
+from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
@@ -43,15 +42,15 @@ class Source(Protocol):
 
     database: Database
     notifier: Notifier
-    #: The calls that did not come back, by subscription.
-    hung_calls: dict[str, HungCalls]
+    #: The calls that did not come back, by partition.
+    hung_calls: dict[Partition, HungCalls]
 
 
 class Relay:
     """Sends the messages of an outbox to one destination.
 
     Writers may send messages of its subscription directly. Then the relay also sends the messages that they have left
-    behind: as soon as the subscription `<name>:compensation` exists, a second worker runs beside the first.
+    behind, from when the subscription `<name>:compensation` exists.
 
     Args:
         outbox: the relay reads its log.
@@ -118,18 +117,17 @@ class Relay:
         self._name = name
         left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
-        turns = FairLock() if shared is None else shared
         self._closes = shared is None
         self._stop = Stop()
-        worker = partial(
-            Worker, outbox.database, policy=policy, settings=settings, serialize=turns.hold, stop=self._stop
+        caller = Caller(
+            self._send, concurrency=self._sender.concurrency, shared=None if shared is None else shared.turns
         )
-        hung = [outbox.hung_calls.setdefault(each.name, HungCalls()) for each in (declared, left_behind)]
-        # Writers create the compensation, at a position before their first row.
-        second = worker(left_behind, self._send, start=None, hung=hung[1])
-        every = (settings or Settings()).upkeep.find_compensation
-        self._companion = CompensationWorker(left_behind.name, second, every=every, hangs=self._stop_first)
-        self._worker = worker(declared, self._send, start=start, on_idle=self._companion.look, hung=hung[0])
+        jobs = [
+            Job(declared=declared, caller=caller, policy=policy, start=start),
+            # Writers create the compensation, at a position before their first row.
+            Job(declared=left_behind, caller=caller, policy=policy, start=None),
+        ]
+        self._worker = Worker(outbox.database, jobs, settings, stop=self._stop, hung=outbox.hung_calls)
         self._thread: threading.Thread | None = None
         self._supervision: Supervision | None = None
         self._reset()
@@ -180,22 +178,12 @@ class Relay:
         finally:
             self._at_work.release()
 
-    def _stop_first(self) -> None:
-        """Stop the first worker: calls of the second never come back, so the process has to be started again."""
-        self._worker.stop()
-
-    def _run(self, *, gives_up: bool = True) -> None:
-        listener = self._outbox.notifier.listen(self._worker.wake.set)
-        self._companion.prepare(in_background=True, gives_up=gives_up)
+    def _run(self) -> None:
+        listener = self._outbox.notifier.listen(self._worker.hint)
         try:
-            self._worker.run(gives_up=gives_up)
-            if self._companion.error is not None and not self._stop.asked:
-                raise self._companion.error
+            self._worker.run()
         finally:
             del listener
-            self._companion.stop()
-            if not isinstance(sys.exception(), KeyboardInterrupt | SystemExit):
-                self._companion.join()
             self._stop.withdraw()
 
     def until_empty(self) -> None:
@@ -203,21 +191,13 @@ class Relay:
 
         It also waits until its writers may no longer send messages themselves.
         """
-        self._work_both(Worker.until_empty)
+        with self._alone():
+            self._worker.until_empty()
 
     def once(self) -> None:
         """Send one batch, if there is one, and one batch of messages that writers have left behind."""
-        self._work_both(Worker.once)
-
-    def _work_both(self, work: Callable[[Worker], None]) -> None:
         with self._alone():
-            self._companion.prepare(in_background=False)
-            try:
-                work(self._worker)
-                if not self._stop.asked:
-                    self._companion.perform(work)
-            finally:
-                self._stop.withdraw()
+            self._worker.once()
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` does it by itself. A shared one stays open."""
@@ -258,12 +238,9 @@ class Relay:
             self._thread.join(timeout)
 
     def serve(self) -> None:
-        """Send until stopped, in a process that goes on when calls of the sender hang; the sender stays open.
-
-        The messages of such calls are parked until the calls come back, and are never sent beside them.
-        """
+        """Send until stopped, and leave the sender open, because it is called again after an error."""
         with self._alone():
-            self._run(gives_up=False)
+            self._run()
 
     def _run_in_background(self, supervision: Supervision) -> None:
         try:

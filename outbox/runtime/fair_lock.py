@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from outbox.runtime.fork import in_child
@@ -32,16 +32,16 @@ class FairLock:
         self._waiting: deque[tuple[object, threading.Event]] = deque()
 
     @contextmanager
-    def hold(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[None]:
-        """Wait until it is our turn, after a call of `meanwhile`; at the end, give the lock to the next one."""
+    def hold(self) -> Iterator[None]:
+        """Wait until it is our turn; at the end, give the lock to the next one."""
         me = object()
-        self._wait(me, meanwhile)
+        self._wait(me)
         try:
             yield
         finally:
             self._pass_on(me)
 
-    def _wait(self, me: object, meanwhile: Callable[[], None]) -> None:
+    def _wait(self, me: object) -> None:
         with self._lock:
             if self._holder is None:
                 self._take(me)
@@ -49,7 +49,6 @@ class FairLock:
             mine = threading.Event()
             self._waiting.append((me, mine))
         try:
-            meanwhile()
             while not mine.wait(self._patience()):
                 with self._lock:
                     if not mine.is_set() and self._waiting[0][0] is me and self._overdue():

@@ -16,7 +16,7 @@ from outbox.model.verdict import Unavailable, Verdict, describe
 from outbox.runtime.event_loop import BackgroundLoop
 from outbox.senders.function import checked_verdict, unfit_headers
 from outbox.senders.key_order import Chains
-from outbox.senders.port import deadline_of, destination_of
+from outbox.senders.port import concurrency_of, deadline_of, destination_of
 
 R = TypeVar("R")
 
@@ -46,6 +46,7 @@ class AsyncObjectSender:
     def __init__(self, sender: AsyncSender) -> None:
         self.destination = destination_of(sender)
         self.deadline = deadline_of(sender)
+        self.concurrency = concurrency_of(sender)
         self._sender = sender
         self._loop = BackgroundLoop("outbox-async", make=lambda: sender, farewell=_nothing, sees_end=True)
 
@@ -72,6 +73,7 @@ class AsyncFunctionSender:
     def __init__(self, function: Callable[[Message], Awaitable[Verdict | None]]) -> None:
         self.destination = destination_of(function)
         self.deadline = deadline_of(function)
+        self.concurrency = concurrency_of(function)
         self._function = function
         self._loop = BackgroundLoop("outbox-async", make=lambda: None, farewell=_nothing, sees_end=True)
 

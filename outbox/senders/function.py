@@ -12,7 +12,7 @@ from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
 from outbox.senders.headers import own_headers
 from outbox.senders.key_order import EARLIER
-from outbox.senders.port import deadline_of, destination_of
+from outbox.senders.port import concurrency_of, deadline_of, destination_of
 
 
 class FunctionSender:
@@ -31,6 +31,7 @@ class FunctionSender:
     ) -> None:
         self.destination = destination_of(function)
         self.deadline = deadline_of(function)
+        self.concurrency = concurrency_of(function)
         self._function = function
         self._timeout = timeout.total_seconds()
 

@@ -16,7 +16,7 @@ from outbox.senders.asynchronous import AsyncFunctionSender, AsyncObjectSender, 
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.form import Form
 from outbox.senders.function import FunctionSender
-from outbox.senders.port import Sender, deadline_of, destination_of
+from outbox.senders.port import Sender, concurrency_of, deadline_of, destination_of
 from outbox.senders.urls import perhaps_meant, split_url
 from outbox.senders.webhook_url import secrets_of_endpoint
 
@@ -43,7 +43,7 @@ class OpenedSender:
     ) -> None:
         self.destination = destination
         self.deadline = deadline_of(sender) if deadline is None else deadline
-        self.concurrency: int = getattr(sender, "concurrency", 1)
+        self.concurrency = concurrency_of(sender)
         self.sends_events: bool = getattr(sender, "sends_events", False)
         self._sender = sender
         self._form = None if form is None or form.is_plain else form

@@ -18,7 +18,8 @@ DEADLINE = timedelta(seconds=5)
 class Sender(Protocol):
     """A destination, with two methods. One call is made at a time, but one past its deadline may overlap the next.
 
-    Two attributes are optional, also on a function. `destination`, a text, is what its subscription stores of it
+    Three attributes are optional, also on a function. `concurrency`, a number, is how many calls a relay may make at
+    once; 1 without it. `destination`, a text, is what its subscription stores of it
     (see `destination_of`). `deadline`, a `timedelta`, is how long one call of `send` may take at most; 5 s without it.
     A relay waits that long unless it is given another limit. Direct sends begin no call that might not be over when
     the relay sends what they have left behind.
@@ -70,3 +71,17 @@ def deadline_of(sender: object) -> timedelta:
             " deadline = timedelta(seconds=30), say"
         )
     return deadline
+
+
+def concurrency_of(sender: object) -> int:
+    """Return how many calls may be made at once: the attribute `concurrency` of a sender or of a function, else 1.
+
+    Raises:
+        TypeError: the attribute is no whole number above 0.
+    """
+    concurrency = getattr(sender, "concurrency", 1)
+    if not isinstance(concurrency, int) or concurrency < 1:
+        raise TypeError(
+            f"the concurrency of {type(sender).__name__} must be a whole number above 0, not {concurrency!r:.80}"
+        )
+    return concurrency

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from outbox.model.message import Message
@@ -18,13 +18,13 @@ class SerializedSender(OpenedSender):
         super().__init__(sender, sender.destination)
         #: The sender itself, for a caller whose turn it is.
         self.alone = sender
-        # Beside a call that takes longer others may begin, because it may hang.
-        self._lock = FairLock(self.deadline.total_seconds())
+        #: Beside a call that takes longer others may begin, because it may hang.
+        self.turns = FairLock(self.deadline.total_seconds())
 
     @contextmanager
-    def hold(self, meanwhile: Callable[[], None] = lambda: None) -> Iterator[OpenedSender]:
+    def hold(self) -> Iterator[OpenedSender]:
         """Wait until it is our turn, and yield the sender; the turn ends with the block."""
-        with self._lock.hold(meanwhile):
+        with self.turns.hold():
             yield self.alone
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:

@@ -1,101 +1,146 @@
-"""Calls of a handler on a thread of their own, so that one that hangs can be left behind."""
+"""Calls of a handler, each on a thread that can be left behind, and the caller through which all of them are made."""
 
 from __future__ import annotations
 
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from contextlib import nullcontext
 from queue import SimpleQueue
+from typing import Protocol
 
 from outbox.model.lease import Lease
 from outbox.model.message import Message
-from outbox.model.parking import Parking
 from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
 from outbox.runtime.clock import clock
+from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
-from outbox.worker.known import KnownOutcomes
+from outbox.runtime.wakeup import Wake
 
 Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
+
+_VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
+#: A call hangs when it has not come back after so many deadlines.
+_HOPELESS = 3
+#: How often to look at a call that waits for its turn while no end of the turns before it is known.
+_LOOK_SECONDS = 1.0
 
 
 class StrangeAnswerError(TypeError):
     """Raised on the handler's thread, when the handler returned something else than a verdict for each message."""
 
 
-_VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
+class Right(Protocol):
+    """The right to call a handler, which may be prolonged while a call waits for its turn: a lease, say."""
+
+    @property
+    def until(self) -> float:
+        """The moment, by `clock`, when the right ends."""
 
 
-#: How much larger a call may be than the one before.
-_GROWTH = 8
+class LeaseRight(Right, Protocol):
+    """The right of a lease that is renewed."""
 
+    @property
+    def lease(self) -> Lease | None:
+        """The lease; None if there is no database."""
 
-def next_size(size: int, call: int, took: float, *, allowed: float, most: int) -> int:
-    """Return how many messages the next call may have: as fit into the `allowed` seconds, growing step by step.
+    def require(self, seconds: float) -> bool:
+        """Return whether it lasts for so long; False while a renewal may come in time.
 
-    `size`: how many the last one could have had; `call`: how many it had; `took`: its seconds.
-    """
-    fitting = int(allowed * call / max(took, 1e-6))
-    return max(1, min(most, fitting, max(size, call * _GROWTH)))
+        Raises:
+            LeaseLostError: it has gone to another worker, or no renewal came in time.
+        """
 
 
 class Call:
-    """One call of the handler: under way, or finished with verdicts or an error, or without having begun."""
+    """One call of a handler: it waits for its turn, is under way, or is finished.
 
-    __slots__ = (
-        "_begin_before", "_finished", "blamed", "error", "late", "lease", "messages", "started", "verdicts", "void"
-    )  # fmt: skip
+    A finished call has verdicts, or an error, or was too `late` to be made.
+    """
 
-    def __init__(self, messages: Sequence[Message], begin_before: float = math.inf, lease: Lease | None = None) -> None:
-        """`begin_before`: the moment, by `clock`, from which on the handler is not called any more.
+    __slots__ = ("_ended", "_needs", "_right", "_wake", "deadline", "error", "finished", "late", "messages", "started",
+                 "verdicts")  # fmt: skip
 
-        `lease`: the one under which the call is made.
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        right: Right | None = None,
+        *,
+        needs: float = 0.0,
+        deadline: float = math.inf,
+        wake: Wake | None = None,
+    ) -> None:
+        """`right`: the handler is called only while this right lasts for the seconds that the call `needs`; None: it
+        is called at any time. `deadline`: how many seconds the call may take from its turn on. `wake`: set when the
+        call comes back, and when its turn comes later than it was asked for.
         """
         self.messages = messages
-        self.lease = lease
-        #: True when its verdicts do not count, because others may have handled its messages since it was made.
-        self.void = False
-        self._begin_before = begin_before
-        #: True when the call came to its thread too late, and was not made.
+        self.deadline = deadline
+        self._right = right
+        self._needs = needs
+        self._wake = wake
+        #: The moment when its turn came, by `time.monotonic`; None while it waits.
+        self.started: float | None = None
+        self._ended: float | None = None
+        #: True when the handler has come back, or is not called any more.
+        self.finished = False
+        #: True when its turn came too late, and the handler was not called.
         self.late = False
         self.verdicts: Sequence[Verdict] | None = None
         self.error: BaseException | None = None
-        #: True when an attempt was counted for it while it hung.
-        self.blamed = False
-        self.started = time.monotonic()
-        self._finished = threading.Event()
-
-    @property
-    def finished(self) -> bool:
-        """True when the handler has come back."""
-        return self._finished.is_set()
 
     @property
     def seconds(self) -> float:
-        """Seconds since the call began."""
-        return time.monotonic() - self.started
+        """Seconds from its turn until it came back, or until now."""
+        now = time.monotonic()
+        return 0.0 if self.started is None else (self._ended or now) - self.started
+
+    @property
+    def due(self) -> float:
+        """The moment of its deadline, by `time.monotonic`; infinite before its turn."""
+        return math.inf if self.started is None else self.started + self.deadline
+
+    @property
+    def over(self) -> bool:
+        """True when it has come back or is past its deadline."""
+        return self.finished or time.monotonic() >= self.due
+
+    @property
+    def hangs(self) -> bool:
+        """True when it has not come back after three deadlines."""
+        return not self.finished and self.seconds >= _HOPELESS * self.deadline
 
     @property
     def answers(self) -> list[tuple[Message, Verdict]]:
         """The messages with their verdicts; empty if the handler gave none."""
         return list(zip(self.messages, self.verdicts or (), strict=False))
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for the handler to come back; return False when it has not within so many seconds."""
-        return self._finished.wait(seconds)
+    def begin(self, *, waited: bool) -> None:
+        """Begin its turn. `waited`: the turn was not given to it at once."""
+        self.started = time.monotonic()
+        if waited and self._wake is not None:
+            self._wake.set()
 
     def perform(self, handler: Handler) -> None:
         """Call the handler, and keep its verdicts or its error."""
         try:
-            # Checked here, right before the call: another thread started it, and both may have been suspended since.
-            self.late = clock() >= self._begin_before
+            # Checked here, right before the call: another thread began it, and both may have been suspended since.
+            self.late = self._right is not None and clock() + self._needs >= self._right.until
             if not self.late:
                 self.verdicts = self._checked(handler(self.messages))
         except BaseException as error:
             # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
             self.error = error
-        finally:
-            self._finished.set()
+        self._ended = time.monotonic()
+
+    def finish(self) -> None:
+        """Let the one who waits for it know that it has come back."""
+        self.finished = True
+        if self._wake is not None:
+            self._wake.set()
 
     def _checked(self, answer: Collection[Verdict]) -> list[Verdict]:
         """Return the verdicts; raise if the handler returned something else."""
@@ -109,138 +154,159 @@ class Call:
         return verdicts
 
 
-class HungCalls:
-    """Calls that are past their deadline, over all leases and all relays of a subscription in this process.
+class Caller:
+    """The only door to one handler, for all partitions and leases of a process that use it.
 
-    A slow call cannot be distinguished from one that hangs. Until it comes back, its messages and their keys are held:
-    none of them is handled beside it. Its verdicts count while its lease stands, and under the next leases if all of
-    them were taken by this process.
+    Turns are given in the order in which they are asked for. A call keeps its turn until it comes back, or until its
+    deadline: a call past its deadline goes on, on a thread that is left behind, beside the call that has the next turn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, handler: Handler, *, concurrency: int = 1, shared: FairLock | None = None) -> None:
+        """`concurrency`: so many calls may have a turn at once. `shared`: held during each call, because others call
+        the same destination without this caller.
+        """
+        self._handler = handler
+        self._concurrency = concurrency
+        self._shared = shared
         self._reset()
         in_child(self._reset)
 
     def _reset(self) -> None:
-        """Begin with no calls; also in a fork, because the threads of these calls stay with the parent."""
-        # Two relays of one name may both be at work for a moment, when one has not noticed yet that its lease is lost.
+        """Begin without calls; also in a fork, because the threads of these calls stay with the parent."""
         self._lock = threading.Lock()
-        self._calls: list[Call] = []
-        self._lease: Lease | None = None
-        self._incarnation: str | None = None
-        #: Outcomes of messages that are not settled; of late calls, and of a connection that was lost.
-        self.known = KnownOutcomes()
-
-    def taken(self, lease: Lease) -> None:
-        """Note under which lease messages are handled from now on.
-
-        If another process had a lease since the last one, it may have sent earlier messages of a key again. Then no
-        outcome from before counts.
-        """
-        with self._lock:
-            if self._lease is None or not lease.follows(self._lease):
-                self._forget_outcomes()
-            self._lease = lease
-
-    def read_from(self, incarnation: str) -> None:
-        """Note the server's incarnation. After a crash, or a failover, what a handler has stored there may be gone."""
-        with self._lock:
-            if incarnation != self._incarnation:
-                self._forget_outcomes()
-            self._incarnation = incarnation
-
-    def _forget_outcomes(self) -> None:
-        self.known.clear()
-        for call in self._calls:
-            call.void = True
-
-    def add(self, call: Call) -> None:
-        """Hold the messages of this call, and their keys."""
-        with self._lock:
-            call.void = call.lease != self._lease
-            self._calls.append(call)
-
-    def note(
-        self,
-        lease: Lease | None,
-        done: Iterable[Message],
-        parkings: Iterable[tuple[Message, Parking]],
-        *,
-        parked: bool = False,
-    ) -> None:
-        """Remember outcomes that were not settled under this lease, unless a newer one was taken already.
-
-        `parked`: the messages were read from where they are parked.
-        """
-        with self._lock:
-            if lease == self._lease:
-                self.known.note(done, parkings, parked=parked)
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)
+        self._waiting: deque[Call] = deque()
+        self._under_way: list[Call] = []
+        #: Calls that lost their turn at their deadline.
+        self._overdue: list[Call] = []
+        #: The threads that have nothing to do: what they take their next call from; None ends them.
+        self._idle: list[SimpleQueue[Call | None]] = []
 
     @property
-    def unfinished(self) -> list[Call]:
-        """The calls that have not come back."""
-        return [call for call in self._calls if not call.finished]
+    def overdue(self) -> list[Call]:
+        """The calls that are past their deadline and have not come back."""
+        return [call for call in self._overdue if not call.finished]
 
-    @property
-    def ids(self) -> set[int | None]:
-        """The log ids of the messages that are held."""
-        return {message.id for call in self._calls for message in call.messages}
-
-    @property
-    def keys(self) -> set[str | None]:
-        """The keys that are held."""
-        return {message.key for call in self._calls for message in call.messages if message.key is not None}
-
-    def unanswered(self, messages: Iterable[Message], *, parked: bool) -> set[int | None]:
-        """Return the log ids of messages that are held, and of those of these whose outcome is known and not settled.
-
-        `parked`: they were read from where they are parked.
-        """
-        return self.ids | {id for id, _ in self.known.among(messages, parked=parked)}
-
-    def take_finished(self) -> list[Call]:
-        """Return the calls that have come back by now and whose verdicts count; hold no messages of finished calls."""
+    def begin(self, call: Call) -> None:
+        """Have a call made when its turn comes, and return at once."""
         with self._lock:
-            finished = [call for call in self._calls if call.finished]
-            self._calls = [call for call in self._calls if call not in finished]
-        return [call for call in finished if not call.void]
+            self._waiting.append(call)
+            self._give_turns(asking=call)
 
+    def look(self, call: Call) -> float:
+        """Give the turns of calls that are past their deadline to others.
 
-class Caller:
-    """Performs one call at a time; when one hangs, the next goes to a fresh thread."""
+        Returns:
+            The moment, by `time.monotonic`, when to look again, if `call` has not come back by then.
+        """
+        with self._lock:
+            self._give_turns()
+            if call.started is not None:
+                return call.due
+            begun = [each.due for each in self._under_way if each.started is not None]
+            return min(begun, default=time.monotonic() + _LOOK_SECONDS)
 
-    def __init__(self, handler: Handler, lease: Lease | None = None) -> None:
-        """`lease`: the one under which the calls are made."""
-        self._handler = handler
-        self.lease = lease
-        self._queue: SimpleQueue[Call | None] | None = None
-        self._last: Call | None = None
-
-    def start(self, messages: Sequence[Message], begin_before: float = math.inf) -> Call:
-        """Begin a call and return at once. From the moment `begin_before` on, the handler is not called any more."""
-        call = Call(messages, begin_before, self.lease)
-        if self._queue is None or (self._last is not None and not self._last.finished):
-            self._new_thread()
-        assert self._queue is not None
-        self._queue.put(call)
-        self._last = call
-        return call
+    def withdraw(self, call: Call) -> bool:
+        """Make this call not at all, if it still waits for its turn; return False when it has begun."""
+        with self._lock:
+            if call not in self._waiting:
+                return False
+            self._waiting.remove(call)
+        call.late = call.finished = True
+        return True
 
     def close(self) -> None:
-        """End the thread when its call is over, but do not wait for it, because a thread cannot be killed."""
-        if self._queue is not None:
-            self._queue.put(None)
-            self._queue = None
-        self._last = None
+        """End the threads that have nothing to do. Later calls are made on others."""
+        with self._lock:
+            for queue in self._idle:
+                queue.put(None)
+            self._idle = []
 
-    def _new_thread(self) -> None:
-        self.close()
-        self._queue = SimpleQueue()
-        threading.Thread(target=self._work, args=(self._queue,), name="outbox-handler", daemon=True).start()
+    def _give_turns(self, asking: Call | None = None) -> None:
+        """Give free turns to the calls that wait for the longest time; called with the lock.
+
+        `asking`: the call that is asked for now.
+        """
+        if any(call.over for call in self._under_way):
+            self._overdue = [*self.overdue, *(call for call in self._under_way if call.over)]
+            self._under_way = [call for call in self._under_way if not call.over]
+        while self._waiting and len(self._under_way) < self._concurrency:
+            call = self._waiting.popleft()
+            self._under_way.append(call)
+            if self._shared is None:
+                call.begin(waited=call is not asking)
+            queue = self._idle.pop() if self._idle else self._new_thread()
+            queue.put(call)
+
+    def _new_thread(self) -> SimpleQueue[Call | None]:
+        queue: SimpleQueue[Call | None] = SimpleQueue()
+        threading.Thread(target=self._work, args=(queue,), name="outbox-handler", daemon=True).start()
+        return queue
 
     def _work(self, queue: SimpleQueue[Call | None]) -> None:
         while (call := queue.get()) is not None:
-            call.perform(self._handler)
+            with nullcontext() if self._shared is None else self._shared.hold():
+                if self._shared is not None:
+                    call.begin(waited=True)
+                call.perform(self._handler)
+            # First the turn is given back: whoever learns that the call has come back finds this thread free.
+            kept = self._give_back(call, queue)
+            call.finish()
+            if not kept:
+                return
+
+    def _give_back(self, call: Call, queue: SimpleQueue[Call | None]) -> bool:
+        """Give the turn of a call back; return False if the call had lost it: another thread is here instead."""
+        with self._lock:
+            if call not in self._under_way:
+                return False
+            self._under_way.remove(call)
+            self._idle.append(queue)
+            self._give_turns()
+            return True
+
+
+class LeasedCaller:
+    """Makes calls under one lease, for one partition."""
+
+    def __init__(self, caller: Caller, held: LeaseRight, *, needs: float, deadline: float, wake: Wake) -> None:
+        """`needs`: for so many seconds the lease has to last when a call begins. `deadline`: of a call, in seconds.
+
+        `wake`: wakes the thread that steps the partition.
+        """
+        self._caller = caller
+        self._held = held
+        self._needs = needs
+        self._deadline = deadline
+        self._wake = wake
+
+    @property
+    def lease(self) -> Lease | None:
+        """The lease under which the calls are made."""
+        return self._held.lease
+
+    @property
+    def overdue(self) -> list[Call]:
+        """The calls of the handler, under any lease, that are past their deadline and have not come back."""
+        return self._caller.overdue
+
+    def may_begin(self) -> bool:
+        """Return whether the lease lasts long enough for a call; False while a renewal may come in time.
+
+        Raises:
+            LeaseLostError: no renewal came in time.
+        """
+        return self._held.require(self._needs)
+
+    def begin(self, messages: Sequence[Message]) -> Call:
+        """Have the handler called with these messages when the turn comes, and return at once."""
+        call = Call(messages, self._held, needs=self._needs, deadline=self._deadline, wake=self._wake)
+        self._caller.begin(call)
+        return call
+
+    def look(self, call: Call) -> float:
+        """Return when to look again at this call, as `Caller.look` does."""
+        return self._caller.look(call)
+
+    def withdraw(self, call: Call) -> bool:
+        """Make this call not at all, if it still waits for its turn; return False when it has begun."""
+        return self._caller.withdraw(call)

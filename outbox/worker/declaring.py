@@ -25,8 +25,10 @@ class Declaring:
         self.known = False
         self._refusal_notice = RefusalNotice(declared.name)
 
-    def declare(self, channel: Channel, owner: str) -> Subscription:
+    def declare(self, channel: Channel, owner: str) -> Subscription | None:
         """Return the subscription as it is stored, created if it is new; note a refusal for `outbox status`.
+
+        None: it is somebody else who creates it, and who has not yet, or not again.
 
         Raises:
             SubscriptionError: it is stored otherwise, or was dropped since it was declared; see also
@@ -35,9 +37,12 @@ class Declaring:
         with self._refusal_notice.noted(channel, owner):
             return self._declared_on(channel)
 
-    def _declared_on(self, channel: Channel) -> Subscription:
+    def _declared_on(self, channel: Channel) -> Subscription | None:
         subscriptions, declared = Subscriptions(channel), self._declared
         found = subscriptions.find(declared.name)
+        if found is None and self._start is None:
+            self.known = False
+            return None
         if self.known:
             if found is None:
                 # Declared anew, the subscription would begin at its start, and everything would be sent again.
@@ -50,8 +55,4 @@ class Declaring:
             self.known = True
         if found is None or (found.destination is None and found.direct is None):
             logger.info("subscription %s begins at %s", subscription.name, self._start if found is None else "earliest")
-        if subscription.partitions != 1:
-            raise SubscriptionError(
-                f"{subscription.name} has {subscription.partitions} partitions; this version owns one"
-            )
         return subscription

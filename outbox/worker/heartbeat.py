@@ -27,14 +27,13 @@ class HeldLease:
     before the deadline, however long the network takes.
     """
 
-    def __init__(self, lease: Lease, deadline: float, stop: Stop, beat: threading.Condition) -> None:
-        """`stop`: asked when a command waits for the lease. `beat`: notified after each renewal."""
+    def __init__(self, lease: Lease, deadline: float, stop: Stop) -> None:
+        """`stop`: asked when a command waits for the lease."""
         self.lease = lease
         self.stop = stop
         #: True when the lease is another worker's.
         self.lost = False
         self._deadline = deadline
-        self._beat = beat
 
     @property
     def until(self) -> float:
@@ -52,21 +51,6 @@ class HeldLease:
             raise LeaseLostError(f"the lease of {self.lease.partition.subscription} could not be renewed in time")
         return left > seconds
 
-    def wait_until_good(self, seconds: float) -> float:
-        """Return once the lease is good for `seconds`; wait for a renewal that is under way.
-
-        Returns:
-            The moment, by `clock`, before which the work has to begin, so that the lease lasts for `seconds` more.
-
-        Raises:
-            LeaseLostError: see `require`.
-        """
-        while not self.require(seconds):
-            with self._beat:
-                left = self.until - clock()
-                self._beat.wait_for(lambda: self.lost or self.until - clock() > seconds, timeout=max(0.0, left))
-        return self.until - seconds
-
     def renewed(self, deadline: float) -> None:
         """Note a renewal, after which the lease is ours until this moment."""
         self._deadline = deadline
@@ -81,8 +65,8 @@ class Heartbeat:
         self._length = length
         self._every = every
         self._wake = wake
+        #: Replaced and never changed, because the thread that renews goes through it.
         self._held: list[HeldLease] = []
-        self._beat = threading.Condition()
         self._stopping = threading.Event()
         self._channel: Channel | None = None
         self._thread: threading.Thread | None = None
@@ -94,15 +78,13 @@ class Heartbeat:
             self._channel = self._database.open()
             self._thread = threading.Thread(target=self._renew_for_ever, name="outbox-lease", daemon=True)
             self._thread.start()
-        held = HeldLease(lease, taken + self._length.total_seconds(), stop, self._beat)
-        with self._beat:
-            self._held.append(held)
+        held = HeldLease(lease, taken + self._length.total_seconds(), stop)
+        self._held = [*self._held, held]
         return held
 
     def drop(self, held: HeldLease) -> None:
         """Renew this lease no longer. A renewal that is under way does not renew a lease that is given back."""
-        with self._beat:
-            self._held = [each for each in self._held if each is not held]
+        self._held = [each for each in self._held if each is not held]
 
     def close(self) -> None:
         """End the renewals."""
@@ -136,12 +118,10 @@ class Heartbeat:
         crash_point("worker.before_renew")
         ours = leases.renew_all([each.lease for each in held], self._length)
         crash_point("worker.after_renew")
-        with self._beat:
-            for each in held:
-                each.lost = each.lease not in ours
-                if not each.lost:
-                    each.renewed(before + self._length.total_seconds())
-            self._beat.notify_all()
+        for each in held:
+            each.lost = each.lease not in ours
+            if not each.lost:
+                each.renewed(before + self._length.total_seconds())
         if len(ours) < len(held):
             self._wake.set()
         seen = leases.look_all([lease.partition for lease in ours]) if ours else {}

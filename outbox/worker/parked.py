@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Generator, Iterable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 
 from tenacity.wait import wait_exponential
@@ -16,14 +17,17 @@ from outbox.store.subscriptions.parked import Parked, Ready, Request
 from outbox.worker.activity_log import Activity
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
-from outbox.worker.handle import BatchHandler, Outcome
+from outbox.worker.handle import BatchHandler
+from outbox.worker.outcome import Outcome
 from outbox.worker.policy import BLOCKED, EXPIRED
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement
+from outbox.worker.waiting import Wait
 
 logger = logging.getLogger("outbox")
 
-_MOST_REQUESTS = _MOST_BURIED = 1000
+#: So many requests are carried out in one transaction, and so many dead letters that are done are removed in one.
+MOST_REQUESTS = _MOST_BURIED = 1000
 #: When an outage is over, messages that waited are counted up to this number.
 _MOST_WAITED = 10_000
 #: How often to look for requests and due messages when none is known to be due sooner.
@@ -86,28 +90,15 @@ class _Sick:
     failures: int
 
 
-def carry_out_requests(
-    parked: Parked, settlement: Settlement, forget: Callable[[Collection[int]], None] | None = None
-) -> list[Request]:
-    """Carry out the requests of people on dead letters, a portion at a time; return those that were carried out.
-
-    `forget` is called with their log ids before.
-    """
-    requests = parked.requests(_MOST_REQUESTS)
-    if requests:
-        # Before the requests are written, because the answer to that may be lost as well.
-        if forget is not None:
-            forget({request.id for request in requests})
-        with settlement.held():
-            parked.discard([request.id for request in requests if request.verb == "discard"])
-            parked.replay([request.id for request in requests if request.verb == "replay"])
-        for request in requests:
-            by, why = (
-                one_line(request.by or "somebody"),
-                "" if request.reason is None else f" ({one_line(request.reason)})",
-            )
-            logger.info("dead letter %d: %s by %s%s", request.id, request.verb, by, why)
-    return requests
+def carry_out(requests: Sequence[Request], parked: Parked, settlement: Settlement) -> None:
+    """Carry out the requests of people on dead letters."""
+    with settlement.held():
+        parked.discard([request.id for request in requests if request.verb == "discard"])
+        parked.replay([request.id for request in requests if request.verb == "replay"])
+    for request in requests:
+        by = one_line(request.by or "somebody")
+        why = "" if request.reason is None else f" ({one_line(request.reason)})"
+        logger.info("dead letter %d: %s by %s%s", request.id, request.verb, by, why)
 
 
 class ParkedQueue:
@@ -163,7 +154,7 @@ class ParkedQueue:
         self._some_wait = waiting > 0
         return most - waiting
 
-    def step(self) -> bool:
+    def step(self) -> Generator[Wait, None, bool]:
         """Carry out requests, let delayed messages fall due, handle what is ready; False when nothing was done."""
         if self.due_in > 0:
             return False
@@ -176,7 +167,7 @@ class ParkedQueue:
             held=self._batch_handler.held(),
         )
         if ready:
-            worked = self._handle(ready) or worked
+            worked = (yield from self._handle(ready)) or worked
         self._look_at = time.monotonic() if worked else self._next_look()
         return worked
 
@@ -192,8 +183,11 @@ class ParkedQueue:
         return min([now + _LOOK_SECONDS, *moments])
 
     def _carry_out_requests(self) -> int:
-        requests = carry_out_requests(self._parked, self._settlement, self._batch_handler.forget)
+        requests = self._parked.requests(MOST_REQUESTS)
         if requests:
+            # Before the requests are written, because the answer to that may be lost as well.
+            self._batch_handler.forget({request.id for request in requests})
+            carry_out(requests, self._parked, self._settlement)
             self.keys.hold(request.key for request in requests if request.verb == "replay")
             self.keys.reconsider({request.key for request in requests if request.key is not None})
         return len(requests)
@@ -218,7 +212,7 @@ class ParkedQueue:
             self.keys.fell_due(key)
         return len(keys)
 
-    def _handle(self, ready: list[Ready]) -> bool:
+    def _handle(self, ready: list[Ready]) -> Generator[Wait, None, bool]:
         """Handle what is ready, and write the outcome; return False when no message got one."""
         # Messages of calls that hang may have arrived: they do not expire, but wait for the answer of the call.
         unanswered = self._batch_handler.unanswered([r.message for r in ready if r.expired], parked=True)
@@ -230,16 +224,22 @@ class ParkedQueue:
         already, worked = [message for message in to_send if message.id in done], False
         well: set[str] = set()
         left = [message for message in to_send if message.id not in done]
-        for outcome in self._batch_handler.run(left, wait_for_destination=False, quota=0, parked=True):
-            self._tell_accepted(outcome)
-            if self._activity is not None:
-                self._activity.count(outcome.done)
-            # Messages that are blocked by their key are parked as blocked already.
-            changed = expired + [(message, parking) for message, parking in outcome.parked if parking is not BLOCKED]
-            worked = self._settle(outcome.done + already, changed) or worked
-            expired, already = [], []
-            well |= {message.topic for message in outcome.done}
-            sick = outcome.sick
+        sick: set[str] = set()
+        with closing(self._batch_handler.run(left, wait_for_destination=False, quota=0, parked=True)) as handling:
+            for outcome in handling:
+                if isinstance(outcome, Wait):
+                    yield outcome
+                if not isinstance(outcome, Outcome):
+                    continue
+                self._tell_accepted(outcome)
+                if self._activity is not None:
+                    self._activity.count(outcome.done)
+                # Messages that are blocked by their key are parked as blocked already.
+                changed = expired + [each for each in outcome.parked if each[1] is not BLOCKED]
+                worked = self._settle(outcome.done + already, changed) or worked
+                expired, already = [], []
+                well |= {message.topic for message in outcome.done}
+                sick = outcome.sick
         self._note_sick(sick, well)
         return worked
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Generator
+from contextlib import closing
 from datetime import datetime
+from typing import TypeVar, cast
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.lease import Lease
@@ -22,16 +25,20 @@ from outbox.worker.activity_log import Activity
 from outbox.worker.done_already import Finished
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.fetch import Prefetcher
-from outbox.worker.handle import BatchHandler, Outcome
+from outbox.worker.handle import BatchHandler, Look
 from outbox.worker.maintenance import Maintenance
+from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
+from outbox.worker.waiting import SOON_SECONDS, Wait
 
 logger = logging.getLogger("outbox")
 
 _DELAYED = Parking(state="delayed", blocks=False)
+
+T = TypeVar("T")
 
 
 class PartitionWorker:
@@ -91,8 +98,6 @@ class PartitionWorker:
         self._limits = settings.limits
         self._upkeep = settings.upkeep
         self._settle_within = settings.settle_within.total_seconds()
-        # A call may take long, and an outage hours: messages that were handled before are settled meanwhile.
-        batch_handler.meanwhile = self.settle_handled
         self._maintenance = Maintenance(channel, lease, self._settlement, finished, failure_log, settings.upkeep)
 
     def close(self) -> None:
@@ -109,7 +114,7 @@ class PartitionWorker:
         """Return whether messages from before the first step still wait for their grace; called after an idle step."""
         return any(self._left(batch.messages) for batch in self._prefetcher.young())
 
-    def step(self, *, postpone: bool = False) -> int:
+    def step(self, *, postpone: bool = False) -> Generator[Wait, None, int]:
         """Handle parked messages that are due, and the next batch of the log; return the number of rows seen.
 
         `postpone`: a few messages may be settled a moment later, together with those that follow.
@@ -118,7 +123,7 @@ class PartitionWorker:
             raise HungHandlerError("calls of the handler never came back; the process has to be restarted")
         if self._settle_at <= time.monotonic():
             self.settle_handled()
-        worked = self._parked_queue.step()
+        worked = yield from self._meanwhile(self._parked_queue.step())
         batch = self._prefetcher.read()
         if batch.incarnation not in (None, self._incarnation):
             raise LeaseLostError("the server was restarted: positions in memory are void")
@@ -126,18 +131,36 @@ class PartitionWorker:
             # A window is open, so there is more: the server reads it while we handle this batch.
             self._prefetcher.read_ahead()
         if batch.messages:
-            self._handle(batch, postpone=postpone and batch.end.target is None)
+            yield from self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
             self._store_in_passing(batch)
         self._maintenance.step(self._stored.base)
         return int(worked) + batch.seen
+
+    def _meanwhile(self, steps: Generator[Wait, None, T]) -> Generator[Wait, None, T]:
+        """Run `steps`, and settle what was handled before while they wait; return what they return."""
+        with closing(steps):
+            while True:
+                try:
+                    wait = next(steps)
+                except StopIteration as end:
+                    return cast("T", end.value)
+                yield from self._waited(wait)
+
+    def _waited(self, wait: Wait) -> Generator[Wait, None, None]:
+        """Wait. Messages that were handled before are settled in a long wait, because an outage may take hours."""
+        if wait.call is not None:
+            yield wait.at_most(SOON_SECONDS)
+        if not wait.over:
+            self.settle_handled()
+            yield wait
 
     def settle_handled(self) -> None:
         """Settle the messages that were handled and are not settled yet."""
         if self._handled is not None:
             self._store(self._handled, [])
 
-    def _handle(self, batch: Batch, *, postpone: bool) -> None:
+    def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, None]:
         messages = self._left(batch.messages)
         if not messages:
             self._store_in_passing(batch)
@@ -151,7 +174,7 @@ class PartitionWorker:
         settle_at = time.monotonic() + self._settle_within
         self._outcome = outcome = Outcome(parked=parkings)
         if to_send:
-            outcome = self._hand_over(to_send, batch)
+            outcome = yield from self._hand_over(to_send, batch)
         if outcome.open:
             self._settle_partly(batch, outcome.open)
         elif postpone and not self._outcome.parked and time.monotonic() < settle_at:
@@ -162,24 +185,30 @@ class PartitionWorker:
         else:
             self._settle(batch.end, self._outcome)
 
-    def _hand_over(self, to_send: list[Message], batch: Batch) -> Outcome:
+    def _hand_over(self, to_send: list[Message], batch: Batch) -> Generator[Wait, None, Outcome]:
         """Call the handler, settle in parts while that takes long, and return the last part."""
         outcome = Outcome()
-        for outcome in self._batch_handler.run(
-            to_send,
-            wait_for_destination=True,
-            quota=self._parked_queue.quota(self._policy.max_waiting),
-            now=lambda: batch.now,
-            more_available=self._more_available,
-        ):
-            self._tell_accepted(outcome, to_send, batch)
-            if self._activity is not None:
-                self._activity.count(outcome.done, batch.now)
-            self._outcome.done += outcome.done
-            self._outcome.parked += outcome.parked
-            if outcome.next is not None:
-                self._settle_before(outcome.next, batch)
+        quota = self._parked_queue.quota(self._policy.max_waiting)
+        with closing(self._batch_handler.run(to_send, wait_for_destination=True, quota=quota, clock=batch)) as handling:
+            for each in handling:
+                if isinstance(each, Wait):
+                    yield from self._waited(each)
+                elif isinstance(each, Look):
+                    each.others = self._more_available()
+                else:
+                    outcome = each
+                    self._take(outcome, to_send, batch)
         return outcome
+
+    def _take(self, outcome: Outcome, to_send: list[Message], batch: Batch) -> None:
+        """Note a part of the outcome of a batch; settle it if the batch goes on."""
+        self._tell_accepted(outcome, to_send, batch)
+        if self._activity is not None:
+            self._activity.count(outcome.done, batch.now)
+        self._outcome.done += outcome.done
+        self._outcome.parked += outcome.parked
+        if outcome.next is not None:
+            self._settle_before(outcome.next, batch)
 
     def _tell_accepted(self, outcome: Outcome, messages: list[Message], batch: Batch) -> None:
         """Log that an outage is over; before the settle, while the messages that were parked for it can be counted."""

@@ -21,9 +21,10 @@ class HandlerPolicy:
     """The rules for failures.
 
     `deadline`: of one call. `least`: a call has at least so many messages, if there are so many, however long calls
-    take; after a failure whose cause is not known it has one all the same. `max_hung`: so many calls may hang before
-    the worker gives up, unless it never does. `max_waiting`: so many messages are parked as waiting before the
-    partition pauses. `pause`: between probes, in seconds.
+    take; after a failure whose cause is not known it has one all the same. `max_hung`: when so many calls are past
+    their deadline no further one is made, and when so many have not come back after three deadlines the worker gives
+    up. `max_waiting`: so many messages are parked as waiting before the partition pauses. `pause`: between probes, in
+    seconds.
 
     Raises:
         TypeError: the deadline is no timedelta above 0.
@@ -33,7 +34,7 @@ class HandlerPolicy:
     block_on_dead: bool = True
     deadline: timedelta = timedelta(seconds=5)
     least: int = 1
-    max_hung: int = 4
+    max_hung: int = 8
     max_waiting: int = 10_000
     pause: wait_base = field(default_factory=lambda: wait_random_exponential(multiplier=0.05, min=0.05, max=5))
 

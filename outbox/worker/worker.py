@@ -1,17 +1,15 @@
-"""Workers: one engine for every subscription. Each repeats for the partition it owns: fetch, handle, settle."""
+"""Workers: one engine for every subscription. A worker steps its partitions in turn: fetch, handle, settle."""
 
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
-from functools import partial
+import math
+import time
+from collections.abc import Sequence
+from contextlib import closing
 
-from outbox.errors import HungHandlerError, LeaseLostError, StandbyError, SubscriptionError
-from outbox.model.lease import Lease, Partition
-from outbox.model.subscription import Declaration, Start, Subscription
+from outbox.errors import HungHandlerError
+from outbox.model.lease import Partition
 from outbox.runtime.fork import in_child
 from outbox.runtime.process import unique_name
 from outbox.runtime.stop import Stop
@@ -20,85 +18,52 @@ from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.dialect import Hint
 from outbox.store.failure import in_one_line
-from outbox.store.half_messages.op import DecidedHalves
-from outbox.store.log.grace import Grace
-from outbox.store.log.log import Log
-from outbox.store.operations.ensure import ensure_outbox
-from outbox.store.operations.parked_status import parked_counts
-from outbox.store.subscriptions.acks import Acks
-from outbox.store.subscriptions.leases import Leases
-from outbox.store.subscriptions.progress import ProgressLog
-from outbox.worker.activity_log import Activity
-from outbox.worker.calls import Caller, Handler, HungCalls
-from outbox.worker.declaring import Declaring
-from outbox.worker.done_already import Finished
-from outbox.worker.failure_log import FailureLog
-from outbox.worker.failure_words import words_of
-from outbox.worker.handle import BatchHandler
-from outbox.worker.heartbeat import Heartbeat, HeldLease
-from outbox.worker.lease_search import LeaseSearch, lease_logger
-from outbox.worker.notice import Notice
-from outbox.worker.partition import PartitionWorker
-from outbox.worker.policy import HandlerPolicy
-from outbox.worker.polling import Polling
+from outbox.worker.connection import Connection, ConnectionLostError
+from outbox.worker.heartbeat import Heartbeat
+from outbox.worker.hung import HungCalls
+from outbox.worker.job import Job
 from outbox.worker.settings import Settings
-from outbox.worker.settle import Unsettled
+from outbox.worker.subscription import SubscriptionWorker
+from outbox.worker.tries import passes, pause
+from outbox.worker.turn import Turn, Until
 
 logger = logging.getLogger("outbox")
-#: The longest pause between two tries: to reach a database that is away, and to settle what was sent already.
-_PAUSE_SECONDS, _UNSETTLED_PAUSE_SECONDS = 2.0, 30.0
+
+#: The longest sleep. A wake-up, a hint or the end of a wait ends it earlier.
+_SLEEP_SECONDS = 60.0
 
 
 class Worker:
-    """Handles one subscription: waits for its lease, works until it is lost, and begins again.
+    """Works for any number of subscriptions in one thread, on one connection.
 
-    A database that goes away is waited for; nothing has to be done by hand. `run` returns after `stop`.
+    It steps each partition whose lease it has, and waits for none alone: neither for a lease, nor for a call of a
+    handler, nor for the pause of one that waits for its destination. A database that goes away is waited for; nothing
+    has to be done by hand.
     """
 
     def __init__(
         self,
         database: Database,
-        declared: Declaration,
-        handler: Handler,
-        *,
-        start: Start | None = "earliest",
-        policy: HandlerPolicy | None = None,
+        jobs: Sequence[Job],
         settings: Settings | None = None,
-        serialize: Callable[[Callable[[], None]], AbstractContextManager[object]] = nullcontext,
-        on_idle: Callable[[Channel], None] = lambda _channel: None,
-        hung: HungCalls | None = None,
+        *,
         stop: Stop | None = None,
+        hung: dict[Partition, HungCalls] | None = None,
     ) -> None:
-        """`start`: where a new subscription begins; None: somebody else creates it. `serialize`: held during each call
-        of the handler; it calls its argument before it waits. `on_idle`: called again and again, with a connection that
-        does nothing else meanwhile. `hung`: the calls of earlier workers that did not come back. `stop`: this worker is
-        one of those that it stops.
+        """`stop`: this worker is one of those that it stops. `hung`: the calls of earlier workers that did not come
+        back, by partition.
         """
         self._database = database
-        self._declared = declared
-        self._handler = handler
-        self._policy = policy or HandlerPolicy()
         self._settings = settings or Settings()
-        self._serialize = serialize
-        self._on_idle = on_idle
-        self._declaring = Declaring(declared, start)
-        self._notice = Notice(database, declared.name)
-        self._failure_log = FailureLog(
-            declared.name, declared.destination, words=words_of(declared), note=self._notice.write
-        )
-        done = "sent" if declared.destination else "done"
-        self._activity = Activity(declared.name, done=done, every=self._settings.upkeep.log_activity)
+        hung = {} if hung is None else hung
+        self._subscriptions = [SubscriptionWorker(database, job, self._settings, hung) for job in jobs]
         self._new_owner()
         in_child(self._new_owner)
         self.wake = Wake()
+        #: True when something in this process has said that messages may have come.
+        self._hinted = False
         self._stop = Stop(stop, wake=self.wake.set)
-        #: Asked when a command wants the lease: the work with it ends as for a stop, and then waits for it again.
-        self._give_back = Stop(self._stop, wake=self.wake.set)
         self._throttled_log = ThrottledLog(logger)
-        self._search = LeaseSearch(declared.name, self._settings.lease, self._notice)
-        self._hung = HungCalls() if hung is None else hung
-        self._gives_up, self._endless = True, False
-        self._unsettled = Unsettled()
 
     @property
     def stopping(self) -> bool:
@@ -107,7 +72,7 @@ class Worker:
 
     @property
     def owner(self) -> str:
-        """The name under which this worker holds its lease.
+        """The name under which this worker holds its leases.
 
         Host and process, for people, and a random part that is new after each start and each fork, so that nobody takes
         this worker for an earlier one.
@@ -117,36 +82,38 @@ class Worker:
     def _new_owner(self) -> None:
         self._owner = unique_name()
 
-    def run(self, *, gives_up: bool = True) -> None:
-        """Work until `stop` is called.
+    def hint(self) -> None:
+        """Look for messages at once, because some may have come. May be called from anywhere."""
+        self._hinted = True
+        self.wake.set()
 
-        `gives_up`: whether the worker gives up when calls of the handler never come back, so that the process is
-        started again. Otherwise it goes on beside these calls, and does not handle their messages while they hang.
+    def run(self) -> None:
+        """Work until `stop` is called, also beside calls that hang, whose messages are held until they come back.
 
         Raises:
-            HungHandlerError: the worker gave up.
+            HungHandlerError: so many calls of the handler hang that only a new process helps; `once` and `until_empty`
+                raise it too. The lease is not given back, because another worker would send their messages beside them.
         """
-        self._gives_up, self._endless = gives_up, True
-        try:
-            self._work(self._step_or_wait)
-        finally:
-            self._gives_up, self._endless = True, False
+        self._work("stopped")
 
     def until_empty(self) -> None:
         """Work until everything committed before now is handled, and nothing that is parked is due.
 
         It also waits for messages whose grace is not over.
+
+        Raises:
+            HungHandlerError: everything else is handled, and a call hangs that has some messages.
         """
-        self._work(lambda partition_worker: bool(partition_worker.step()) or self._wait_for_grace(partition_worker))
+        self._work("empty")
 
     def once(self) -> None:
-        """Handle one batch, if there is one."""
-        self._work(lambda partition_worker: not partition_worker.step() and self._wait_for_grace(partition_worker))
+        """Handle one batch of each partition, if there is one."""
+        self._work("one batch")
 
     def stop(self) -> None:
-        """Finish what is under way, give the lease back, and return from `run`. May be called from anywhere.
+        """Finish what is under way, give the leases back, and return from `run`. May be called from anywhere.
 
-        While a call of the handler hangs, the lease is not given back: it expires.
+        While a call of the handler hangs, its lease is not given back: it expires.
         """
         self._stop.ask()
 
@@ -156,176 +123,83 @@ class Worker:
 
     # The stages
 
-    def _work(self, step: Callable[[PartitionWorker], bool]) -> None:
-        """Take the lease and call `step` until it returns False, over any number of lost connections."""
+    def _work(self, until: Until) -> None:
+        """Work over any number of lost connections."""
+        for each in self._subscriptions:
+            each.begin()
+        failures = 0
         try:
-            self._work_until_stopped(step)
+            while not self._stop.asked:
+                worked = False
+                try:
+                    with closing(self._database.open()) as channel:
+                        connection = self._connection(channel, until)
+                        try:
+                            self._work_on(connection)
+                        finally:
+                            worked = connection.worked
+                    return
+                except ConnectionLostError:
+                    pass
+                except HungHandlerError:
+                    raise
+                except Exception as error:
+                    self._explain_or_raise(error)
+                failures = 1 if worked else failures + 1
+                self._stop.rest(pause(failures))
         finally:
             self._stop.withdraw()
 
-    def _work_until_stopped(self, step: Callable[[PartitionWorker], bool]) -> None:
-        failures = 0
-        while not self._stop.asked:
-            try:
-                with closing(self._database.open()) as channel:
-                    subscription = self._declare(channel)
-                    with self._at_work(channel, subscription) as partition_worker:
-                        while partition_worker is not None and not self._stop.asked and not self._gives_back():
-                            self._on_idle(channel)
-                            goes_on = step(partition_worker)
-                            if not self._unsettled:
-                                failures = 0
-                                self._failure_log.went_on()
-                                self._notice.withdraw(channel)
-                            self._activity.tell_if_due(partial(parked_counts, channel, self._declared.name))
-                            if not goes_on and not self._give_back.asked:
-                                return
-            except LeaseLostError as error:
-                self._throttled_log.warning("%s", error)
-            except HungHandlerError:
-                raise
-            except Exception as error:
-                failures += 1
-                self._explain_or_raise(error)
-            longest = _UNSETTLED_PAUSE_SECONDS if self._unsettled else _PAUSE_SECONDS
-            self.rest(random.uniform(0.05, min(longest, 0.1 * 2 ** min(failures, 10))))
+    def _connection(self, channel: Channel, until: Until) -> Connection:
+        length, every = self._settings.lease, self._settings.renew_every
+        heartbeat = Heartbeat(self._database, length=length, every=every, wake=self.wake)
+        return Connection(
+            channel=channel, heartbeat=heartbeat, owner=self.owner, stop=self._stop, wake=self.wake, until=until
+        )
+
+    def _work_on(self, connection: Connection) -> None:
+        """Work until a stop was followed, or everything is handled that is to be handled."""
+        try:
+            while True:
+                for each in self._subscriptions:
+                    if not self._stop.asked:
+                        each.look(connection)
+                    each.step(connection)
+                turns = [turn for each in self._subscriptions for turn in each.turns.values()]
+                if not turns and (self._stop.asked or all(each.finished for each in self._subscriptions)):
+                    return
+                self._sleep(connection.channel, turns)
+        finally:
+            for each in self._subscriptions:
+                each.close(connection)
+                each.job.caller.close()
+            connection.heartbeat.close()
+
+    def _sleep(self, channel: Channel, turns: Sequence[Turn]) -> None:
+        """Sleep until there is something to do, or until a hint comes, which those hear that are idle."""
+        idle = [turn for turn in turns if turn.idle]
+        hint = self._hint(channel) if idle else None
+        if hint is None and not any(turn.due for turn in turns):
+            until = min((turn.wait.until for turn in turns), default=math.inf)
+            if not self._stop.asked:
+                until = min(until, *(each.look_at for each in self._subscriptions))
+            seconds = min(max(0.0, until - time.monotonic()), _SLEEP_SECONDS)
+            if self.wake.wait(seconds, channel.fileno if idle else None) and idle:
+                # Notifications are read before the next look at the log, so that none is left to cause another look.
+                hint = self._hint(channel)
+        if hint is not None:
+            for turn in idle:
+                turn.hinted(hint)
+
+    def _hint(self, channel: Channel) -> Hint | None:
+        hint, hinted, self._hinted = channel.hinted(), self._hinted, False
+        return hint or (Hint() if hinted else None)
 
     def _explain_or_raise(self, error: Exception) -> None:
         """Log the error if another try may succeed; otherwise raise it."""
-        # A worker that has worked here waits for the end of a failover, until the address leads to a primary again.
-        failover = self._declaring.known and isinstance(error, StandbyError)
-        passes = failover or self._database.transient(error)
-        line, _ = in_one_line(error)
-        if self._unsettled and self._unsettled.explains(error) and (passes or self._endless):
-            # Also errors that only a person can mend, because a new process would send the batch again.
-            why = f"settling fails, and nothing is sent until it works again: {line}"
-            if self._throttled_log.warning("%s: %s", self._declared.name, why):
-                self._notice.write(why)
-        elif passes:
+        if passes(self._database, error, known=all(each.known for each in self._subscriptions)):
             self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
-        else:
-            # Where its declaration is refused, that was noted already, because such a worker may have no lease.
-            if not isinstance(error, SubscriptionError):
-                self._notice.write(line)
-            raise error
-
-    def _declare(self, channel: Channel) -> Subscription:
-        ensure_outbox(channel)
-        return self._declaring.declare(channel, self.owner)
-
-    @contextmanager
-    def _at_work(self, channel: Channel, subscription: Subscription) -> Iterator[PartitionWorker | None]:
-        """Take the lease and yield a worker for the partition, or None when a stop came first; then give it back."""
-        partition = subscription.partition(0)
-        taken = self._acquire(channel, partition)
-        if taken is None:
-            yield None
             return
-        lease, at = taken
-        settings = self._settings
-        self._hung.taken(lease)
-        caller = Caller(self._handler, lease)
-        heartbeat = Heartbeat(self._database, length=settings.lease, every=settings.renew_every, wake=self.wake)
-        self._give_back.withdraw()
-        try:
-            held = heartbeat.hold(lease, at, self._give_back)
-            # Declared again, because somebody may have altered the subscription while this worker waited for the lease.
-            subscription = self._declare(channel)
-            if not subscription.grace:
-                # With a grace, hints of commits are of no use: a message is handled long after its commit.
-                channel.listen()
-            partition_worker = self._begin(channel, held, subscription, caller)
-            with closing(partition_worker):
-                yield partition_worker
-                partition_worker.settle_handled()
-        finally:
-            heartbeat.close()
-            caller.close()
-            if not self._hung.unfinished:
-                # While calls hang the lease expires instead, or another worker would send their messages beside them.
-                with suppress(Exception):
-                    Leases(channel).release(lease)
-
-    def _begin(self, channel: Channel, held: HeldLease, subscription: Subscription, caller: Caller) -> PartitionWorker:
-        ProgressLog(channel).require_same_ids(subscription.name)
-        policy = replace(self._policy, block_on_dead=subscription.on_dead != "continue")
-        enough = min(policy.deadline, self._settings.lease / 2).total_seconds()
-        batch_handler = BatchHandler(
-            caller,
-            policy,
-            before_call=lambda: held.wait_until_good(enough),
-            rest=self._give_back.rest,
-            most=self._settings.limits.rows,
-            part_seconds=self._settings.upkeep.settle_parts,
-            hung=self._hung,
-            gives_up=self._gives_up,
-            serialize=self._serialize,
-            failure_log=self._failure_log,
-        )
-        log = Log(self._settings.limits, subscription.selection, held.lease.partition)
-        logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
-        self._channel = channel
-        self._polling = Polling(*(pause.total_seconds() for pause in self._settings.poll))
-        return PartitionWorker(
-            channel,
-            held.lease,
-            log,
-            self._settings,
-            batch_handler,
-            policy,
-            grace=Grace(subscription.grace, self._settings.poll) if subscription.grace else None,
-            finished=self._finished_of(channel, subscription),
-            failure_log=self._failure_log,
-            unsettled=self._unsettled,
-            activity=self._activity,
-        )
-
-    def _acquire(self, channel: Channel, partition: Partition) -> tuple[Lease, float] | None:
-        """Wait for the lease; return it with a moment before it was taken, or None when a stop came first."""
-        while not self._stop.asked:
-            self._on_idle(channel)
-            for lease, before in self._search.look(channel, [partition], self.owner).items():
-                return lease, before
-            self.rest(self._search.pause())
-        return None
-
-    def _gives_back(self) -> bool:
-        """Return whether a command wants the lease and can have it now.
-
-        While a call of the handler hangs it cannot: what the command changes would be done beside that call.
-        """
-        if not self._give_back.asked:
-            return False
-        if self._hung.unfinished:
-            self._give_back.withdraw()
-            return False
-        lease_logger.info("%s: a command wants the lease; giving it back", self._declared.name)
-        return True
-
-    def _step_or_wait(self, partition_worker: PartitionWorker) -> bool:
-        """Handle what there is, or wait for a hint: for a short time at first, for longer when nothing comes."""
-        if found := partition_worker.step(postpone=self._polling.many):
-            self._polling.came(found)
-            return True
-        hint = self._channel.hinted()
-        if hint is None and self.wake.wait(min(self._polling.pause(), partition_worker.due_in), self._channel.fileno):
-            # Notifications are read before the next look at the log, so that none is left to cause another look.
-            hint = self._channel.hinted() or Hint()
-        if hint is not None:
-            self._polling.hinted(hint.pause)
-        return True
-
-    def _wait_for_grace(self, partition_worker: PartitionWorker) -> bool:
-        """Rest after an idle step if messages wait for their grace; return False if none does or a stop is asked."""
-        return partition_worker.awaits_grace() and self.rest(partition_worker.due_in)
-
-    # Helpers
-
-    def rest(self, seconds: float) -> bool:
-        """Sleep; return False when a stop is asked."""
-        return self._stop.rest(seconds)
-
-    def _finished_of(self, channel: Channel, subscription: Subscription) -> Finished | None:
-        if subscription.kind == "check":
-            return DecidedHalves(channel)
-        return None if subscription.direct is None else Acks(channel, subscription.direct)
+        for each in self._subscriptions:
+            each.note(in_one_line(error)[0])
+        raise error

@@ -105,7 +105,7 @@ def test_an_ack_waits_for_as_long_as_its_messages(engine):
 def test_the_obvious_ways_with_acks_send_twice(engine, monkeypatch, twin, script, sound):
     """So the scripts above would notice."""
     monkeypatch.setattr(AskedAtCapture, "database", Database(engine), raising=False)
-    monkeypatch.setattr("outbox.worker.worker.Acks", twin)
-    monkeypatch.setattr("outbox.worker.worker.Grace", getattr(twin, "Grace", Grace))
+    monkeypatch.setattr("outbox.worker.subscription.Acks", twin)
+    monkeypatch.setattr("outbox.worker.subscription.Grace", getattr(twin, "Grace", Grace))
 
     assert set(script(engine)) > set(sound)

@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from outbox import Message, Outbox, Relay, SubscriptionError
+from outbox.worker.calls import Call
 from tests.support.destination import Destination, relay_to
 from tests.support.waiting import eventually
 
@@ -99,7 +100,11 @@ def test_a_fork_in_the_middle_of_a_call_leaves_the_child_its_own_turn(pg_engine)
         # Not even an error may leave it: the tests would go on in two processes.
         try:
             signal.alarm(10)
-            with relay._alone(), relay._worker._serialize(lambda: None):
+            destination.hanging = lambda _: False
+            call = Call([Message("orders", b"of the child")])
+            with relay._alone():
+                relay._worker._subscriptions[0].job.caller.begin(call)
+                assert eventually(lambda: call.finished)
                 os._exit(0)
         finally:
             os._exit(1)

@@ -15,7 +15,9 @@ from outbox.rocketmq import TransactionMQProducer
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.runtime import failpoints
+from outbox.runtime.stop import Stop
 from outbox.store.half_messages.op import DecidedHalves
+from outbox.worker.deferral import Deferral
 from tests.rocketmq.parts import (
     COMMIT,
     GROUP,
@@ -200,33 +202,37 @@ def test_calls_at_once_share_the_limit_of_questions_and_ask_nobody_twice(outbox,
     assert [(type(each), getattr(each, "counts", None)) for each in second] == [(Retry, False)] * 8
 
 
-def test_a_call_that_comes_back_while_others_go_first_does_not_end_the_service(pg_outbox, pg_producer, monkeypatch):
-    """It is at a loss as the call after it was, for which the process lets others go first."""
-    began, others_first, real = threading.Event(), threading.Event(), DecidedHalves.pending
+def test_a_call_that_comes_back_late_and_at_a_loss_does_not_end_the_service(pg_outbox, pg_producer, monkeypatch):
+    """The call after it was at a loss before; while this one hangs, the lease is not left to others."""
+    began, at_a_loss, real = threading.Event(), threading.Event(), DecidedHalves.pending
 
     def slow_at_first(*arguments: Any, **options: Any) -> Any:
         if not began.is_set():
             began.set()
-            assert others_first.wait(120)
+            assert at_a_loss.wait(120)
         return real(*arguments, **options)
 
     monkeypatch.setattr(DecidedHalves, "pending", slow_at_first)
     for body in "12345678":
         begun(pg_producer, body)
     service = service_of(pg_outbox, None, question=timedelta(milliseconds=200), interval=timedelta(seconds=1))
-    rest, rests = service._worker.rest, list[float]()
+    ask, begin, deferrals = Deferral.ask, Deferral.begin, list[Deferral]()
 
-    def told(seconds: float) -> bool:
-        if seconds >= 1:
-            rests.append(seconds)
-            others_first.set()
-        return rest(seconds)
+    def asked(self: Deferral, why: str) -> None:
+        at_a_loss.set()
+        ask(self, why)
 
-    monkeypatch.setattr(service._worker, "rest", told)
+    def taken_again(self: Deferral, stop: Stop | None) -> None:
+        if self.asked:
+            deferrals.append(self)
+        begin(self, stop)
+
+    monkeypatch.setattr(Deferral, "ask", asked)
+    monkeypatch.setattr(Deferral, "begin", taken_again)
     service.start()
     thread = service._thread
     assert thread is not None
-    again = eventually(lambda: len(rests) == 2 or not thread.is_alive())
+    again = eventually(lambda: len(deferrals) == 2 or not thread.is_alive())
     alive = thread.is_alive()
     service.stop()
 

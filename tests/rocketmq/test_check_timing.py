@@ -22,6 +22,7 @@ from outbox.worker.policy import HandlerPolicy
 from outbox.worker.worker import Worker
 from tests.rocketmq.parts import CHECK, COMMIT, GROUP, UNKNOW, Listener, arrived, half_rows, parked, verdicts
 from tests.support.orders import Base
+from tests.support.readers import job
 
 SECOND, MILLISECOND = 1000, timedelta(milliseconds=1)
 HOURS_72 = 72 * 3600 * SECOND
@@ -244,12 +245,8 @@ class Polls:
         declared = Declaration(
             name=CHECK, kind="check", destination=CHECK, topics=("RMQ_SYS_TRANS_HALF_TOPIC",), tags=(GROUP,)
         )
-        self.worker = Worker(
-            stepped.outbox.database,
-            declared,
-            self.checker.check,
-            policy=HandlerPolicy(retry=RetryPolicy(attempts=policy_of.most)),
-        )
+        rules = HandlerPolicy(retry=RetryPolicy(attempts=policy_of.most))
+        self.worker = Worker(stepped.outbox.database, [job(declared, self.checker.check, policy=rules)])
 
     def at(self, *moments: int) -> list[int]:
         """Poll at these moments; return those at which somebody was asked."""

@@ -25,7 +25,7 @@ from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
 from tests.conftest import started
 from tests.support.direct import Timed, append, write
-from tests.support.readers import texts
+from tests.support.readers import job, texts
 from tests.support.waiting import eventually
 
 GRACE = timedelta(seconds=1)
@@ -71,7 +71,7 @@ class Reads:
 def with_grace(database: Database, handler: Timed, grace: timedelta = GRACE) -> Worker:
     """A worker of a subscription that leaves rows alone for a while."""
     declared = Declaration(name="late", destination="callable:tests", grace=grace)
-    return Worker(database, declared, handler, settings=BRISK)
+    return Worker(database, [job(declared, handler)], BRISK)
 
 
 def at_work(database: Database) -> bool:

@@ -16,7 +16,6 @@ from outbox.model.subscription import Start, Subscription
 from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.worker import Worker
 from tests.support.destination import Destination, failing, relay_to
 from tests.support.leases import notice
 from tests.support.parked import states
@@ -319,7 +318,7 @@ def test_a_subscription_that_is_dropped_while_its_worker_connects_again_is_not_c
     """The worker has seen that it is there; a compensation, and another that somebody else creates, has no start."""
     send(outbox, "1")
     collector = Collector()
-    again = Worker(outbox.database, declared("billing"), collector, start=start)
+    again = worker(outbox.database, collector, start=start, name="billing")
     if start is None:
         Subscriptions(channel).declare(declared("billing"))
     again.until_empty()

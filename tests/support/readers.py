@@ -14,6 +14,8 @@ from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, Start
 from outbox.model.verdict import DONE, Verdict
 from outbox.store.database import Database
+from outbox.worker.calls import Caller, Handler
+from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.worker import Worker
@@ -81,9 +83,14 @@ def declared(name: str = "relay", **differing: Any) -> Declaration:
     return Declaration(**{"name": name, "destination": "callable:tests", **differing})
 
 
+def job(declared: Declaration, handler: Handler, **differing: Any) -> Job:
+    """What a worker is to do with this handler."""
+    return Job(declared=declared, caller=Caller(handler), **differing)
+
+
 def worker(
     database: Database,
-    handler: Collector,
+    handler: Handler,
     *,
     settings: Settings | None = None,
     policy: HandlerPolicy | None = None,
@@ -91,7 +98,8 @@ def worker(
     **differing: Any,
 ) -> Worker:
     """A worker that hands over to `handler`."""
-    return Worker(database, declared(**differing), handler, settings=settings, policy=policy, start=start)
+    only = job(declared(**differing), handler, policy=policy or HandlerPolicy(), start=start)
+    return Worker(database, [only], settings)
 
 
 def delivered(database: Database, **differing: Any) -> list[Message]:

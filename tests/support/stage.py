@@ -1,22 +1,27 @@
-"""A stage for handing over: messages, handlers that behave as they are told, and what came of it."""
+"""A stage for handling: messages, handlers that behave as they are told, and what came of it."""
 
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from tenacity import wait_fixed
 
-from outbox import Message, RetryPolicy, Unavailable, Verdict
+from outbox import LeaseLostError, Message, RetryPolicy, Unavailable, Verdict
 from outbox.model.lease import Lease
 from outbox.model.verdict import DONE
-from outbox.worker.calls import Caller, HungCalls
-from outbox.worker.handle import BatchHandler, Outcome
+from outbox.runtime.stop import Stop
+from outbox.runtime.wakeup import Wake
+from outbox.worker.calls import Caller, LeasedCaller
+from outbox.worker.failure_log import FailureLog
+from outbox.worker.handle import BatchHandler, Look
+from outbox.worker.hung import HungCalls
+from outbox.worker.outcome import Clock, Outcome
 from outbox.worker.policy import HandlerPolicy
+from outbox.worker.waiting import Wait
 
 POLICY = HandlerPolicy(
     retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=5), pause=wait_fixed(0.001)
@@ -63,8 +68,45 @@ class Handler:
         return verdicts
 
 
+class Held:
+    """A lease that lasts, unless a test says otherwise."""
+
+    def __init__(self, lease: Lease | None = None) -> None:
+        self.lease = lease
+        #: Until when it lasts, at each look; the last one for ever.
+        self.moments = [math.inf]
+        #: After so many calls it is lost.
+        self.calls = math.inf
+
+    @property
+    def until(self) -> float:
+        """What the thread sees that makes a call."""
+        return self.moments.pop(0) if len(self.moments) > 1 else self.moments[0]
+
+    def require(self, seconds: float) -> bool:
+        """Good for any time, until it is lost."""
+        self.calls -= 1
+        if self.calls < 0:
+            raise LeaseLostError("lost")
+        return True
+
+
+class StopAfter(Stop):
+    """A stop that is asked after so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        super().__init__()
+        self.looks = looks
+
+    @property
+    def asked(self) -> bool:
+        """Count a look."""
+        self.looks -= 1
+        return self.looks <= 0
+
+
 class Stage:
-    """A hand-over, and a stop that is asked after so many rests."""
+    """A batch handler, and the one who steps it; a stop is asked after so many looks."""
 
     def __init__(
         self,
@@ -72,46 +114,61 @@ class Stage:
         policy: HandlerPolicy = POLICY,
         *,
         most: int = 100,
-        rests: int = 10_000,
-        gives_up: bool = True,
+        looks: int = 10_000,
         part_seconds: float = 1.0,
-        lease: Lease | None = None,
+        held: Held | None = None,
         hung: HungCalls | None = None,
-        before_call: Callable[[], float] = lambda: math.inf,
+        others: bool = False,
+        failure_log: FailureLog | None = None,
     ) -> None:
-        self.rests = rests
+        self.stop = StopAfter(looks)
+        self.wake = Wake()
+        self.caller = Caller(handler)
+        self._others = others
+        deadline = policy.deadline.total_seconds()
         self.batch_handler = BatchHandler(
-            Caller(handler, lease),
+            LeasedCaller(self.caller, held or Held(), needs=1.0, deadline=deadline, wake=self.wake),
             policy,
-            before_call=before_call,
-            rest=self._rest,
+            stop=self.stop,
             most=most,
             part_seconds=part_seconds,
             hung=hung,
-            gives_up=gives_up,
+            failure_log=failure_log,
         )
 
-    def run(
+    def parts(
         self,
         messages: Sequence[Message],
         *,
         wait_for_destination: bool = True,
         quota: int = 1000,
         parked: bool = False,
-        now: Callable[[], datetime] | None = None,
-    ) -> Outcome:
+        clock: Clock | None = None,
+        meanwhile: Callable[[], None] = lambda: None,
+    ) -> Iterator[Outcome]:
+        """The parts of one batch; `meanwhile` is called in each of its waits."""
+        handling = self.batch_handler.run(
+            list(messages), wait_for_destination=wait_for_destination, quota=quota, parked=parked, clock=clock
+        )
+        with closing(handling):
+            for each in handling:
+                if isinstance(each, Look):
+                    each.others = self._others
+                elif isinstance(each, Wait):
+                    meanwhile()
+                    # Without its stop, whose looks are counted.
+                    wait = replace(each, stop=None)
+                    while not wait.over:
+                        self.wake.wait(wait.seconds)
+                else:
+                    yield each
+
+    def run(self, messages: Sequence[Message], **options: Any) -> Outcome:
         """One batch, all its parts together."""
         whole = Outcome()
-        for part in self.batch_handler.run(
-            list(messages), wait_for_destination=wait_for_destination, quota=quota, parked=parked, now=now
-        ):
+        for part in self.parts(messages, **options):
             whole = replace(part, done=whole.done + part.done, parked=whole.parked + part.parked)
         return whole
-
-    def _rest(self, seconds: float) -> bool:
-        time.sleep(seconds)
-        self.rests -= 1
-        return self.rests > 0
 
 
 def ids(messages: Sequence[Message]) -> list[int]:

@@ -15,7 +15,7 @@ from outbox.worker.calls import Call
 from outbox.worker.failure_log import FailureLog
 from outbox.worker.failure_words import CheckingBack
 from outbox.worker.policy import BLOCKED, HandlerPolicy
-from tests.support.stage import HASTY, POLICY, Handler, Stage, again, ids, messages, only, raising, seen
+from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, ids, messages, only, raising, seen
 
 # How many messages a call holds
 
@@ -72,7 +72,7 @@ def test_a_batch_that_takes_long_comes_in_parts():
     verdicts: dict[int, Verdict] = {2: Retry("no"), 3: Reject("never")}
     stage = Stage(Handler(lambda message: verdicts.get(message.id or 0, DONE)), part_seconds=0, most=2)
 
-    parts = list(stage.batch_handler.run(messages(*"abcdef"), wait_for_destination=True, quota=0))
+    parts = list(stage.parts(messages(*"abcdef"), quota=0))
 
     assert [(seen(part), part.next and part.next.id) for part in parts] == [
         ({"done": [1], "aside": [], "open": []}, 2),
@@ -84,9 +84,9 @@ def test_a_batch_that_takes_long_comes_in_parts():
 
 def test_a_part_comes_before_a_pause():
     """An outage may last for hours, and a crash must not repeat what was accepted before it."""
-    stage = Stage(Handler(only(2, verdict=Unavailable("away"))), rests=30)
+    stage = Stage(Handler(only(2, verdict=Unavailable("away"))), looks=30)
 
-    parts = list(stage.batch_handler.run(messages("a", "b"), wait_for_destination=True, quota=0))
+    parts = list(stage.parts(messages("a", "b"), quota=0))
 
     assert [seen(part) for part in parts] == [
         {"done": [1], "aside": [], "open": []},
@@ -156,11 +156,11 @@ def test_attempts_are_used_up():
 
 
 def test_a_message_that_raises_counts_only_when_another_was_accepted_since():
-    stage = Stage(Handler(raising(1)), rests=40)
+    stage = Stage(Handler(raising(1)), looks=40)
     (poison,) = messages("a")
 
     alone = seen(stage.run([poison]))
-    stage.rests = 1000
+    stage.stop.looks = 1000
     with_another = seen(stage.run([poison, *messages("b", first=2)]))
 
     assert alone == {"done": [], "aside": [], "open": [1]}
@@ -169,16 +169,16 @@ def test_a_message_that_raises_counts_only_when_another_was_accepted_since():
 
 def test_a_call_that_would_begin_too_late_is_not_made_and_counts_nothing():
     """The message has failed alone, and others were accepted since: its next failure would count."""
-    handler, moments = Handler(raising(1)), [math.inf] * 100
-    stage = Stage(handler, rests=5, before_call=moments.pop)
+    handler, held = Handler(raising(1)), Held()
+    stage = Stage(handler, looks=5, held=held)
     (message,) = messages("a")
     stage.run([message])
-    stage.rests = 1000
+    stage.stop.looks = 1000
     stage.run(messages("b", first=2))
     handler.answer = lambda _: DONE
     handler.calls.clear()
 
-    moments += [-math.inf] * 3
+    held.moments = [-math.inf, -math.inf, -math.inf, math.inf]
     outcome = stage.run([message])
 
     assert seen(outcome) == {"done": [1], "aside": [], "open": []}
@@ -203,7 +203,7 @@ def test_two_messages_that_raise_do_not_hide_behind_each_other():
 @pytest.mark.parametrize("answer", [raising(*range(100)), lambda _: Unavailable("away")], ids=["raises", "unavailable"])
 def test_a_sick_destination_counts_nothing(answer):
     """A stop comes after a while: nothing was moved."""
-    outcome = Stage(Handler(answer), rests=400).run(messages(*"abcdefgh"))
+    outcome = Stage(Handler(answer), looks=400).run(messages(*"abcdefgh"))
 
     assert seen(outcome) == {"done": [], "aside": [], "open": list(range(1, 9))}
 
@@ -240,17 +240,15 @@ def test_a_message_of_a_missing_topic_waits_also_when_it_is_the_last_of_its_batc
     (missing,) = messages("b", topic="gone", first=2)
     handler = Handler(lambda message: Unavailable("no stream") if message.topic == "gone" else DONE)
 
-    outcome = Stage(handler, rests=100).run([*messages("a"), missing])
+    outcome = Stage(handler, looks=100).run([*messages("a"), missing])
 
     assert seen(outcome) == {"done": [1], "aside": [(2, "waiting", 0)], "open": []}
 
 
 def test_what_waits_because_there_was_nothing_else_to_try_keeps_the_destinations_text():
-    stage = Stage(Handler(lambda message: Unavailable(f"no stream takes {message.topic}")))
+    stage = Stage(Handler(lambda message: Unavailable(f"no stream takes {message.topic}")), others=True)
 
-    (outcome,) = stage.batch_handler.run(
-        messages("a", "b"), wait_for_destination=True, quota=10, more_available=lambda: True
-    )
+    outcome = stage.run(messages("a", "b"), quota=10)
 
     text = "no stream takes orders"
     assert sorted((message.id, parking.state, parking.error) for message, parking in outcome.parked) == [
@@ -339,8 +337,7 @@ def test_a_destination_that_flaps_fills_no_log(caplog, clock):
 def test_it_is_told_whether_the_server_or_a_topic_is_meant(caplog, answer, topics, accepted, said):
     """A sender may say that nothing is accepted; where it does not, several topics with one answer say so."""
     handler = Handler(lambda message: DONE if message.topic in accepted else answer(message))
-    stage = Stage(handler, rests=20)
-    stage.batch_handler._failure_log = FailureLog("relay", "nats://h:4222")
+    stage = Stage(handler, looks=20, failure_log=FailureLog("relay", "nats://h:4222"))
     all = [each for n, topic in enumerate(accepted + topics) for each in messages(f"k{n}", topic=topic, first=n + 1)]
 
     stage.run(all, wait_for_destination=True)
@@ -438,7 +435,7 @@ def test_dead_letters_are_told_a_line_for_all_of_a_batch(caplog):
 
 
 def test_without_room_the_rest_pauses():
-    outcome = Stage(Handler(only(2, 3, verdict=Unavailable("no stream"))), rests=100).run(
+    outcome = Stage(Handler(only(2, 3, verdict=Unavailable("no stream"))), looks=100).run(
         messages("a", "b", "c", "d"), quota=1
     )
 
@@ -479,7 +476,7 @@ def test_a_missing_topic_is_left_and_the_others_go_on():
 @pytest.mark.parametrize("wait_for_destination", [True, False])
 @pytest.mark.timeout(20)
 def test_a_sender_that_breaks_the_contract_gets_nothing_settled(answer, wait_for_destination):
-    stage = Stage(answer, rests=200)
+    stage = Stage(answer, looks=200)
 
     outcome = stage.run(
         messages("a", "b", "a"), wait_for_destination=wait_for_destination, quota=1000 if wait_for_destination else 0
@@ -520,7 +517,7 @@ def test_a_handler_that_exits_the_interpreter_is_one_that_raises():
 
 def test_a_stop_leaves_the_rest_open():
     handler = Handler()
-    stage = Stage(handler, rests=3)
+    stage = Stage(handler, looks=3)
 
     outcome = stage.run(messages(*[None] * 20))
 

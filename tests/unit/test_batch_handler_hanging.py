@@ -1,23 +1,24 @@
 """Handing over to a handler that does not come back: the others go on, and the one that hangs is found."""
 
-import math
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from outbox import Message, Reject, Retry, RetryPolicy, Verdict
+from outbox import LeaseLostError, Message, Reject, Retry, RetryPolicy, Verdict
 from outbox.model.lease import Lease, Partition
-from outbox.model.parking import Held
+from outbox.model.parking import Held as HeldParked
 from outbox.model.verdict import DONE
-from outbox.worker.calls import Call, HungCalls
+from outbox.worker.calls import Call
+from outbox.worker.hung import HungCall, HungCalls
 from outbox.worker.known import KnownOutcomes, identity_of
 from outbox.worker.policy import BLOCKED
-from tests.support.stage import HASTY, POLICY, Handler, Stage, again, hanging, ids, messages, only, seen
+from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, hanging, ids, messages, only, seen
 from tests.support.waiting import eventually
 
 #: Here the others are to be accepted before the hand-over gives up.
@@ -39,7 +40,7 @@ def test_a_hung_call_keeps_its_keys_also_when_its_message_has_an_outcome():
     with hanging(handler, 1):
         outcome = Stage(handler, policy).run(messages("a", "b", "a", "b"))
 
-    assert seen(outcome) == {"done": [2, 4], "aside": [(1, "dead", 1)], "open": [3]}
+    assert seen(outcome) == {"done": [2, 4], "aside": [(1, "dead", 1), (3, "waiting", 0)], "open": []}
 
 
 def test_a_later_batch_waits_for_the_keys_of_a_hung_call_until_it_ends():
@@ -68,17 +69,18 @@ def test_what_hangs_does_not_expire():
     for message in found[0], found[3]:
         message.expires_at = moment - timedelta(seconds=1)
     with hanging(handler, 1):
-        outcome = Stage(handler, LESS_HASTY).run(found, now=lambda: moment)
+        outcome = Stage(handler, LESS_HASTY).run(found, clock=SimpleNamespace(now=moment))
 
     assert seen(outcome) == {"done": [2], "aside": [(4, "dead", 0), (1, "retry", 1), (3, "blocked", 0)], "open": []}
 
 
 def test_a_call_that_hangs_when_nothing_else_is_accepted_counts_nothing():
+    """Its message waits, so that the position can pass it."""
     handler = Handler()
     with hanging(handler, 1, 2):
         outcome = Stage(handler, HASTY).run(messages("a", "b"))
 
-    assert seen(outcome) == {"done": [], "aside": [], "open": [1, 2]}
+    assert seen(outcome) == {"done": [], "aside": [(1, "waiting", 0), (2, "waiting", 0)], "open": []}
 
 
 def test_the_answer_of_a_call_that_hung_for_a_while_is_used():
@@ -120,29 +122,17 @@ def test_one_hung_call_counts_once():
     assert seen(second) == {"done": [], "aside": [], "open": [1]}
 
 
-def test_too_many_hung_calls_end_it():
+def test_too_many_calls_that_hang_end_it_and_what_they_have_is_parked():
+    """No further call is made while they are past their deadline; when they come back, each message has come once."""
     handler = Handler()
     stage = Stage(handler, HASTY)
     with hanging(handler, *range(1, 20)):
-        outcome = stage.run(messages(*"abcdefghij"))
-
-    assert stage.batch_handler.gave_up
-    assert (ids(outcome.done), len(outcome.open)) == ([], 10)
-    assert len(handler.calls) <= HASTY.max_hung + 1
-
-
-def test_who_does_not_give_up_makes_only_so_many_calls_beside_those_that_hang():
-    """What they have is parked meanwhile, and comes once."""
-    handler = Handler()
-    stage = Stage(handler, HASTY, rests=1000, gives_up=False)
-    with hanging(handler, *range(1, 20)):
         outcome = stage.run(messages(*"abcdefghijkl"))
-        calls = len(handler.calls)
-    arrived = eventually(lambda: stage.batch_handler.held() == Held(ids=set(), keys=set(), but=set()), 10)
-    stage.rests = 1000
+        calls, gave_up = len(handler.calls), stage.batch_handler.gave_up
+    arrived = eventually(lambda: stage.batch_handler.held() == HeldParked(ids=set(), keys=set(), but=set()), 10)
     second = stage.run([again(message, 1) for message, _ in outcome.parked], wait_for_destination=False, quota=0)
 
-    assert (calls, stage.batch_handler.gave_up) == (8, False)
+    assert (calls, gave_up) == (HASTY.max_hung, True)
     assert seen(outcome)["aside"] == [(id, "waiting", 0) for id in range(1, 9)]
     assert ids(outcome.open) == [9, 10, 11, 12]
     unanswered = stage.batch_handler.unanswered([message for message, _ in outcome.parked], parked=True)
@@ -169,10 +159,15 @@ def hung_call(handler: Handler, hung: HungCalls, all: list[Message], lease: Leas
     """Message 1 is done, the call with the others comes back too late; then the lease is lost."""
     hung.taken(lease)
     hung.read_from("server")
-    call = Call(all[1:], lease=lease)
-    hung.add(call)
-    call.perform(handler)
+    finished_late(hung, Call(all[1:]), handler, lease)
     handler.calls.clear()
+
+
+def finished_late(hung: HungCalls, call: Call, handler: Any, lease: Lease | None = None) -> None:
+    """The call is past its deadline when it comes back."""
+    hung.add(call, lease)
+    call.perform(handler)
+    call.finish()
 
 
 def flat(calls: list[list[int]]) -> list[int]:
@@ -185,7 +180,7 @@ def test_a_late_answer_does_not_pass_over_what_is_sent_again_before_it():
     handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
     hung_call(handler, hung, all)
     hung.taken(LEASES[2])
-    outcome = Stage(handler, hung=hung, lease=LEASES[2]).run(all)
+    outcome = Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
 
     assert flat(handler.calls) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert ids(outcome.done) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
@@ -195,7 +190,7 @@ def test_nor_does_it_when_the_others_come_in_another_batch():
     handler, hung, all = Handler(), HungCalls(), messages(*"k" * 9)
     hung_call(handler, hung, all)
     hung.taken(LEASES[2])
-    stage = Stage(handler, hung=hung, lease=LEASES[2])
+    stage = Stage(handler, hung=hung, held=Held(LEASES[2]))
     for batch in (all[:1], all[1:5], all[5:]):
         stage.run(batch)
 
@@ -206,7 +201,7 @@ def test_it_counts_for_another_key_and_without_a_key():
     handler, hung, all = Handler(), HungCalls(), messages(*"kkabc", None, None, "k", "k")
     hung_call(handler, hung, all)
     hung.taken(LEASES[2])
-    Stage(handler, hung=hung, lease=LEASES[2]).run(all)
+    Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
 
     assert flat(handler.calls) == [1, 2, 8, 9]
 
@@ -217,7 +212,7 @@ def test_what_failed_late_behind_a_message_that_is_sent_again_is_sent_again_as_w
     hung_call(handler, hung, all)
     handler.answer = lambda _: DONE
     hung.taken(LEASES[2])
-    outcome = Stage(handler, hung=hung, lease=LEASES[2]).run(all)
+    outcome = Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
 
     assert (flat(handler.calls), seen(outcome)["aside"]) == ([1, 2, 3, 4, 5, 6, 7, 8, 9], [])
 
@@ -228,17 +223,17 @@ def test_an_outcome_that_was_not_settled_is_known_under_the_next_lease():
     hung.note(LEASES[1], all[:1], [])
     hung.taken(LEASES[2])
     hung.read_from("server")
-    outcome = Stage(handler, hung=hung, lease=LEASES[2]).run(all)
+    outcome = Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
 
     assert (handler.calls, ids(outcome.done)) == ([], [1, 2, 3, 4, 5, 6, 7, 8, 9])
 
 
 def test_what_a_batch_has_done_is_known_when_the_lease_is_lost_within_it():
     """It ends with an error before the next call; nothing of it was settled."""
-    handler, hung, all = Handler(), HungCalls(), messages(*"abc")
-    moments = [math.inf, math.inf]
-    with pytest.raises(IndexError):
-        Stage(handler, most=1, hung=hung, before_call=moments.pop).run(all)
+    handler, hung, all, held = Handler(), HungCalls(), messages(*"abc"), Held()
+    held.calls = 2
+    with pytest.raises(LeaseLostError):
+        Stage(handler, most=1, hung=hung, held=held).run(all)
     outcome = Stage(handler, hung=hung).run(all)
 
     assert (handler.calls, ids(outcome.done)) == ([[1], [2], [3]], [1, 2, 3])
@@ -253,7 +248,7 @@ def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
         assert began.wait(30)
         if finished:
             released.set()
-            assert eventually(lambda: stage.batch_handler._caller._last and stage.batch_handler._caller._last.finished)
+            assert eventually(lambda: not stage.caller._under_way)
         raise OSError("away")
 
     with hanging(handler, 1) as released:
@@ -265,9 +260,8 @@ def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
 
         handler.answer = beginning
         stage = Stage(handler, hung=hung)
-        stage.batch_handler.meanwhile = lost
         with pytest.raises(OSError, match="away"):
-            stage.run(all)
+            stage.run(all, meanwhile=lost)
         released.set()
         outcome = Stage(handler, hung=hung).run(all)
 
@@ -284,7 +278,7 @@ def test_no_outcome_counts_when_somebody_else_may_have_sent_or_the_server_has_cr
     hung.note(LEASES[1], all[:1], [])
     hung.taken(LEASES[epoch])
     hung.read_from(incarnation)
-    Stage(handler, hung=hung, lease=LEASES[epoch]).run(all)
+    Stage(handler, hung=hung, held=Held(LEASES[epoch])).run(all)
 
     assert flat(handler.calls) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
 
@@ -292,17 +286,18 @@ def test_no_outcome_counts_when_somebody_else_may_have_sent_or_the_server_has_cr
 def test_a_call_that_hangs_while_somebody_else_has_the_lease_keeps_its_keys_and_its_answer_does_not_count():
     handler, hung, all = Handler(), HungCalls(), messages("k", "k", "a")
     hung.taken(LEASES[1])
-    call = Call(all[:1], lease=LEASES[1])
-    hung.add(call)
+    call = Call(all[:1])
+    hung.add(call, LEASES[1])
     hung.taken(LEASES[3])
 
     def answer(message: Message) -> Verdict:
         if message.id == 3:
             call.perform(lambda messages: [DONE] * len(messages))
+            call.finish()
         return DONE
 
     handler.answer = answer
-    Stage(handler, hung=hung, lease=LEASES[3]).run(all)
+    Stage(handler, hung=hung, held=Held(LEASES[3])).run(all)
 
     assert flat(handler.calls) == [3, 1, 2]
 
@@ -312,12 +307,10 @@ def test_a_call_of_a_lease_that_was_lost_before_it_hung_does_not_count():
     handler, hung, all = Handler(), HungCalls(), messages("k", "a")
     hung.taken(LEASES[1])
     hung.taken(LEASES[2])
-    call = Call(all[:1], lease=LEASES[1])
-    hung.add(call)
-    call.perform(handler)
+    finished_late(hung, Call(all[:1]), handler, LEASES[1])
     hung.note(LEASES[1], all[1:], [])
     handler.calls.clear()
-    Stage(handler, hung=hung, lease=LEASES[2]).run(all)
+    Stage(handler, hung=hung, held=Held(LEASES[2])).run(all)
 
     assert flat(handler.calls) == [1, 2]
 
@@ -333,9 +326,7 @@ def test_the_outcome_of_one_message_is_not_that_of_another_with_its_id():
 
 def test_the_outcome_of_an_id_that_is_given_out_again_is_not_used_when_it_comes_late():
     handler, hung = Handler(), HungCalls()
-    call = Call(messages("k"))
-    hung.add(call)
-    call.perform(handler)
+    finished_late(hung, Call(messages("k")), handler)
     Stage(handler, hung=hung).run(messages("k"))
 
     assert handler.calls == [[1], [1]]
@@ -436,13 +427,13 @@ class Outcomes(dict[Any, Any]):
             yield each
 
 
-class Calls(list[Call]):
+class Calls(list[HungCall]):
     """A list that is interrupted at the end of its second iteration."""
 
     interrupted: Interrupted
     iterations = 0
 
-    def __iter__(self) -> Iterator[Call]:
+    def __iter__(self) -> Iterator[HungCall]:
         yield from super().__iter__()
         self.iterations += 1
         if self.iterations == 2:

@@ -1,30 +1,232 @@
-"""Calls: the last look at the lease is on the thread that makes them."""
+"""Calls: turns are given in order, a call that hangs loses its turn, and the last look is right before the call."""
 
 import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from outbox import Message, Verdict
+from outbox.model.verdict import DONE
 from outbox.runtime.clock import clock
-from outbox.worker.calls import Call
-from tests.support.stage import Handler, messages
+from outbox.runtime.fair_lock import FairLock
+from outbox.runtime.wakeup import Wake
+from outbox.worker.calls import Call, Caller
+from tests.support.stage import Handler, ids, messages
+from tests.support.waiting import eventually
 
 
-@pytest.mark.parametrize(("begin_before", "made"), [(-math.inf, False), (math.inf, True)])
-def test_a_call_is_made_only_before_its_moment(begin_before, made):
+@dataclass
+class Until:
+    """A right that ends at a moment."""
+
+    until: float
+
+
+@pytest.mark.parametrize(("until", "made"), [(-math.inf, False), (math.inf, True)])
+def test_a_call_is_made_only_while_its_right_lasts(until, made):
     """The thread that made it may have been suspended since the worker looked at its lease."""
     handler = Handler()
-    call = Call(messages("a"), begin_before)
+    call = Call(messages("a"), Until(until))
 
     call.perform(handler)
 
-    assert (call.finished, call.late, handler.calls) == (True, not made, [[1]] if made else [])
+    assert (call.late, handler.calls) == (not made, [[1]] if made else [])
 
 
-def test_the_moment_itself_is_too_late(monkeypatch):
+@pytest.mark.parametrize(("needs", "late"), [(4.0, False), (5.0, True)])
+def test_a_right_that_ends_when_the_call_may_end_is_too_short(monkeypatch, needs, late):
     moment = clock()
     monkeypatch.setattr("outbox.worker.calls.clock", lambda: moment)
-    call = Call(messages("a"), moment)
+    call = Call(messages("a"), Until(moment + 5.0), needs=needs)
 
     call.perform(Handler())
 
-    assert call.late
+    assert call.late == late
+
+
+class Held:
+    """A handler whose calls come back when they are released, in any order."""
+
+    def __init__(self) -> None:
+        self.begun: list[int] = []
+        self._released: dict[int, threading.Event] = {}
+
+    def __call__(self, given: Sequence[Message]) -> Sequence[Verdict]:
+        """Wait for the release."""
+        (id,) = ids(given)
+        released = self._released.setdefault(id, threading.Event())
+        self.begun.append(id)
+        assert released.wait(60)
+        return [DONE]
+
+    def release(self, *calls: int) -> None:
+        """Let these come back, now or when they begin."""
+        for id in calls:
+            self._released.setdefault(id, threading.Event()).set()
+
+
+def asked(caller: Caller, count: int, *, deadline: float = math.inf) -> list[Call]:
+    """So many calls, each with a message, in the order of their numbers."""
+    calls = [Call([message], deadline=deadline) for message in messages(*[None] * count)]
+    for call in calls:
+        caller.begin(call)
+    return calls
+
+
+def after(condition: Callable[[], bool]) -> bool:
+    """Whether it comes true, and a moment has passed in which more could happen than should."""
+    found = eventually(condition, 60)
+    time.sleep(0.05)
+    return found
+
+
+@pytest.mark.parametrize("concurrency", [1, 2, 3])
+def test_turns_are_given_in_the_order_of_asking_and_so_many_at_once(concurrency):
+    handler = Held()
+    calls = asked(Caller(handler, concurrency=concurrency), 5)
+    after(lambda: len(handler.begun) == concurrency)
+    at_first, waiting = sorted(handler.begun), [call.started is None for call in calls]
+    handler.release(2 if concurrency > 1 else 1)
+    after(lambda: len(handler.begun) == concurrency + 1)
+    then = sorted(handler.begun)
+    handler.release(*range(1, 6))
+    all_back = eventually(lambda: all(call.finished for call in calls), 60)
+
+    assert at_first == list(range(1, concurrency + 1))
+    assert waiting == [False] * concurrency + [True] * (5 - concurrency)
+    assert then == list(range(1, concurrency + 2))
+    assert (all_back, [call.verdicts for call in calls]) == (True, [[DONE]] * 5)
+
+
+def test_whoever_asks_again_comes_after_those_who_wait():
+    """Two partitions share a caller: none of them has two turns before the other has one."""
+    handler = Held()
+    caller = Caller(handler)
+    first, second, again = (Call([message]) for message in messages(None, None, None))
+    caller.begin(first)
+    caller.begin(second)
+    handler.release(1)
+    assert eventually(lambda: first.finished)
+    caller.begin(again)
+    handler.release(2, 3)
+    assert eventually(lambda: again.finished)
+
+    assert handler.begun == [1, 2, 3]
+
+
+def test_a_call_past_its_deadline_gives_its_turn_up_and_takes_no_other_when_it_comes_back():
+    handler = Held()
+    caller = Caller(handler)
+    hangs, second, third = asked(caller, 3, deadline=0.3)
+    beside = eventually(lambda: caller.look(second) and second.started is not None, 60)
+    overdue, second.deadline = caller.overdue, 60.0
+    handler.release(1)
+    assert after(lambda: hangs.finished)
+    begun = list(handler.begun)
+    handler.release(2, 3)
+    assert eventually(lambda: third.finished)
+
+    assert (beside, overdue, begun) == (True, [hangs], [1, 2])
+    assert (caller.overdue, handler.begun) == ([], [1, 2, 3])
+
+
+def test_a_deadline_begins_with_the_turn():
+    handler = Held()
+    caller = Caller(handler)
+    first, second = asked(caller, 2, deadline=60.0)
+    waiting = (second.due, second.seconds, second.over)
+    handler.release(1)
+    assert eventually(lambda: second.started is not None)
+    due, began = second.due, second.started
+    handler.release(2)
+
+    assert (waiting, due) == ((math.inf, 0.0, False), (began or 0) + 60.0)
+    assert eventually(lambda: first.finished and second.finished)
+
+
+def test_a_call_that_waits_for_its_turn_can_be_withdrawn_and_one_that_has_begun_cannot():
+    handler = Held()
+    caller = Caller(handler)
+    first, second = asked(caller, 2)
+    withdrawn = [caller.withdraw(first), caller.withdraw(second)]
+    handler.release(1)
+    assert after(lambda: first.finished)
+
+    assert (withdrawn, second.late, second.finished, handler.begun) == ([False, True], True, True, [1])
+
+
+def test_whoever_waits_is_woken_when_the_call_comes_back_and_when_its_turn_comes():
+    handler, wakes = Held(), [Wake(), Wake()]
+    caller = Caller(handler)
+    calls = [Call([message], wake=wake) for message, wake in zip(messages(None, None), wakes, strict=True)]
+    for call in calls:
+        caller.begin(call)
+    handler.release(1)
+    woken = [wakes[0].wait(60), wakes[1].wait(60)]
+    begun = calls[1].started is not None
+    handler.release(2)
+
+    assert (woken, begun, wakes[1].wait(60), calls[1].finished) == ([True, True], True, True, True)
+
+
+def test_a_call_beside_others_that_share_the_destination_begins_when_their_turn_is_over():
+    """So the time for which it waits is no part of its deadline, and its right is looked at afterwards."""
+    handler, turns, wake = Handler(), FairLock(), Wake()
+    caller, right = Caller(handler, shared=turns), Until(math.inf)
+    call = Call(messages("a"), right, wake=wake)
+    with turns.hold():
+        caller.begin(call)
+        time.sleep(0.1)
+        before, right.until = call.started, -math.inf
+    assert wake.wait(60)
+
+    assert (before, eventually(lambda: call.finished), call.late, handler.calls) == (None, True, True, [])
+
+
+def test_threads_without_a_call_end_when_the_caller_is_closed_and_others_are_made():
+    handler = Handler()
+    caller = Caller(handler)
+    threads = set(threading.enumerate())
+    for _ in range(2):
+        (call,) = asked(caller, 1)
+        assert eventually(lambda: call.finished)  # noqa: B023 - asked at once
+        mine = set(threading.enumerate()) - threads
+        caller.close()
+        assert eventually(lambda: not any(thread.is_alive() for thread in mine))  # noqa: B023
+
+    assert handler.calls == [[1], [1]]
+
+
+@given(st.integers(1, 4), st.lists(st.booleans(), max_size=30))
+def test_never_more_calls_than_allowed_and_each_that_is_not_withdrawn_is_made_once_in_order(concurrency, steps):
+    """True: another call is asked for; False: the one that was asked for last is withdrawn, if it waits still."""
+    lock, begun, at_once, most = threading.Lock(), list[int](), 0, 0
+
+    def handler(given: Sequence[Message]) -> Sequence[Verdict]:
+        nonlocal at_once, most
+        with lock:
+            begun.append(given[0].id or 0)
+            at_once += 1
+            most = max(most, at_once)
+        with lock:
+            at_once -= 1
+        return [DONE]
+
+    caller, calls, withdrawn = Caller(handler, concurrency=concurrency), list[Call](), set[int]()
+    for asks in steps:
+        if asks:
+            calls.append(Call(messages(None, first=len(calls) + 1)))
+            caller.begin(calls[-1])
+        elif calls and caller.withdraw(calls[-1]):
+            withdrawn.add(len(calls))
+    assert eventually(lambda: all(call.finished for call in calls), 60)
+    caller.close()
+
+    assert most <= concurrency
+    expected = [id for id in range(1, len(calls) + 1) if id not in withdrawn]
+    assert (begun if concurrency == 1 else sorted(begun)) == expected

@@ -15,14 +15,13 @@ import pytest
 
 from outbox import Message, Outbox, create_engine
 from outbox.direct.sends import DirectSends
-from outbox.model.subscription import Declaration
-from outbox.model.verdict import DONE
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.questions import Respondent, Unasked
 from outbox.runtime import fork
 from outbox.runtime.fair_lock import FairLock
 from outbox.store.database import Database
-from outbox.worker.calls import Call, HungCalls
+from outbox.worker.calls import Call
+from outbox.worker.hung import HungCalls
 from outbox.worker.worker import Worker
 
 
@@ -101,11 +100,7 @@ def test_what_fails_does_not_stop_the_others():
 
 def test_a_worker_has_another_owner_there():
     """Else the child would take its parent's lease for its own."""
-    worker = Worker(
-        Outbox(create_engine("sqlite:///never-opened")).database,
-        Declaration(name="relay", destination="test"),
-        lambda messages: [DONE for _ in messages],
-    )
+    worker = Worker(Outbox(create_engine("sqlite:///never-opened")).database, [])
     owner = worker.owner
 
     assert in_a_child(lambda: worker.owner != owner)

@@ -25,7 +25,7 @@ def test_what_would_select_nothing_is_refused(sqlite_engine, topics, error):
 def test_topics_are_kept_once_each_and_in_order(sqlite_engine):
     relay = Relay(Outbox(sqlite_engine), Destination(), topics=iter(["b", "a", "b"]))
 
-    assert relay._worker._declared.topics == ("a", "b")
+    assert relay._worker._subscriptions[0].job.declared.topics == ("a", "b")
 
 
 @pytest.mark.parametrize("verb", [["relay", "--to", "stdout:", "--once"], ["subscriptions", "alter", "relay"]])

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -25,6 +25,8 @@ from outbox.model.verdict import DONE
 from outbox.store.subscriptions import leases
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.worker.partition import PartitionWorker
+from outbox.worker.waiting import Wait
 from tests.support.command_line import outbox as command_line
 from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.leases import step_clock
@@ -343,27 +345,29 @@ def test_a_command_that_is_killed_leaves_a_worker_that_goes_on(engine, outbox, p
     assert in_order(destination, 1_000)
 
 
-def test_who_works_until_nothing_is_left_does_so_although_a_command_wants_the_lease_meanwhile(engine, outbox):
+def test_who_works_until_nothing_is_left_does_so_although_a_command_wants_the_lease_meanwhile(
+    engine, outbox, monkeypatch
+):
     """It is asked for right before a parked message is tried: that is left, and tried under the next lease."""
     destination = Destination(lambda _message: Retry("not yet", timedelta(0)))
     relay = relay_to(destination, outbox)
     fill(outbox, 1)
     relay.once()
     destination.answer = lambda _message: DONE
-    looks = 0
+    step, steps = PartitionWorker.step, 0
 
-    def asked(_channel: Any) -> None:
-        nonlocal looks
-        looks += 1
-        if looks == 2:
-            relay._worker._give_back.ask()
+    def asked(self: PartitionWorker, *, postpone: bool) -> Generator[Wait, None, int]:
+        nonlocal steps
+        steps += 1
+        if steps == 1:
+            self._batch_handler._stop.ask()
+        return (yield from step(self, postpone=postpone))
 
-    # Called before the lease is taken, and then before each step.
-    relay._worker._on_idle = asked
+    monkeypatch.setattr(PartitionWorker, "step", asked)
     parked = states(engine)
     relay.until_empty()
 
-    assert (parked, looks > 2, destination.bodies, states(engine)) == ({"retry": 1}, True, [b"0"], {})
+    assert (parked, steps > 1, destination.bodies, states(engine)) == ({"retry": 1}, True, [b"0"], {})
 
 
 def test_the_command_line_asks_for_as_long_as_it_is_told(engine, outbox, channel):

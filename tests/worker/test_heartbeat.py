@@ -60,22 +60,19 @@ def test_the_deadline_counts_from_before_the_renewal_was_sent(sqlite_engine, clo
     assert (renewed, held.until - clock.now) == (True, 6.0)
 
 
-@pytest.mark.parametrize(("needed", "left"), [(9.0, 10.0), (10.0, 10.0), (11.0, 10.0)])
+@pytest.mark.parametrize(("needed", "left"), [(9.0, 10.0), (10.0, 10.0), (11.0, 10.0), (0.0, 0.0)])
 def test_no_call_may_begin_when_too_little_of_the_lease_is_left(sqlite_engine, clock, monkeypatch, needed, left):
-    """Nothing but this look keeps a worker whose renewals fail from asking for one call after the other."""
+    """A renewal may come until the lease has run out; then it is lost."""
     monkeypatch.setattr(Leases, "renew_all", failing)
     beats = heartbeat(Outbox(sqlite_engine), 20)
     held = beats.hold(LEASE, clock(), Stop())
     clock.now = 20.0 - left
-    # A renewal is waited for until the lease has run out.
-    monkeypatch.setattr(beats._beat, "wait_for", lambda *_arguments, **_options: setattr(clock, "now", 20.0))
     try:
-        assert held.require(needed) == (needed < left)
-        if needed < left:
-            assert held.wait_until_good(needed) == 20.0 - needed
+        if left:
+            assert (held.require(needed), held.until) == (needed < left, 20.0)
         else:
             with pytest.raises(LeaseLostError, match="could not be renewed in time"):
-                held.wait_until_good(needed)
+                held.require(needed)
     finally:
         beats.close()
 

@@ -13,9 +13,10 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from outbox import Message, Outbox, Unavailable, Verdict
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
-from outbox.runtime.fair_lock import FairLock
 from outbox.store.log.limits import Limits
-from outbox.worker import handle
+from outbox.worker import partition
+from outbox.worker.calls import Call, Caller
+from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings, Upkeep
@@ -43,7 +44,7 @@ def outbox(engine, monkeypatch):
 @pytest.fixture
 def any_call_is_quick(monkeypatch):
     """Have no call count as long. On a busy machine one may be, and what was handled before is settled then."""
-    monkeypatch.setattr(handle, "_SOON_SECONDS", 60.0)
+    monkeypatch.setattr(partition, "SOON_SECONDS", 60.0)
 
 
 class Handler(Collector):
@@ -141,14 +142,19 @@ def test_they_are_settled_while_a_call_takes_long(engine, outbox):
 
 def test_they_are_settled_before_a_turn_is_waited_for(engine, outbox):
     """Another worker's call of the same handler may take long."""
-    handler, turns = Handler(), FairLock()
-    with at_work(Worker(outbox.database, declared(), handler, settings=BRISK, serialize=turns.hold)):
+    handler, others = Handler(), threading.Event()
+    handler.instead[b"other"] = lambda: DONE if others.wait(60) else Unavailable("never")
+    caller = Caller(handler)
+    with at_work(Worker(outbox.database, [Job(declared=declared(), caller=caller)], BRISK)):
         handled(outbox, handler, "1")
-        with turns.hold():
-            send(outbox, "2")
-            meanwhile = eventually(lambda: settles(engine) == 1, 20)
+        caller.begin(Call([Message("orders", b"other")]))
+        send(outbox, "2")
+        meanwhile = eventually(lambda: settles(engine) == 1, 20)
+        before = texts(handler.messages)
+        others.set()
+        assert eventually(lambda: texts(handler.messages) == ["1", "2"])
 
-    assert meanwhile
+    assert (meanwhile, before) == (True, ["1"])
 
 
 def test_they_are_settled_before_an_outage_is_waited_for(engine, outbox):
@@ -196,11 +202,12 @@ def test_a_batch_that_is_left_open_while_work_goes_on_does_not_repeat_them(engin
 
     def reached(name: str) -> None:
         if name == "worker.after_fetch" and asks:
-            busy._give_back.ask()
+            for turn in busy._subscriptions[0].turns.values():
+                turn.held.stop.ask()
 
     handler.instead[b"hangs"] = hangs
     send(outbox, "hangs")
-    thread = threading.Thread(target=lambda: busy.run(gives_up=False))
+    thread = threading.Thread(target=busy.run)
     thread.start()
     try:
         assert eventually(lambda: states(engine) == {"waiting": 1})
@@ -223,7 +230,7 @@ def test_a_batch_that_is_left_open_while_work_goes_on_does_not_repeat_them(engin
 
 def test_they_are_settled_soon_also_while_more_come(engine, outbox, monkeypatch):
     """Each new one does not put it off. Here no call takes so long that they are settled meanwhile."""
-    monkeypatch.setattr("outbox.worker.handle._SOON_SECONDS", 60)
+    monkeypatch.setattr(partition, "SOON_SECONDS", 60.0)
     handler = Handler()
     soon = replace(BRISK, limits=Limits(rows=1_000_000), settle_within=timedelta(seconds=1))
     with at_work(worker(outbox.database, handler, settings=soon)):

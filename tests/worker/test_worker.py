@@ -177,16 +177,14 @@ def test_a_worker_that_loses_its_connection_takes_its_own_lease_back(pg_engine):
 STOPPED_WHILE_IT_RESTS = """
 import random, signal
 from outbox import Outbox, create_engine
-from outbox.model.subscription import Declaration
 from outbox.worker.worker import Worker
 
-worker = Worker(Outbox(create_engine("sqlite:///never-opened")).database,
-                Declaration(name="relay", destination="test"), lambda messages: [])
+worker = Worker(Outbox(create_engine("sqlite:///never-opened")).database, [])
 signal.signal(signal.SIGALRM, lambda *_: worker.stop())
 for _ in range(3000):
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0002))
     for _ in range(50):
-        worker.rest(1e-6)
+        worker.wake.wait(0)
 print("awake")
 """
 

@@ -4,7 +4,7 @@ import os
 import select
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
@@ -16,14 +16,15 @@ from outbox import Outbox, create_engine
 from outbox.model.lease import Partition
 from outbox.model.message import uuid7
 from outbox.model.position import Position
-from outbox.runtime.wakeup import Wake
 from outbox.store.database import Database
 from outbox.store.dialects.sqlite.channel import SqliteChannel
 from outbox.store.dialects.sqlite.locking import begin_immediate
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.worker import partition
+from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings, Upkeep
+from outbox.worker.waiting import Wait
 from tests.support.readers import Collector, at_work, send, worker
 from tests.support.waiting import eventually
 
@@ -135,21 +136,25 @@ def test_a_silent_topic_pins_nothing(engine: Engine, meanwhile: Callable[[Outbox
 # Pauses
 
 
-class Script(Wake):
-    """Never waits; keeps what it is asked for. `events` happen in the pause of their number."""
+class Script:
+    """Keeps the pauses between the looks of a worker, and does not wait for their end.
 
-    def __init__(self, events: dict[int, Callable[[], bool]]) -> None:
-        super().__init__()
+    `events` happen in the pause of their number; one that returns True is something that the worker hears.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, events: dict[int, Callable[[], bool]]) -> None:
         self.events = events
         self.pauses: list[float] = []
+        pause = Polling.pause
 
-    def wait(self, seconds: float, also: int | None = None) -> bool:
-        """Woken if the event says so."""
-        self.pauses.append(seconds)
-        return self.events.get(len(self.pauses), lambda: False)()
+        def paused(polling: Polling) -> float:
+            self.pauses.append(pause(polling))
+            return 60.0 if self.events.get(len(self.pauses), lambda: False)() else 0.0
+
+        monkeypatch.setattr(Polling, "pause", paused)
 
 
-def test_pauses_grow_while_nothing_comes_and_begin_again_when_something_does(engine):
+def test_pauses_grow_while_nothing_comes_and_begin_again_when_something_does(engine, monkeypatch):
     """An idle log costs little, a busy one waits for little."""
     outbox, handler = Outbox(engine), Collector()
     patient = worker(outbox.database, handler, settings=BRISK)
@@ -160,11 +165,15 @@ def test_pauses_grow_while_nothing_comes_and_begin_again_when_something_does(eng
             connection.execute(log.insert().values(topic="orders", slot=0, message_id=uuid7(), body=b"1"))
         return False
 
+    def heard() -> bool:
+        patient.hint()
+        return True
+
     def stopped() -> bool:
         patient.stop()
         return False
 
-    patient.wake = script = Script({4: sent_unheard, 8: lambda: True, 11: stopped})
+    script = Script(monkeypatch, {4: sent_unheard, 8: heard, 11: stopped})
     patient.run()
 
     growing = [SHORTEST, 2 * SHORTEST, LONGEST, LONGEST]
@@ -191,7 +200,7 @@ def test_after_many_messages_the_pauses_stay_short(engine, monkeypatch, number, 
         eager.stop()
         return False
 
-    eager.wake = script = Script({1: sent_unheard, 4: stopped})
+    script = Script(monkeypatch, {1: sent_unheard, 4: stopped})
     eager.run()
 
     before, *after = script.pauses
@@ -206,16 +215,17 @@ def test_a_hint_is_followed_by_one_look(pg_engine, monkeypatch):
     outbox = Outbox(pg_engine)
     #: Of each look, after how many pauses it came.
     looks: list[int] = []
-    script = Script({})
+    script = Script(monkeypatch, {})
     idle = worker(outbox.database, Collector(), settings=BRISK)
     step = partition.PartitionWorker.step
 
-    def counted(self: partition.PartitionWorker, *, postpone: bool) -> int:
+    def counted(self: partition.PartitionWorker, *, postpone: bool) -> Generator[Wait, None, int]:
         looks.append(len(script.pauses))
-        return step(self, postpone=postpone)
+        return (yield from step(self, postpone=postpone))
 
     def hinted() -> bool:
-        descriptor = idle._channel.fileno
+        (turn,) = idle._subscriptions[0].turns.values()
+        descriptor = turn._partition_worker._channel.fileno
         assert descriptor is not None
         with closing(outbox.database.open()) as channel:
             channel.notify()
@@ -228,7 +238,6 @@ def test_a_hint_is_followed_by_one_look(pg_engine, monkeypatch):
 
     monkeypatch.setattr(partition.PartitionWorker, "step", counted)
     script.events = {1: hinted, 2: stopped}
-    idle.wake = script
     idle.run()
 
     assert looks.count(1) == 1

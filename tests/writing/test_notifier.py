@@ -278,7 +278,7 @@ def test_a_worker_in_this_process_is_woken(sqlite_engine):
     outbox = Outbox(sqlite_engine)
     handler = Collector()
     relay = worker(outbox.database, handler, settings=Settings(poll=(timedelta(seconds=60), timedelta(seconds=60))))
-    listener = outbox.notifier.listen(relay.wake.set)
+    listener = outbox.notifier.listen(relay.hint)
     thread = Thread(target=relay.run)
     thread.start()
     time.sleep(0.5)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Generator, Iterable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any, cast
@@ -20,7 +20,8 @@ from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.worker.handle import BatchHandler, Outcome
+from outbox.worker.handle import BatchHandler
+from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
 from outbox.worker.policy import BLOCKED
 from outbox.worker.settings import Settings
@@ -143,7 +144,7 @@ class ScriptedHandOver:
     def forget(self, ids: Collection[int]) -> None:
         """Nothing is remembered."""
 
-    def run(self, messages: list[Message], **_: Any) -> Iterator[Outcome]:
+    def run(self, messages: list[Message], **_: Any) -> Generator[Outcome, None, None]:
         """Done, until one fails; what stands behind it in its key is blocked."""
         outcome, behind = Outcome(), set[str | None]()
         self.given = [message.id or 0 for message in messages]

@@ -1,6 +1,6 @@
 """A crashed server gives out ids again that were drawn and not yet flushed: no position may live in memory alone."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from datetime import timedelta
 
 import psycopg
@@ -8,15 +8,17 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import Outbox, create_engine, migrate
+from outbox.runtime.stop import Stop
 from outbox.testing.servers import PostgresServer
 from outbox.worker import partition
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.settings import Settings
+from outbox.worker.waiting import Wait
 from outbox.worker.worker import Worker
 from tests.conftest import started
 from tests.scenarios.exactness import twins
-from tests.support.readers import Collector, declared
+from tests.support.readers import Collector, declared, job
 
 #: The lease outlives the crash; nothing but the scripts writes meanwhile, and a commit would flush what came before.
 SLOW_RENEWALS = Settings(lease=timedelta(seconds=6), renew_every=timedelta(seconds=3))
@@ -24,6 +26,7 @@ SLOW_RENEWALS = Settings(lease=timedelta(seconds=6), renew_every=timedelta(secon
 SERVER = {"wal_writer_delay": "10s", "autovacuum": "off"}
 BURNT = 120
 TRIES = 5
+STEP = PartitionWorker.step
 
 
 @pytest.fixture
@@ -50,17 +53,19 @@ class Crash:
         self._engine = engine
         self._outbox = Outbox(engine)
         self.sent: list[bytes] = []
+        self.enough = Stop()
         #: Crashes after which the new message drew an id that had been drawn before.
         self.given_out_again = 0
 
-    def step(self, held: PartitionWorker) -> bool:
+    def step(self, held: PartitionWorker, *, postpone: bool) -> Generator[Wait, None, int]:
         """What a worker does between two looks at the log, and what happens around it."""
-        if held.step():
-            return True
+        if found := (yield from STEP(held, postpone=postpone)):
+            return found
         if self.given_out_again or len(self.sent) == TRIES:
-            return False
+            self.enough.ask()
+            return 0
         highest = self._burn()
-        held.step()
+        yield from STEP(held, postpone=postpone)
         self._server.kill()
         self._engine.dispose()
         self._server.start()
@@ -68,7 +73,7 @@ class Crash:
         # Once the server has come past its former position, nothing about it looks odd any more.
         while self._burn() <= highest:
             pass
-        return True
+        return 1
 
     def _burn(self) -> int:
         with psycopg.connect(self._server.url().replace("+psycopg", ""), autocommit=True) as connection:
@@ -98,9 +103,9 @@ def test_a_message_with_an_id_from_before_the_crash_is_delivered(
     """The worker had seen a position above that id; a twin that keeps it in its memory takes the message for old."""
     monkeypatch.setattr(partition, "Prefetcher", kind)
     handler, crash = Collector(), Crash(server, engine)
-    relay = Worker(Outbox(engine).database, declared(), handler, settings=SLOW_RENEWALS)
+    monkeypatch.setattr(PartitionWorker, "step", lambda held, *, postpone: crash.step(held, postpone=postpone))
 
-    relay._work(crash.step)
+    Worker(Outbox(engine).database, [job(declared(), handler)], SLOW_RENEWALS, stop=crash.enough).run()
 
     assert crash.given_out_again == 1, "the server never gave an id out again: nothing was tried"
     assert (handler.bodies == crash.sent) is not loses

@@ -21,6 +21,7 @@ from sqlalchemy import Engine
 from outbox.errors import LeaseLostError
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration
+from outbox.runtime.wakeup import Wake
 from outbox.store.log.cursor import Batch
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
@@ -28,6 +29,7 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.partition import _DELAYED
 from outbox.worker.policy import BLOCKED
 from outbox.worker.settle import Parkings
+from outbox.worker.waiting import drive
 from tests.scenarios.exactness.actors import (
     FATES,
     PARTITION,
@@ -269,7 +271,7 @@ class Machine(Writers):
         released = holder.parked.keys.released | self.model.heads() | requested
         expected = self.model.ready(released, self.world.now)
         try:
-            holder.parked.step()
+            drive(holder.parked.step(), Wake())
         except LeaseLostError:
             assert not ours
             self._seen("look at what is parked by a zombie")

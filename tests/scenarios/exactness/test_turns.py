@@ -7,8 +7,7 @@ from sqlalchemy import Engine
 
 from outbox import Message, Outbox, Retry
 from outbox.model.verdict import DONE, Verdict
-from outbox.worker.worker import Worker
-from tests.support.readers import declared
+from tests.support.readers import worker
 
 
 class FailsOnce:
@@ -39,6 +38,6 @@ def test_what_waits_for_its_turn_is_not_held_back_by_what_comes_behind_it(engine
         outbox.send(session, "orders", "first", key="k")
         outbox.send(session, "orders", "second", key="k")
 
-    Worker(outbox.database, declared(), handler).until_empty()
+    worker(outbox.database, handler).until_empty()
 
     assert handler.done == [b"first", b"second", b"third"]

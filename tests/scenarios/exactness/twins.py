@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -19,6 +19,7 @@ from outbox.worker import worker
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.settle import Settlement
+from outbox.worker.waiting import Wait
 
 
 def replaced(statement: str, **parts: tuple[str, str]) -> str:
@@ -71,10 +72,12 @@ class OrderedByXid(Log):
 class MarksFirst(PartitionWorker):
     """Settles a batch, and hands it over then."""
 
-    def _handle(self, batch: Batch, *, postpone: bool) -> None:
+    def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, None]:
         if batch.messages:
             self._store(batch.end, [])
-            list(self._batch_handler.run(batch.messages, wait_for_destination=True, quota=0))
+            for each in self._batch_handler.run(batch.messages, wait_for_destination=True, quota=0):
+                if isinstance(each, Wait):
+                    yield each
 
 
 class RemembersItsBase(Prefetcher):

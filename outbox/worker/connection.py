@@ -1,0 +1,46 @@
+"""One connection of a worker. All that the worker does on it ends when it is lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outbox.errors import StandbyError
+from outbox.runtime.stop import Stop
+from outbox.runtime.wakeup import Wake
+from outbox.store.database import Channel
+from outbox.worker.heartbeat import Heartbeat
+from outbox.worker.turn import Until
+
+
+class ConnectionLostError(Exception):
+    """Raised when the connection was lost, after its cause was logged."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Connection:
+    """A channel, the heartbeat of the leases that are taken on it, and how the worker works.
+
+    `owner`: the name under which leases are taken. `wake`: wakes the worker. `until`: see `Until`. `worked`: a step has
+    come to its end.
+    """
+
+    channel: Channel
+    heartbeat: Heartbeat
+    owner: str
+    stop: Stop
+    wake: Wake
+    until: Until
+    worked: bool = False
+
+    def require(self, error: Exception) -> None:
+        """Raise `ConnectionLostError` if the connection is lost, now that this error has come."""
+        # On a standby it counts as lost, because the address may lead to another server by now.
+        if isinstance(error, StandbyError) or not self._answers():
+            raise ConnectionLostError from error
+
+    def _answers(self) -> bool:
+        try:
+            self.channel.rows("SELECT 1")
+        except Exception:
+            return False
+        return True

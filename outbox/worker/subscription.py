@@ -1,0 +1,328 @@
+"""One subscription in a worker: its partitions, and what is kept of it over leases and connections."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+
+from outbox.errors import HungHandlerError, LeaseLostError, SubscriptionError
+from outbox.model.lease import Lease, Partition
+from outbox.model.subscription import Subscription
+from outbox.runtime.stop import Stop
+from outbox.runtime.throttled_log import ThrottledLog
+from outbox.store.database import Channel, Database
+from outbox.store.failure import in_one_line
+from outbox.store.half_messages.op import DecidedHalves
+from outbox.store.log.grace import Grace
+from outbox.store.log.log import Log
+from outbox.store.operations.ensure import ensure_outbox
+from outbox.store.operations.parked_status import parked_counts
+from outbox.store.subscriptions.acks import Acks
+from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.progress import ProgressLog
+from outbox.worker.activity_log import Activity
+from outbox.worker.calls import LeasedCaller
+from outbox.worker.connection import Connection, ConnectionLostError
+from outbox.worker.declaring import Declaring
+from outbox.worker.deferral import DEFERRED_SECONDS
+from outbox.worker.done_already import Finished
+from outbox.worker.failure_log import FailureLog
+from outbox.worker.failure_words import words_of
+from outbox.worker.handle import BatchHandler
+from outbox.worker.heartbeat import HeldLease
+from outbox.worker.hung import HungCalls
+from outbox.worker.job import Job
+from outbox.worker.lease_search import LeaseSearch, lease_logger
+from outbox.worker.notice import Notice
+from outbox.worker.partition import PartitionWorker
+from outbox.worker.polling import Polling
+from outbox.worker.settings import Settings
+from outbox.worker.tries import LONG_PAUSE_SECONDS, Tries, passes
+from outbox.worker.turn import Turn
+
+logger = logging.getLogger("outbox")
+
+
+class SubscriptionWorker:
+    """Works for one subscription: declares it, takes its leases, and steps its partitions."""
+
+    def __init__(self, database: Database, job: Job, settings: Settings, hung: dict[Partition, HungCalls]) -> None:
+        """`hung`: the calls that did not come back, also those of earlier workers."""
+        declared = job.declared
+        self.job = job
+        self.turns: dict[Partition, Turn] = {}
+        #: When to look for leases again, by `time.monotonic`.
+        self.look_at = 0.0
+        self._settings = settings
+        self._hung = hung
+        self._declaring = Declaring(declared, job.start)
+        self._notice = Notice(database, declared.name)
+        self._search = LeaseSearch(declared.name, settings.lease, self._notice)
+        self._failure_log = FailureLog(
+            declared.name, declared.destination, words=words_of(declared), note=self._notice.write
+        )
+        done = "sent" if declared.destination else "done"
+        self._activity = Activity(declared.name, done=done, every=settings.upkeep.log_activity)
+        self._throttled_log = ThrottledLog(logger)
+        #: The subscription as it was declared on this connection.
+        self._stored: Subscription | None = None
+        self._tries: dict[Partition | None, Tries] = {}
+
+    @property
+    def known(self) -> bool:
+        """True when the subscription was declared before."""
+        return self._declaring.known
+
+    @property
+    def finished(self) -> bool:
+        """True when each partition has handled what it was to handle, or nobody has created the subscription."""
+        if self._stored is None:
+            return self._tries_of(None).finished
+        return all(self._tries_of(each).finished for each in self._stored.all_partitions())
+
+    def begin(self) -> None:
+        """Begin to work, with everything still to be handled."""
+        for each in self._tries.values():
+            each.finished = False
+
+    def look(self, connection: Connection) -> None:
+        """Declare the subscription and take the leases that are free, when it is time to look; wait for nothing."""
+        if time.monotonic() < self.look_at:
+            return
+        self.look_at, taken = math.inf, dict[Lease, float]()
+        with self._tried(connection, None):
+            self._stored = self._stored or self._declare(connection)
+            self._tries_of(None).failures = 0
+            if self._stored is None:
+                # Somebody else creates it, and there is nothing to do before.
+                self._tries_of(None).finished = True
+                self.look_at = time.monotonic() + self._settings.upkeep.find_compensation
+                return
+            taken = self._take_leases(connection, self._stored)
+        try:
+            while taken:
+                lease, at = taken.popitem()
+                with self._tried(connection, lease.partition):
+                    self.turns[lease.partition] = self._begin(connection, lease, at)
+        finally:
+            for lease in taken:
+                self._release(connection, lease)
+
+    def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
+        """Take the leases that are free; return each with a moment before it was taken."""
+        open = [
+            each for each in stored.all_partitions() if each not in self.turns and not self._tries_of(each).finished
+        ]
+        soon = time.monotonic() + self._search.pause()
+        wanted = [partition for partition in open if self._tries_of(partition).again_at <= time.monotonic()]
+        taken = self._search.look(connection.channel, wanted, connection.owner) if wanted else {}
+        left = set(open) - {lease.partition for lease in taken}
+        self.look_at = min((max(soon, self._tries_of(each).again_at) for each in left), default=math.inf)
+        return taken
+
+    def step(self, connection: Connection) -> None:
+        """Step each partition that has something to do, until it waits for something."""
+        for partition, turn in list(self.turns.items()):
+            if turn.due:
+                with self._tried(connection, partition):
+                    self._step(connection, partition, turn)
+
+    def _step(self, connection: Connection, partition: Partition, turn: Turn) -> None:
+        try:
+            goes_on = turn.step()
+        except BaseException:
+            self._end(connection, partition)
+            raise
+        if turn.between:
+            self._note_step(connection, self._tries_of(partition))
+        if not goes_on:
+            self._tries_of(partition).finished = turn.finished
+            self._leave(connection, turn)
+            self._end(connection, partition)
+
+    def _note_step(self, connection: Connection, tries: Tries) -> None:
+        """Note that a step has come to its end."""
+        if not tries.unsettled:
+            tries.failures = 0
+            connection.worked = True
+            if not any(each.failures for each in self._tries.values()) and not any(
+                turn.pauses for turn in self.turns.values()
+            ):
+                self._failure_log.went_on()
+                self._notice.withdraw(connection.channel)
+        self._activity.tell_if_due(partial(parked_counts, connection.channel, self.job.declared.name))
+
+    def _leave(self, connection: Connection, turn: Turn) -> None:
+        """Leave the lease to whoever wants it."""
+        tries, deferral = self._tries_of(turn.held.lease.partition), self.job.deferral
+        if deferral is not None and deferral.asked:
+            tries.again_at = time.monotonic() + DEFERRED_SECONDS
+        elif not turn.finished and not connection.stop.asked:
+            lease_logger.info("%s: a command wants the lease; giving it back", self.job.declared.name)
+        self.look_at = min(self.look_at, tries.again_at)
+
+    def close(self, connection: Connection) -> None:
+        """Give all leases back, and drop what belongs to this connection."""
+        for partition in list(self.turns):
+            self._end(connection, partition)
+        self._stored, self.look_at = None, 0.0
+
+    def note(self, line: str) -> None:
+        """Write why the worker does not work to where `outbox status` reads it."""
+        self._notice.write(line)
+
+    def _end(self, connection: Connection, partition: Partition) -> None:
+        turn = self.turns.pop(partition)
+        try:
+            turn.close()
+        finally:
+            self._give_back(connection, turn.held)
+
+    def _give_back(self, connection: Connection, held: HeldLease) -> None:
+        connection.heartbeat.drop(held)
+        self._release(connection, held.lease)
+
+    def _release(self, connection: Connection, lease: Lease) -> None:
+        # While calls hang it expires instead, or another worker would send their messages beside them.
+        if not self._hung_of(lease.partition).unfinished:
+            with suppress(Exception):
+                Leases(connection.channel).release(lease)
+
+    # The beginning of a turn
+
+    def _declare(self, connection: Connection) -> Subscription | None:
+        ensure_outbox(connection.channel)
+        return self._declaring.declare(connection.channel, connection.owner)
+
+    def _begin(self, connection: Connection, lease: Lease, taken: float) -> Turn:
+        """Begin the turn of a partition whose lease was taken; `taken`: a moment before."""
+        stop = Stop(connection.stop, wake=connection.wake.set)
+        self._hung_of(lease.partition).taken(lease)
+        try:
+            held = connection.heartbeat.hold(lease, taken, stop)
+        except BaseException:
+            self._release(connection, lease)
+            raise
+        try:
+            # Declared again, because somebody may have altered the subscription while this worker waited for the lease.
+            self._stored = subscription = self._declare(connection)
+            if subscription is None:
+                raise LeaseLostError(f"subscription {lease.partition.subscription!r} was dropped")
+            return self._turn(connection, held, subscription)
+        except BaseException:
+            self._give_back(connection, held)
+            raise
+
+    def _turn(self, connection: Connection, held: HeldLease, subscription: Subscription) -> Turn:
+        settings, hung, grace = self._settings, self._hung_of(held.lease.partition), subscription.grace
+        ProgressLog(connection.channel).require_same_ids(subscription.name)
+        if not grace:
+            # With a grace, hints of commits are of no use: a message is handled long after its commit.
+            connection.channel.listen()
+        policy = replace(self.job.policy, block_on_dead=subscription.on_dead != "continue")
+        calls = LeasedCaller(
+            self.job.caller,
+            held,
+            needs=min(policy.deadline, settings.lease / 2).total_seconds(),
+            deadline=policy.deadline.total_seconds(),
+            wake=connection.wake,
+        )
+        batch_handler = BatchHandler(
+            calls,
+            policy,
+            stop=held.stop,
+            most=settings.limits.rows,
+            part_seconds=settings.upkeep.settle_parts,
+            hung=hung,
+            failure_log=self._failure_log,
+        )
+        partition_worker = PartitionWorker(
+            connection.channel,
+            held.lease,
+            Log(settings.limits, subscription.selection, held.lease.partition),
+            settings,
+            batch_handler,
+            policy,
+            grace=Grace(grace, settings.poll) if grace else None,
+            finished=_finished_of(connection.channel, subscription),
+            failure_log=self._failure_log,
+            unsettled=self._tries_of(held.lease.partition).unsettled,
+            activity=self._activity,
+        )
+        logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
+        if self.job.deferral is not None:
+            self.job.deferral.begin(held.stop if connection.until == "stopped" else None)
+        polling = Polling(*(pause.total_seconds() for pause in settings.poll))
+        return Turn(held, partition_worker, hung, polling, until=connection.until, hears=not grace)
+
+    def _hung_of(self, partition: Partition) -> HungCalls:
+        return self._hung.setdefault(partition, HungCalls())
+
+    def _tries_of(self, partition: Partition | None) -> Tries:
+        """Return the tries of a partition; None: to declare the subscription."""
+        return self._tries.setdefault(partition, Tries())
+
+    # Errors
+
+    @contextmanager
+    def _tried(self, connection: Connection, partition: Partition | None) -> Iterator[None]:
+        """Try something inside for one partition; after an error that may pass, try again later.
+
+        None: for the subscription.
+
+        Raises:
+            ConnectionLostError: the connection is lost, so the other partitions of the worker begin again as well.
+            Exception: what a person has to mend, or only a new process.
+        """
+        tries = self._tries_of(partition)
+        try:
+            yield
+            return
+        except (HungHandlerError, ConnectionLostError):
+            raise
+        except LeaseLostError as error:
+            self._throttled_log.warning("%s", error)
+            tries.wait()
+        except Exception as error:
+            tries.failures += 1
+            tries.wait()
+            self._explain_or_raise(error, tries, connection)
+            connection.require(error)
+        # Declared again before the next try, because somebody may have altered the subscription, or dropped it.
+        self._stored = None
+        self.look_at = min(self.look_at, tries.again_at)
+
+    def _explain_or_raise(self, error: Exception, tries: Tries, connection: Connection) -> None:
+        """Log the error if another try may succeed; otherwise raise it."""
+        name, endless = self.job.declared.name, connection.until == "stopped"
+        passing = passes(connection.channel.database, error, known=self.known)
+        line, _ = in_one_line(error)
+        # Where its declaration is refused, that was noted already, because such a worker may have no lease.
+        noted = isinstance(error, SubscriptionError)
+        if tries.unsettled and tries.unsettled.explains(error) and (passing or endless):
+            # Also errors that only a person can mend, because a new process would send the batch again.
+            line = f"settling fails, and nothing is sent until it works again: {line}"
+        elif passing:
+            self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
+            return
+        elif self.job.start is None and endless:
+            # The other subscriptions of the worker do not depend on this one.
+            tries.wait(LONG_PAUSE_SECONDS)
+            line = f"cannot work, trying again: {line}"
+        else:
+            if not noted:
+                self._notice.write(line)
+            raise error
+        if self._throttled_log.warning("%s: %s", name, line) and not noted:
+            self._notice.write(line)
+
+
+def _finished_of(channel: Channel, subscription: Subscription) -> Finished | None:
+    if subscription.kind == "check":
+        return DecidedHalves(channel)
+    return None if subscription.direct is None else Acks(channel, subscription.direct)

@@ -1,0 +1,122 @@
+"""A turn: the steps of one partition while a worker has its lease, between those of the other partitions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from typing import Literal
+
+from outbox.errors import HungHandlerError, LeaseLostError
+from outbox.store.dialects.dialect import Hint
+from outbox.worker.heartbeat import HeldLease
+from outbox.worker.hung import HungCalls
+from outbox.worker.partition import PartitionWorker
+from outbox.worker.polling import Polling
+from outbox.worker.waiting import Wait
+
+#: Until when a worker works: until it is stopped; until all is handled that was committed before now, and nothing that
+#: is parked is due; or until each partition has handled one batch, if there is one.
+Until = Literal["stopped", "empty", "one batch"]
+
+_NOW = Wait(0.0)
+
+
+class Turn:
+    """One partition at work, and what it waits for."""
+
+    def __init__(
+        self,
+        held: HeldLease,
+        partition_worker: PartitionWorker,
+        hung: HungCalls,
+        polling: Polling,
+        *,
+        until: Until,
+        hears: bool,
+    ) -> None:
+        """`hung`: calls for this partition that did not come back. `hears`: it looks for more when a hint comes."""
+        self.held = held
+        self.wait = _NOW
+        #: True between two steps. `pauses`: the step under way waits for its destination, and not for a call alone.
+        self.between, self.pauses = True, False
+        #: True at the end, if `until` is reached.
+        self.finished = False
+        self._partition_worker = partition_worker
+        self._hung = hung
+        self._polling = polling
+        self._until = until
+        self._hears = hears
+        self._steps = self._all_steps()
+
+    def step(self) -> bool:
+        """Go on until the next wait; return False at the end, when everything that was handled is settled."""
+        try:
+            self.wait = next(self._steps)
+        except StopIteration:
+            return False
+        self.pauses = not self.between and (self.pauses or self.wait.call is None)
+        return True
+
+    @property
+    def due(self) -> bool:
+        """True when there is something to do."""
+        return self.wait.over or self.held.lost
+
+    @property
+    def idle(self) -> bool:
+        """True while nothing has come, and a hint would cause a look."""
+        return self.between and self._hears and not self.wait.over
+
+    def hinted(self, hint: Hint) -> None:
+        """Look for more at once, because something may have come."""
+        self._polling.hinted(hint.pause)
+        self.wait = _NOW
+
+    def close(self) -> None:
+        """End it, wherever it is; keep the outcomes that are not settled for the next lease."""
+        self._steps.close()
+        self._partition_worker.close()
+
+    def _all_steps(self) -> Generator[Wait, None, None]:
+        while not self._ends():
+            self.between = False
+            found = yield from self._partition_worker.step(postpone=self._until == "stopped" and self._polling.many)
+            self.between = True
+            if self._until == "stopped":
+                yield self._look_again(found)
+            elif found and self._until == "empty":
+                yield _NOW
+            elif not found and self._partition_worker.awaits_grace():
+                yield self._pause(self._partition_worker.due_in)
+            else:
+                self._require_all_handled()
+                self.finished = True
+                break
+        self._partition_worker.settle_handled()
+
+    def _look_again(self, found: int) -> Wait:
+        """Return how long to wait for a hint: for a short time at first, for longer when nothing comes."""
+        if found:
+            self._polling.came(found)
+            return _NOW
+        return self._pause(min(self._polling.pause(), self._partition_worker.due_in))
+
+    def _pause(self, seconds: float) -> Wait:
+        return Wait(time.monotonic() + seconds, stop=self.held.stop)
+
+    def _require_all_handled(self) -> None:
+        """Raise if everything else is handled, and a call hangs that has some messages."""
+        if self._until == "empty" and any(hung.call.hangs for hung in self._hung.unfinished):
+            raise HungHandlerError("a call of the handler never came back; what it has is held until the process ends")
+
+    def _ends(self) -> bool:
+        """Return whether the worker stops, or the lease is given back.
+
+        While a call of the handler hangs it is not: what is changed by a command would be done beside that call.
+        """
+        if self.held.lost:
+            raise LeaseLostError(f"{self.held.lease.partition.subscription}: another worker has the lease now")
+        if self._hung.unfinished:
+            # Forgotten, until it is asked again, unless the worker stops.
+            self.held.stop.withdraw()
+        return self.held.stop.asked
