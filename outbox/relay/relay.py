@@ -26,6 +26,7 @@ from outbox.senders.opening import Destination, open_sender
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
+from outbox.telemetry.events import Listeners
 from outbox.worker.calls import Caller
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
@@ -44,6 +45,8 @@ class Source(Protocol):
     notifier: Notifier
     #: The calls that did not come back, by partition.
     hung_calls: dict[Partition, HungCalls]
+    #: Those who are told what happens.
+    listeners: Listeners
 
 
 class Relay:
@@ -127,7 +130,9 @@ class Relay:
             # Writers create the compensation, at a position before their first row.
             Job(declared=left_behind, caller=caller, policy=policy, start=None),
         ]
-        self._worker = Worker(outbox.database, jobs, settings, stop=self._stop, hung=outbox.hung_calls)
+        self._worker = Worker(
+            outbox.database, jobs, settings, stop=self._stop, hung=outbox.hung_calls, listeners=outbox.listeners
+        )
         self._thread: threading.Thread | None = None
         self._supervision: Supervision | None = None
         self._reset()

@@ -20,7 +20,7 @@ from outbox.runtime.stop import Stop
 from outbox.runtime.text import labelled
 from outbox.runtime.wakeup import Wake
 from outbox.store.label import told_apart
-from outbox.worker.activity_log import activity_logger
+from outbox.telemetry.activity_log import activity_logger
 from outbox.worker.lease_search import lease_logger
 
 logger = logging.getLogger("outbox")

@@ -48,7 +48,8 @@ class CheckService:
             start="latest",
             deferral=deferral,
         )
-        self._worker = Worker(broker.database, [job], settings or Settings(limits=Limits(rows=_ROWS)))
+        pace = settings or Settings(limits=Limits(rows=_ROWS))
+        self._worker = Worker(broker.database, [job], pace, listeners=broker.outbox.listeners)
         self._name = f"outbox-check-{group}"
         self._supervision: Supervision | None = None
         self._thread: threading.Thread | None = None

@@ -18,6 +18,7 @@ from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.dialect import Hint
 from outbox.store.failure import in_one_line
+from outbox.telemetry.events import EVERYWHERE, Listeners
 from outbox.worker.connection import Connection, ConnectionLostError
 from outbox.worker.heartbeat import Heartbeat
 from outbox.worker.hung import HungCalls
@@ -49,14 +50,16 @@ class Worker:
         *,
         stop: Stop | None = None,
         hung: dict[Partition, HungCalls] | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         """`stop`: this worker is one of those that it stops. `hung`: the calls of earlier workers that did not come
-        back, by partition.
+        back, by partition. `listeners`: told what happens.
         """
         self._database = database
         self._settings = settings or Settings()
         hung = {} if hung is None else hung
-        self._subscriptions = [SubscriptionWorker(database, job, self._settings, hung) for job in jobs]
+        listeners = Listeners(EVERYWHERE) if listeners is None else listeners
+        self._subscriptions = [SubscriptionWorker(database, job, self._settings, hung, listeners) for job in jobs]
         self._new_owner()
         in_child(self._new_owner)
         self.wake = Wake()
