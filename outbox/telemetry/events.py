@@ -151,9 +151,9 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DestinationAway(_Worked):
-    """The destination does not accept messages. Told again with each try that fails.
+    """The destination does not accept messages. Told again and again while that lasts.
 
-    `outages`: what this try has shown. `pauses`: the worker waits, because nothing that it has is accepted.
+    `outages`: what the last tries have shown. `pauses`: the worker waits, because nothing that it has is accepted.
     """
 
     destination: str
@@ -182,6 +182,26 @@ class UpkeepRefused(_Worked):
     error: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseAway:
+    """A worker has lost its connection to the database, or cannot connect. Told again with each try that fails.
+
+    `error`: why, in one line. `seconds`: how long this lasts already.
+    """
+
+    database: Origin
+    error: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatabaseBack:
+    """A worker works with the database again. `seconds`: how long it was away."""
+
+    database: Origin
+    seconds: float
+
+
 Event = (
     Written
     | Committed
@@ -196,6 +216,8 @@ Event = (
     | DestinationAway
     | DestinationBack
     | UpkeepRefused
+    | DatabaseAway
+    | DatabaseBack
 )
 Listener = Callable[[Event], object]
 L = TypeVar("L", bound=Listener)
