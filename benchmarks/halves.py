@@ -19,6 +19,7 @@ from outbox import Message, Outbox
 from outbox.model.limits import HALF_TOPIC, stored_headers
 from outbox.model.message import TRANSACTION_ID
 from outbox.model.subscription import check_of
+from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq import TransactionResolution
 from outbox.rocketmq.broker import Broker, declaration_of
 from outbox.rocketmq.checker import CheckPolicy
@@ -159,7 +160,7 @@ class Checks:
         self._set_aside(pending // 2)
         fill_halves(place, pending - pending // 2)
         self._every = pending // 2 // due
-        self._service = CheckService(self._broker, _GROUP, _POLICY, self._answer)
+        self._service = Supervisor([CheckService(self._broker, _GROUP, _POLICY, self._answer)])
         self._let_fall_due()
         started = time.perf_counter()
         self._service.start()
@@ -178,6 +179,7 @@ class Checks:
     def close(self) -> None:
         """End the service."""
         self._service.stop()
+        self._service.join()
         self._broker.close()
         self._outbox.close()
 

@@ -110,10 +110,15 @@ def _service(
 
 
 def _run(service: CheckService, *, once: bool) -> None:
+    from outbox.relay.supervisor import Supervisor
     from outbox.runtime.signals import stopping_on_signals
 
-    with stopping_on_signals(service.stop):
-        (service.once if once else service.run)()
+    supervisor = Supervisor([service], pause=None)
+    if not once:
+        supervisor.run()
+        return
+    with stopping_on_signals(supervisor.stop):
+        supervisor.until_empty()
 
 
 def _question_of(listener: str) -> Question:

@@ -96,7 +96,9 @@ class Relaying:
         #: The time limit of one call of the sender.
         self.deadline = self._sender.deadline
         self._relay: Relay | None = None
-        self._stop = Stop()
+        self._stop = stop = Stop()
+        #: Puts this relay within a stop of others.
+        self.within = stop.within
         self._spoke = False
         self._refusal_notice = RefusalNotice(name)
         self._options: dict[str, Any] = {
@@ -131,10 +133,10 @@ class Relaying:
         self.say_what_was_sent()
         return 0
 
-    def serve(self) -> None:
+    def work(self) -> None:
         """Send until stopped, among other relays. It goes on when calls of the sender hang; the sender stays open."""
         with open_database(self._target.url, self._target.schema) as database, database.explained():
-            self._relay_of(self._announced(database)).serve()
+            self._relay_of(self._announced(database)).work("stopped", self._stop)
 
     def say_what_was_sent(self) -> None:
         """Say that the relay has stopped, and how many messages it has sent."""

@@ -19,9 +19,11 @@ from outbox.model.subscription import require_own_name
 from outbox.relay.routes import Route, route_subscriptions
 from outbox.relay.supervisor import Relays
 from outbox.runtime.signals import stopping_on_signals
+from outbox.runtime.stop import Stop
 from outbox.runtime.text import labelled
 from outbox.senders.port import destination_of
 from outbox.store.label import told_apart
+from outbox.worker.connection import Until
 
 
 class RelayingSeveral:
@@ -107,24 +109,19 @@ class OneOfSeveral:
         """
         return self.relaying.stopping or self.relaying.silent > self.patience.total_seconds()
 
-    def serve(self) -> None:
-        """Open the database, say where it begins, and send until stopped."""
+    def work(self, until: Until, stop: Stop) -> None:
+        """Open the database, say where it begins, and send until stopped; or until it is empty, or gives up."""
+        with self.relaying.within(stop):
+            if until == "stopped":
+                self._work()
+            else:
+                self._end(once=until == "once")
+
+    def _work(self) -> None:
         try:
-            self.relaying.serve()
+            self.relaying.work()
         except click.ClickException as error:
             raise DatabaseError(error.message) from None
-
-    def until_empty(self) -> None:
-        """Send what is there, or give up; `code` says which."""
-        self._end(once=False)
-
-    def once(self) -> None:
-        """Send one batch, or give up."""
-        self._end(once=True)
-
-    def stop(self) -> None:
-        """Stop the relay."""
-        self.relaying.stop()
 
     def close(self) -> None:
         """Close the sender of the relay."""

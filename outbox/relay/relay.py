@@ -16,7 +16,7 @@ from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, OnDead, Start, compensation_of, require_own_name
 from outbox.model.topics import chosen_topics
 from outbox.model.verdict import Verdict
-from outbox.relay.restarts import Supervision
+from outbox.relay.supervisor import Supervisor
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
@@ -28,6 +28,7 @@ from outbox.store.database import Database
 from outbox.store.label import label_of
 from outbox.telemetry.events import Listeners
 from outbox.worker.calls import Caller
+from outbox.worker.connection import Until
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
@@ -122,9 +123,8 @@ class Relay:
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
         self._closes = shared is None
         self._stop = Stop()
-        caller = Caller(
-            self._send, concurrency=self._sender.concurrency, shared=None if shared is None else shared.turns
-        )
+        turns = None if shared is None else shared.turns
+        caller = Caller(self._send, concurrency=self._sender.concurrency, shared=turns)
         jobs = [
             Job(declared=declared, caller=caller, policy=policy, start=start),
             # Writers create the compensation, at a position before their first row.
@@ -133,8 +133,7 @@ class Relay:
         self._worker = Worker(
             outbox.database, jobs, settings, stop=self._stop, hung=outbox.hung_calls, listeners=outbox.listeners
         )
-        self._thread: threading.Thread | None = None
-        self._supervision: Supervision | None = None
+        self._supervisor: Supervisor | None = None
         self._reset()
         in_child(self._reset)
 
@@ -167,7 +166,7 @@ class Relay:
         with self._alone():
             try:
                 with stopping_on_signals(self.stop) if signals else nullcontext():
-                    self._run()
+                    self._work("stopped")
             finally:
                 self.close()
 
@@ -183,26 +182,31 @@ class Relay:
         finally:
             self._at_work.release()
 
-    def _run(self) -> None:
-        listener = self._outbox.notifier.listen(self._worker.hint)
-        try:
-            self._worker.run()
-        finally:
-            del listener
-            self._stop.withdraw()
-
     def until_empty(self) -> None:
         """Send everything that was committed before now, and what is parked and due; then return.
 
         It also waits until its writers may no longer send messages themselves.
         """
         with self._alone():
-            self._worker.until_empty()
+            self._work("empty")
 
     def once(self) -> None:
         """Send one batch, if there is one, and one batch of messages that writers have left behind."""
         with self._alone():
-            self._worker.once()
+            self._work("once")
+
+    def work(self, until: Until, stop: Stop) -> None:
+        """Do as `run`, `until_empty` or `once`, until `stop` is asked, too; the sender stays open."""
+        with self._alone(), self._stop.within(stop):
+            self._work(until)
+
+    def _work(self, until: Until) -> None:
+        listener = self._outbox.notifier.listen(self._worker.hint) if until == "stopped" else None
+        try:
+            self._worker.work(until)
+        finally:
+            del listener
+            self._stop.withdraw()
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` does it by itself. A shared one stays open."""
@@ -212,9 +216,9 @@ class Relay:
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""
         self._stop.ask()
-        supervision = self._supervision
-        if supervision is not None:
-            supervision.stop()
+        supervisor = self._supervisor
+        if supervisor is not None:
+            supervisor.stop()
 
     def start(self) -> None:
         """Run in a thread of this process, if it does not yet.
@@ -224,7 +228,7 @@ class Relay:
         Raises:
             SubscriptionError: it is at work in another way, or was asked to stop and has not ended yet.
         """
-        alive = self._thread is not None and self._thread.is_alive()
+        alive = self._supervisor is not None and self._supervisor.alive
         if alive and not self.stopping:
             return
         if alive or self._at_work.locked():
@@ -232,26 +236,13 @@ class Relay:
         # A stop that was asked after the previous run had ended is forgotten, because there was nothing to stop.
         self._stop.withdraw()
         self._worker.reset()
-        self._supervision = supervision = Supervision(self.serve)
-        thread = threading.Thread(target=self._run_in_background, args=(supervision,), name="outbox-relay", daemon=True)
-        thread.start()
-        self._thread = thread
+        self._supervisor = supervisor = Supervisor([self])
+        supervisor.start()
 
     def join(self, timeout: float | None = None) -> None:
         """Wait for the thread of `start` to end."""
-        if self._thread is not None:
-            self._thread.join(timeout)
-
-    def serve(self) -> None:
-        """Send until stopped, and leave the sender open, because it is called again after an error."""
-        with self._alone():
-            self._run()
-
-    def _run_in_background(self, supervision: Supervision) -> None:
-        try:
-            supervision.run()
-        finally:
-            self.close()
+        if self._supervisor is not None:
+            self._supervisor.join(timeout)
 
     def _send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         crash_point("relay.before_send")

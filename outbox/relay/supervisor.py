@@ -1,4 +1,4 @@
-"""Several relays in one process. They run independently: when one has to wait, no other is delayed."""
+"""Supervision: work in threads of this process, each begun again after an error, drained and ended by one stop."""
 
 from __future__ import annotations
 
@@ -12,58 +12,170 @@ from contextvars import ContextVar
 from datetime import timedelta
 from typing import Protocol
 
-from tenacity.wait import wait_base
+from tenacity.wait import wait_base, wait_exponential, wait_random
 
-from outbox.relay.restarts import AGAIN, Supervision
+from outbox.model.retry import seconds_to_wait
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.runtime.text import labelled
+from outbox.runtime.throttled_log import Throttle
 from outbox.runtime.wakeup import Wake
+from outbox.store.failure import in_one_line
 from outbox.store.label import told_apart
 from outbox.telemetry.activity_log import activity_logger
+from outbox.worker.connection import Until
 from outbox.worker.lease_search import lease_logger
 
 logger = logging.getLogger("outbox")
 
-#: Seconds between two checks of relays that were asked to stop. The end of a relay is noticed at once.
+#: Seconds between two tries that fail at once; partly random, so that many relays do not try at the same moment.
+AGAIN = wait_exponential(multiplier=0.5, max=10) + wait_random(0, 1)
+#: After it has worked for so long, its next failure counts as the first one.
+_RECOVERED_SECONDS = 60.0
+#: Seconds between two checks of work that was asked to stop. The end of work is noticed at once.
 _LOOK_SECONDS = 1.0
 
-#: The label of the relay of this thread, and the name of its subscription.
+#: The label of the work of this thread, and its name.
 _about: ContextVar[tuple[str, str] | None] = ContextVar("outbox_about", default=None)
 
 
-class OneRelay(Protocol):
-    """A relay that runs beside others: a `Relay`, or an object that has to open its database first."""
+class Work(Protocol):
+    """What a supervisor runs: a relay, the check of a producer group, or work that has to open its database first."""
 
     @property
     def name(self) -> str:
         """The name of its subscription."""
 
     @property
+    def stopping(self) -> bool:
+        """True from when it is asked to stop by itself until it has stopped."""
+
+    def work(self, until: Until, stop: Stop) -> None:
+        """Work until there, or until a stop is asked; after an error it is called again."""
+
+    def close(self) -> None:
+        """Close what it holds: it is not called again."""
+
+
+class Supervisor:
+    """Runs works side by side, each in a thread of its own. Asking it to stop asks all of them."""
+
+    def __init__(
+        self,
+        works: Iterable[Work],
+        *,
+        labels: Sequence[str] | None = None,
+        drain: timedelta = timedelta.max,
+        pause: wait_base | None = AGAIN,
+    ) -> None:
+        """`labels`: each begins the log lines of one work. `drain`: how long to wait for works that were asked to stop.
+
+        `pause`: between two tries of a work that fails; None: its error ends it and is raised.
+        """
+        self._works = list(works)
+        self._labels = labels or ["" for _ in self._works]
+        self._drain = drain
+        self._pause = pause
+        self._supervised: list[_Supervised] = []
+        self._wake = Wake()
+        self._stop = Stop(wake=self._wake.set)
+
+    @property
+    def unfinished(self) -> tuple[str, ...]:
+        """The labels of the works that had not finished in time and were left behind."""
+        return tuple(each.label for each in self._supervised if each.alive)
+
+    @property
+    def alive(self) -> bool:
+        """True while one of the works has a thread."""
+        return any(each.alive for each in self._supervised)
+
+    def run(self, *, signals: bool = True) -> None:
+        """Work until stopped. In the main thread SIGTERM and SIGINT drain all and return; a second one ends at once."""
+        with stopping_on_signals(self.stop) if signals else nullcontext():
+            self._side_by_side("stopped")
+
+    def until_empty(self) -> None:
+        """Have each do what was there before now, and what is parked and due; return when all have finished.
+
+        Raises:
+            ExceptionGroup: what went wrong with some of them; the others have finished.
+        """
+        self._side_by_side("empty")
+
+    def once(self) -> None:
+        """Have each handle one batch, if there is one; errors as in `until_empty`."""
+        self._side_by_side("once")
+
+    def start(self, until: Until = "stopped") -> None:
+        """Begin all, and return at once; a stop that was asked before counts."""
+        for named in (logger, lease_logger, activity_logger):
+            named.addFilter(_say_where)
+        pairs = zip(self._works, self._labels, strict=True)
+        self._supervised = [
+            _Supervised(work, label, self._pause, Stop(self._stop), ended=self._wake.set) for work, label in pairs
+        ]
+        for each in self._supervised:
+            each.start(until)
+
+    def stop(self) -> None:
+        """Ask all to finish what is under way and return. May be called from anywhere."""
+        self._stop.ask()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for all threads to end, for at most `timeout` seconds; None: for as long as they take."""
+        until = None if timeout is None else time.monotonic() + timeout
+        for each in self._supervised:
+            each.join(None if until is None else max(0.0, until - time.monotonic()))
+
+    def ended(self, seconds: float) -> bool:
+        """Wait for at most `seconds`; return True when all have ended, or did not stop in time and are left behind."""
+        if any(not each.overdue(self._drain.total_seconds()) for each in self._supervised if each.alive):
+            self._wake.wait(seconds)
+            return False
+        for each in self._supervised:
+            if each.alive:
+                each.leave_behind(self._drain.total_seconds())
+        self._stop.withdraw()
+        return True
+
+    def raise_errors(self) -> None:
+        """Raise what went wrong; nothing happens if all is well.
+
+        Raises:
+            ExceptionGroup: what went wrong with some of them. Of a single work that is not tried again, its own error.
+        """
+        errors = [each.error for each in self._supervised if each.error is not None]
+        if errors and len(self._supervised) == 1 and self._pause is None:
+            raise errors[0]
+        if errors:
+            raise ExceptionGroup(f"{len(errors)} of {len(self._supervised)} relays failed", errors)
+
+    def close(self) -> None:
+        """Close the works, after `until_empty` or `once`; `run` does it by itself."""
+        for work in self._works:
+            work.close()
+
+    def _side_by_side(self, until: Until) -> None:
+        try:
+            self.start(until)
+            while not self.ended(_LOOK_SECONDS):
+                pass
+        except BaseException:
+            self.stop()
+            raise
+        self.raise_errors()
+
+
+class DatabaseWork(Work, Protocol):
+    """Work that is called by its database where it is one of several."""
+
+    @property
     def label(self) -> str:
         """The database that it works for, without secrets."""
 
-    @property
-    def stopping(self) -> bool:
-        """True from when it is asked to stop until it has stopped."""
 
-    def serve(self) -> None:
-        """Send until stopped; it is called again after an error."""
-
-    def until_empty(self) -> None:
-        """Send what is there, then return."""
-
-    def once(self) -> None:
-        """Send one batch, then return."""
-
-    def stop(self) -> None:
-        """Ask it to finish what is under way and return. It takes no lock, because a signal handler may call it."""
-
-    def close(self) -> None:
-        """Close its sender."""
-
-
-class Relays:
+class Relays(Supervisor):
     """Runs relays side by side: `Relays([Relay(Outbox(eu), "nats://…"), Relay(Outbox(us), "nats://…")]).run()`.
 
     Each has a thread, connections and a sender of its own. So a database that is down, slow, silent, a standby or
@@ -73,8 +185,8 @@ class Relays:
 
     A relay costs one thread and one connection while it waits for its lease. While it works, it has a second thread and
     connection that renew the lease, and a thread for the calls of its sender. From its first backlog on it has another
-    thread and connection, which read ahead; the sender may have its own. Where writers send directly, it has all of
-    that again, for the messages that they leave behind. None of these connections takes a place in a pool.
+    thread and connection, which read ahead; the sender may have its own. Where writers send directly, a backlog of the
+    messages that they leave behind is read ahead on one more. None of these connections takes a place in a pool.
 
     Args:
         relays: one for each outbox, or several with different names; `routes` makes them for topics of one outbox. Each
@@ -85,148 +197,108 @@ class Relays:
     """
 
     def __init__(
-        self, relays: Iterable[OneRelay], *, drain: timedelta = timedelta(seconds=15), pause: wait_base = AGAIN
+        self, relays: Iterable[DatabaseWork], *, drain: timedelta = timedelta(seconds=15), pause: wait_base = AGAIN
     ) -> None:
-        self._relays = list(relays)
-        if not self._relays:
+        works = list(relays)
+        if not works:
             raise ValueError("no relays: there is nothing to run")
-        self._drain = drain
-        self._pause = pause
-        self._beside: list[_Beside] = []
-        self._wake = Wake()
-        self._stop = Stop(wake=self._wake.set)
-
-    @property
-    def unfinished(self) -> tuple[str, ...]:
-        """The databases of the relays that had not finished in time and were left behind."""
-        return tuple(each.label for each in self._beside if each.alive)
-
-    def run(self, *, signals: bool = True) -> None:
-        """Send until stopped. In the main thread SIGTERM and SIGINT drain all and return; a second one ends at once."""
-        with stopping_on_signals(self.stop) if signals else nullcontext():
-            self._side_by_side(_Beside.serve)
-
-    def until_empty(self) -> None:
-        """Have each send what was committed before now, and what is parked and due; return when all have finished.
-
-        Raises:
-            ExceptionGroup: what went wrong with some of them; the others have finished.
-        """
-        self._side_by_side(lambda each: each.relay.until_empty())
-        self._raise_errors()
-
-    def once(self) -> None:
-        """Have each send one batch, if there is one; errors as in `until_empty`."""
-        self._side_by_side(lambda each: each.relay.once())
-        self._raise_errors()
-
-    def stop(self) -> None:
-        """Ask all to finish what is under way and return. May be called from anywhere."""
-        self._stop.ask()
-        for each in self._beside:
-            each.stop()
-
-    def close(self) -> None:
-        """Close the senders, after `until_empty` or `once`; `run` does it by itself."""
-        for relay in self._relays:
-            relay.close()
-
-    def _side_by_side(self, work: Callable[[_Beside], None]) -> None:
-        for named in (logger, lease_logger, activity_logger):
-            named.addFilter(_say_where)
-        labels = _labels(self._relays)
-        pairs = zip(self._relays, labels, strict=True)
-        self._beside = [_Beside(relay, label, self._pause, ended=self._wake.set) for relay, label in pairs]
-        try:
-            if self._stop.asked:
-                self.stop()
-            for each in self._beside:
-                each.start(work)
-            self._wait()
-        except BaseException:
-            self.stop()
-            raise
-        self._stop.withdraw()
-        for label in self.unfinished:
-            logger.error(
-                "%s: not finished %g s after it was to stop, left behind; what was under way may be sent again",
-                label,
-                self._drain.total_seconds(),
-            )
-
-    def _wait(self) -> None:
-        """Wait until all have ended, but no longer for those that do not stop in time."""
-        while alive := [each for each in self._beside if each.alive]:
-            overdue = [each.overdue(self._drain.total_seconds()) for each in alive]
-            if all(overdue):
-                return
-            self._wake.wait(_LOOK_SECONDS)
-
-    def _raise_errors(self) -> None:
-        errors = [each.error for each in self._beside if each.error is not None]
-        if errors:
-            raise ExceptionGroup(f"{len(errors)} of {len(self._beside)} relays failed", errors)
+        super().__init__(works, labels=_labels(works), drain=drain, pause=pause)
 
 
-class _Beside:
-    """One of the relays, with its thread and its supervision."""
+class _Supervised:
+    """One of the works, with its thread."""
 
-    def __init__(self, relay: OneRelay, label: str, pause: wait_base, *, ended: Callable[[], None]) -> None:
-        self.relay = relay
-        self.label = label
+    def __init__(
+        self, work: Work, label: str, pause: wait_base | None, stop: Stop, *, ended: Callable[[], None]
+    ) -> None:
+        self.label = label or work.name
         self.error: Exception | None = None
+        self._work = work
+        self._about = (label, work.name) if label else None
+        self._pause = pause
+        self._stop = stop
         self._ended = ended
+        self._throttle = Throttle()
         self._thread: threading.Thread | None = None
-        self._supervision = Supervision(relay.serve, pause)
         self._asked_at: float | None = None
 
     @property
     def alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
-    def start(self, work: Callable[[_Beside], None]) -> None:
-        """Call `work` in a thread of its own, which does not keep the process alive."""
+    def start(self, until: Until) -> None:
+        """Work in a thread, which does not keep the process alive."""
+        name = f"outbox-{self._work.name}" if self._about is None else f"outbox-relay {self.label}"
+        thread = threading.Thread(target=self._perform, args=(until,), name=name, daemon=True)
+        thread.start()
+        # Last, because nobody can join a thread that was not started.
+        self._thread = thread
 
-        def perform() -> None:
-            _about.set((self.label, self.relay.name))
-            try:
-                work(self)
-            except Exception as error:
-                error.add_note(self.label)
-                self.error = error
-            finally:
-                self._ended()
-
-        self._thread = threading.Thread(target=perform, name=f"outbox-relay {self.label}", daemon=True)
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Ask it to end, unless it has ended, because then the stop would end its next run; a pause ends at once."""
-        self._supervision.stop()
-        if self._thread is None or self._thread.is_alive():
-            self.relay.stop()
+    def join(self, timeout: float | None) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout)
 
     def overdue(self, seconds: float) -> bool:
         """Return whether a stop was asked, and was first noticed here more than `seconds` ago."""
-        if not self._supervision.stopping and not self.relay.stopping:
+        if not self._stop.asked and not self._work.stopping:
             return False
         now = time.monotonic()
         self._asked_at = self._asked_at or now
         return now - self._asked_at > seconds
 
-    def serve(self) -> None:
-        """Run the relay until a stop, again after each error; then close it."""
+    def leave_behind(self, seconds: float) -> None:
+        """Do not wait for it any longer; it ends whenever it can."""
+        self._stop.ask()
+        logger.error(
+            "%s: not finished %g s after it was to stop, left behind; what was under way may be sent again",
+            self.label,
+            seconds,
+        )
+
+    def _perform(self, until: Until) -> None:
+        _about.set(self._about)
         try:
-            self._supervision.run()
+            if until == "stopped":
+                self._work_until_stopped()
+            else:
+                self._work.work(until, self._stop)
+        except Exception as error:
+            if self._about is not None:
+                error.add_note(self.label)
+            self.error = error
+        finally:
+            self._ended()
+
+    def _work_until_stopped(self) -> None:
+        """Work until a stop, again after each error; then close the work."""
+        failures = 0
+        try:
+            while not self._stop.asked:
+                began = time.monotonic()
+                try:
+                    self._work.work("stopped", self._stop)
+                    return
+                except Exception as error:
+                    if self._pause is None:
+                        raise
+                    failures = 1 if time.monotonic() - began > _RECOVERED_SECONDS else failures + 1
+                    self._tell(error)
+                self._stop.rest(seconds_to_wait(self._pause, failures))
         finally:
             with suppress(Exception):
-                self.relay.close()
+                self._work.close()
+
+    def _tell(self, error: Exception) -> None:
+        """Log an error: at once when it is a new one, else once in a while."""
+        text, foreseen = in_one_line(error)
+        if self._throttle.allows(text):
+            logger.error("%s; %s will try again", text, self._work.name, exc_info=None if foreseen else error)
 
 
-def _labels(relays: Sequence[OneRelay]) -> list[str]:
+def _labels(works: Sequence[DatabaseWork]) -> list[str]:
     """Return the databases, each with the name of its relay where several work for one database."""
-    count = Counter(relay.label for relay in relays)
-    return told_apart([each.label if count[each.label] == 1 else f"{each.label} {each.name}" for each in relays])
+    count = Counter(work.label for work in works)
+    return told_apart([each.label if count[each.label] == 1 else f"{each.label} {each.name}" for each in works])
 
 
 def _say_where(record: logging.LogRecord) -> bool:

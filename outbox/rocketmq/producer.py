@@ -14,6 +14,7 @@ from sqlalchemy import Engine
 from outbox.errors import MQClientError, VerdictStandsError
 from outbox.model.message import TRANSACTION_ID, Message
 from outbox.outbox import Outbox
+from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import CheckPolicy
@@ -96,6 +97,7 @@ class TransactionMQProducer:
         self._broker = Broker(outbox, connections=half_pool, reject_transactions=reject_transactions)
         self._business = None if business is None else Business(business, connections=half_pool)
         self._checks_back = False
+        self._supervisor: Supervisor | None = None
         self.set_transaction_listener(listener)
 
     def set_transaction_listener(self, listener: TransactionListener | TransactionChecker | Question | None) -> None:
@@ -265,11 +267,15 @@ class TransactionMQProducer:
             )
         groups.add(here)
         self._checks_back = True
-        self._service.start()
+        if self._supervisor is None or not self._supervisor.alive:
+            self._supervisor = Supervisor([self._service])
+            self._supervisor.start()
 
     def shutdown(self, timeout: timedelta = timedelta(seconds=10)) -> None:
         """Finish the question under way, and close the connections."""
-        self._service.stop(timeout.total_seconds())
+        if self._supervisor is not None:
+            self._supervisor.stop()
+            self._supervisor.join(timeout.total_seconds())
         self._checks_back = False
         _started.get(self._outbox, set()).discard((os.getpid(), self.group))
         self._broker.close()

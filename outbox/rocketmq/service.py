@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-
 from outbox.model.retry import RetryPolicy
-from outbox.relay.restarts import Supervision
 from outbox.rocketmq.broker import Broker, declaration_of
 from outbox.rocketmq.business import Business
 from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.listener import Question
+from outbox.runtime.stop import Stop
 from outbox.store.log.limits import Limits
 from outbox.worker.calls import Caller
+from outbox.worker.connection import Until
 from outbox.worker.deferral import Deferral
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
@@ -37,8 +36,11 @@ class CheckService:
         settings: Settings | None = None,
     ) -> None:
         declared = declaration_of(group, policy.transaction_timeout)
+        #: The name of its subscription.
+        self.name = declared.name
         deferral = Deferral(declared.name)
         self._checker = Checker(broker, group, policy, question, business, at_a_loss=deferral.ask)
+        self._stop = Stop()
         job = Job(
             declared=declared,
             caller=Caller(self._checker.check),
@@ -49,38 +51,21 @@ class CheckService:
             deferral=deferral,
         )
         pace = settings or Settings(limits=Limits(rows=_ROWS))
-        self._worker = Worker(broker.database, [job], pace, listeners=broker.outbox.listeners)
-        self._name = f"outbox-check-{group}"
-        self._supervision: Supervision | None = None
-        self._thread: threading.Thread | None = None
+        self._worker = Worker(broker.database, [job], pace, stop=self._stop, listeners=broker.outbox.listeners)
 
-    def run(self) -> None:
-        """Check until stopped."""
-        try:
-            self._worker.run()
-        finally:
-            self._checker.close()
+    @property
+    def stopping(self) -> bool:
+        """True from when a stop is asked until it has stopped."""
+        return self._stop.asked
 
-    def once(self) -> None:
-        """Check everything that is due, then return."""
-        try:
-            self._worker.until_empty()
-        finally:
-            self._checker.close()
+    def work(self, until: Until, stop: Stop) -> None:
+        """Check until a stop is asked, or only what is due. It holds no connections after that."""
+        with self._stop.within(stop):
+            try:
+                self._worker.work("stopped" if until == "stopped" else "empty")
+            finally:
+                self.close()
 
-    def start(self) -> None:
-        """Run in a thread of this process until `stop`. Log each failure, and try again after it."""
-        if self._thread is not None and self._thread.is_alive():
-            return
-        self._worker.reset()
-        self._supervision = Supervision(self.run, name="the check")
-        self._thread = threading.Thread(target=self._supervision.run, name=self._name, daemon=True)
-        self._thread.start()
-
-    def stop(self, timeout: float | None = None) -> None:
-        """Let the check under way finish, then end. Wait for the thread of `start`, for at most `timeout` seconds."""
-        if self._supervision is not None:
-            self._supervision.stop()
-        self._worker.stop()
-        if self._thread is not None:
-            self._thread.join(timeout)
+    def close(self) -> None:
+        """Close the connections."""
+        self._checker.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from weakref import ref
 
 from outbox.runtime.wakeup import Wake
@@ -25,7 +26,7 @@ class Stop:
         self._pauses = Wake()
         self._asked = False
         if within is not None:
-            within._inner = (*(each for each in within._inner if each() is not None), ref(self))
+            within._hold(self)
 
     @property
     def asked(self) -> bool:
@@ -37,6 +38,16 @@ class Stop:
         self._asked = True
         self._end_pauses()
 
+    @contextmanager
+    def within(self, outer: Stop) -> Iterator[None]:
+        """Put this stop within another one until the block ends. It must not be within one already."""
+        self._within = outer
+        outer._hold(self)
+        try:
+            yield
+        finally:
+            self._within = None
+
     def withdraw(self) -> None:
         """Forget that a stop was asked here, because it was followed, or there is nothing to stop."""
         self._asked = False
@@ -47,6 +58,9 @@ class Stop:
         while not self.asked and (left := until - time.monotonic()) > 0:
             self._pauses.wait(left)
         return not self.asked
+
+    def _hold(self, inner: Stop) -> None:
+        self._inner = (*(each for each in self._inner if each() not in (None, inner)), ref(inner))
 
     def _end_pauses(self) -> None:
         self._pauses.set()

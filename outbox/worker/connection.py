@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from outbox.errors import StandbyError
 from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel
 from outbox.worker.heartbeat import Heartbeat
-from outbox.worker.turn import Until
+
+#: Until when a worker works: until it is stopped; until all is handled that was committed before now, and nothing that
+#: is parked is due; or until each partition has handled one batch, if there is one.
+Until = Literal["stopped", "empty", "once"]
 
 
 class ConnectionLostError(Exception):

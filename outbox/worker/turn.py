@@ -4,21 +4,37 @@ from __future__ import annotations
 
 import time
 from collections.abc import Generator
-from typing import Literal
+from typing import Protocol
 
 from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.store.dialects.dialect import Hint
+from outbox.worker.connection import Until
 from outbox.worker.heartbeat import HeldLease
 from outbox.worker.hung import HungCalls
-from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.waiting import Wait
 
-#: Until when a worker works: until it is stopped; until all is handled that was committed before now, and nothing that
-#: is parked is due; or until each partition has handled one batch, if there is one.
-Until = Literal["stopped", "empty", "one batch"]
-
 _NOW = Wait(0.0)
+
+
+class Work(Protocol):
+    """The work for one partition under one lease: what a `PartitionWorker` does."""
+
+    @property
+    def due_in(self) -> float:
+        """Seconds until something is due."""
+
+    def step(self, *, postpone: bool) -> Generator[Wait, None, int]:
+        """Handle what there is; return the number of rows seen."""
+
+    def awaits_grace(self) -> bool:
+        """Return whether messages wait for their grace; called after an idle step."""
+
+    def settle_handled(self) -> None:
+        """Settle what was handled and is not settled yet."""
+
+    def close(self) -> None:
+        """Keep the outcomes that are not settled for the next lease."""
 
 
 class Turn:
@@ -27,7 +43,7 @@ class Turn:
     def __init__(
         self,
         held: HeldLease,
-        partition_worker: PartitionWorker,
+        work: Work,
         hung: HungCalls,
         polling: Polling,
         *,
@@ -41,7 +57,7 @@ class Turn:
         self.between, self.pauses = True, False
         #: True at the end, if `until` is reached.
         self.finished = False
-        self._partition_worker = partition_worker
+        self._work = work
         self._hung = hung
         self._polling = polling
         self._until = until
@@ -75,31 +91,31 @@ class Turn:
     def close(self) -> None:
         """End it, wherever it is; keep the outcomes that are not settled for the next lease."""
         self._steps.close()
-        self._partition_worker.close()
+        self._work.close()
 
     def _all_steps(self) -> Generator[Wait, None, None]:
         while not self._ends():
             self.between = False
-            found = yield from self._partition_worker.step(postpone=self._until == "stopped" and self._polling.many)
+            found = yield from self._work.step(postpone=self._until == "stopped" and self._polling.many)
             self.between = True
             if self._until == "stopped":
                 yield self._look_again(found)
             elif found and self._until == "empty":
                 yield _NOW
-            elif not found and self._partition_worker.awaits_grace():
-                yield self._pause(self._partition_worker.due_in)
-            else:
+            elif not found and self._work.awaits_grace():
+                yield self._pause(self._work.due_in)
+            elif not self.held.stop.asked:
                 self._require_all_handled()
                 self.finished = True
                 break
-        self._partition_worker.settle_handled()
+        self._work.settle_handled()
 
     def _look_again(self, found: int) -> Wait:
         """Return how long to wait for a hint: for a short time at first, for longer when nothing comes."""
         if found:
             self._polling.came(found)
             return _NOW
-        return self._pause(min(self._polling.pause(), self._partition_worker.due_in))
+        return self._pause(min(self._polling.pause(), self._work.due_in))
 
     def _pause(self, seconds: float) -> Wait:
         return Wait(time.monotonic() + seconds, stop=self.held.stop)

@@ -19,14 +19,14 @@ from outbox.store.database import Channel, Database
 from outbox.store.dialects.dialect import Hint
 from outbox.store.failure import in_one_line
 from outbox.telemetry.events import EVERYWHERE, DatabaseAway, DatabaseBack, Listeners
-from outbox.worker.connection import Connection, ConnectionLostError
+from outbox.worker.connection import Connection, ConnectionLostError, Until
 from outbox.worker.heartbeat import Heartbeat
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
 from outbox.worker.settings import Settings
 from outbox.worker.subscription import SubscriptionWorker
 from outbox.worker.tries import passes, pause
-from outbox.worker.turn import Turn, Until
+from outbox.worker.turn import Turn
 
 logger = logging.getLogger("outbox")
 
@@ -99,7 +99,7 @@ class Worker:
             HungHandlerError: so many calls of the handler hang that only a new process helps; `once` and `until_empty`
                 raise it too. The lease is not given back, because another worker would send their messages beside them.
         """
-        self._work("stopped")
+        self.work("stopped")
 
     def until_empty(self) -> None:
         """Work until everything committed before now is handled, and nothing that is parked is due.
@@ -109,11 +109,11 @@ class Worker:
         Raises:
             HungHandlerError: everything else is handled, and a call hangs that has some messages.
         """
-        self._work("empty")
+        self.work("empty")
 
     def once(self) -> None:
         """Handle one batch of each partition, if there is one."""
-        self._work("one batch")
+        self.work("once")
 
     def stop(self) -> None:
         """Finish what is under way, give the leases back, and return from `run`. May be called from anywhere.
@@ -128,8 +128,8 @@ class Worker:
 
     # The stages
 
-    def _work(self, until: Until) -> None:
-        """Work over any number of lost connections."""
+    def work(self, until: Until) -> None:
+        """Do as `run`, `until_empty` or `once`, over any number of lost connections."""
         for each in self._subscriptions:
             each.begin()
         failures = 0

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from outbox.model.lease import Holder, Lease, Partition
 from outbox.model.verdict import DONE, Verdict
-from outbox.worker.calls import HungCalls
+from outbox.worker.hung import HungCalls
 from tests.model import rules
 from tests.model.explorer import Moves, apart
 from tests.model.relaying import GOOD, OVER, Arrived
@@ -246,7 +246,7 @@ class Answering:
         for left in process.calls:
             messages = [self._log[id - 1] for id in left.ids]
             calls.append(Call(messages, None if left.void else process.lease, left))
-            hung.add(_call(calls[-1]))
+            hung.add(_call(calls[-1]), calls[-1].lease)
         return hung, calls
 
     def _remember(self, process: Process, hung: HungCalls, calls: list[Call], *, used: bool = False) -> Process:
@@ -254,7 +254,7 @@ class Answering:
         known = frozenset(id for id, _ in hung.known.among(_messages(self._log), parked=False) if id is not None)
         for call in calls:
             call.finished = True
-        counts = hung.take_finished()
+        counts = [each.call for each in hung.take_finished()]
         return process._replace(
             known=known,
             calls=tuple(
@@ -267,8 +267,8 @@ class Answering:
 
 def _take_finished(hung: HungCalls) -> None:
     """Note what calls have answered that came back late, as a worker does before it sends anything."""
-    for call in hung.take_finished():
-        hung.known.note(_messages([message for message, _ in _answers(call)]))
+    for each in hung.take_finished():
+        hung.known.note(_messages([message for message, _ in _answers(each.call)]))
 
 
 def name(number: int) -> str:

@@ -7,13 +7,14 @@ import threading
 import pytest
 
 from outbox import Message, Outbox, Relay, SubscriptionError
+from outbox.runtime.stop import Stop
 from outbox.worker.calls import Call
 from tests.support.destination import Destination, relay_to
 from tests.support.waiting import eventually
 
 WORKS = {
     "run": lambda relay: relay.run(signals=False),
-    "serve": lambda relay: relay.serve(),
+    "work": lambda relay: relay.work("stopped", Stop()),
     "until_empty": lambda relay: relay.until_empty(),
     "once": lambda relay: relay.once(),
 }
@@ -100,7 +101,6 @@ def test_a_fork_in_the_middle_of_a_call_leaves_the_child_its_own_turn(pg_engine)
         # Not even an error may leave it: the tests would go on in two processes.
         try:
             signal.alarm(10)
-            destination.hanging = lambda _: False
             call = Call([Message("orders", b"of the child")])
             with relay._alone():
                 relay._worker._subscriptions[0].job.caller.begin(call)

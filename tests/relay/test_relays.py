@@ -13,8 +13,10 @@ from tenacity import wait_fixed
 
 from outbox import Outbox, SchemaError, create_engine, migrate
 from outbox.relay.supervisor import Relays
+from outbox.runtime.stop import Stop
 from outbox.store.label import label_of, told_apart
 from outbox.testing.servers.proxy import TcpProxy
+from outbox.worker.connection import Until
 from tests.conftest import adopt
 from tests.support.destination import Destination, relay_to
 from tests.support.several import behind, new_database, new_databases, send
@@ -166,7 +168,7 @@ def test_a_database_without_its_tables_is_served_once_it_has_them(postgres, sqli
 
     label = label_of(engine.url)
     missing = f"the outbox tables are not there; run: outbox db upgrade --database postgresql://{label}"
-    assert said == [f"{label}: {missing}; the relay will try again"]
+    assert said == [f"{label}: {missing}; relay will try again"]
 
 
 def test_a_copied_database_is_served_once_it_is_adopted(postgres, pg_template, sqlite_engine):
@@ -301,14 +303,11 @@ def test_an_error_that_nobody_foresaw_is_logged_in_full_and_the_relay_tries_agai
 
         name, label, stopping, tries = "relay", "odd", False, 0
 
-        def serve(self) -> None:
+        def work(self, until: Until, stop: Stop) -> None:
             self.tries += 1
             if self.tries < 3:
                 raise KeyError("no such thing")
 
-        def until_empty(self) -> None: ...
-        def once(self) -> None: ...
-        def stop(self) -> None: ...
         def close(self) -> None: ...
 
     odd = Odd()
@@ -316,7 +315,7 @@ def test_an_error_that_nobody_foresaw_is_logged_in_full_and_the_relay_tries_agai
 
     (record,) = [record for record in caplog.records if record.levelno == logging.ERROR]
     said = record.getMessage(), record.exc_info is not None
-    assert (odd.tries, said) == (3, ("odd: unexpected KeyError; the relay will try again", True))
+    assert (odd.tries, said) == (3, ("odd: unexpected KeyError; relay will try again", True))
 
 
 def test_a_relay_that_was_left_behind_is_not_served_again():
@@ -328,17 +327,10 @@ def test_a_relay_that_was_left_behind_is_not_served_again():
 
         name, label, stopping, served, closed = "relay", "late", False, 0, False
 
-        def serve(self) -> None:
+        def work(self, until: Until, stop: Stop) -> None:
             self.served += 1
             over.wait(60)
-            self.stopping = False
             raise OSError("gone")
-
-        def until_empty(self) -> None: ...
-        def once(self) -> None: ...
-
-        def stop(self) -> None:
-            self.stopping = True
 
         def close(self) -> None:
             self.closed = True
@@ -361,7 +353,7 @@ def test_a_stop_that_came_when_one_had_ended_does_not_end_its_next_run(pg_engine
     relays = relays_of((Outbox(pg_engine), quick), (Outbox(sqlite_engine), slow))
     thread = threading.Thread(target=relays.until_empty)
     thread.start()
-    assert eventually(lambda: slow.calls == 1 and not relays._beside[0].alive, 20)
+    assert eventually(lambda: slow.calls == 1 and not relays._supervised[0].alive, 20)
     relays.stop()
     hanging.set()
     thread.join(60)

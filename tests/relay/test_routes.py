@@ -139,7 +139,7 @@ def test_lines_of_routes_name_their_subscriptions(sqlite_engine, caplog):
     with caplog.at_level("INFO", "outbox"):
         relays.until_empty()
 
-    labels = {each.label for each in relays._beside}
+    labels = {each.label for each in relays._supervised}
     assert labels == {f"{sqlite_engine.url.database} relay:a", f"{sqlite_engine.url.database} relay"}
 
 

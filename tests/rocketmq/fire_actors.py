@@ -37,6 +37,7 @@ from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
 from outbox.runtime import failpoints
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.stop import Stop
 from outbox.store.log.limits import Limits
 from outbox.worker.settings import Settings
 from tests.rocketmq.fire_business import Effect, FencingListener, NaiveListener, decided, reading, undecided
@@ -305,7 +306,7 @@ def check_back(task: Task, works_since: Any) -> None:
             die(task, point)
 
     failpoints.arm(reached)
-    service.run()
+    service.work("stopped", Stop())
 
 
 # Processes

@@ -8,6 +8,7 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox
 from outbox.model.message import Message
+from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq import Transaction, TransactionMQProducer, TransactionResolution
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import CheckPolicy
@@ -40,7 +41,7 @@ def ask(engine: Engine, *, group: str = "shop", answer: Callable[[Message], Any]
     broker = Broker(Outbox(engine), connections=1, reject_transactions=False)
     interval = timedelta(0) if again else timedelta(hours=1)
     policy = CheckPolicy(transaction_timeout=timedelta(0), interval=interval, most=2)
-    CheckService(broker, group, policy, answer).once()
+    Supervisor([CheckService(broker, group, policy, answer)]).until_empty()
     broker.close()
 
 

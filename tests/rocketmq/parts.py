@@ -9,6 +9,7 @@ from sqlalchemy import Engine, text
 
 from outbox import Message, Outbox
 from outbox.model.verdict import Verdict
+from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq import LocalTransactionState, TransactionMQProducer
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
@@ -92,9 +93,9 @@ def service_of(
     business: Engine | None = None,
     settings: Settings | None = None,
     **policy: Any,
-) -> CheckService:
+) -> Supervisor:
     """Somebody of the group who checks back; in an hour again, unless told otherwise."""
-    return CheckService(
+    service = CheckService(
         Broker(outbox, connections=1, reject_transactions=False),
         GROUP,
         CheckPolicy(**{"transaction_timeout": IMMUNITY, "interval": HOUR, **policy}),
@@ -102,6 +103,13 @@ def service_of(
         None if business is None else Business(business, connections=1),
         settings,
     )
+    return Supervisor([service])
+
+
+def end(service: Supervisor, seconds: float = 60) -> None:
+    """Ask a check service to stop, and wait for its end."""
+    service.stop()
+    service.join(seconds)
 
 
 def check_back(outbox: Outbox, answer: Any = None, **options: Any) -> list[Message]:
@@ -109,7 +117,7 @@ def check_back(outbox: Outbox, answer: Any = None, **options: Any) -> list[Messa
     listener = Listener(answer=answer)
     # By the clock of the database, which may know milliseconds only, an age must be more than the immunity.
     time.sleep(0.02)
-    service_of(outbox, None if answer is None else listener.check_local_transaction, **options).once()
+    service_of(outbox, None if answer is None else listener.check_local_transaction, **options).until_empty()
     return listener.asked
 
 

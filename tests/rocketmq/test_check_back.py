@@ -14,6 +14,7 @@ from outbox import Outbox
 from outbox.errors import VerdictStandsError
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Retry
+from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq import LocalTransactionState, TransactionMQProducer, TransactionResolution
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import Checker, CheckPolicy
@@ -29,6 +30,7 @@ from tests.rocketmq.parts import (
     Listener,
     arrived,
     check_back,
+    end,
     half_rows,
     parked,
     producer_of,
@@ -223,7 +225,7 @@ def test_a_transaction_whose_question_hangs_takes_no_second_thread(engine, outbo
     before = (list(asked), parked(engine))
     let_go.set()
     ended = eventually(lambda: arrived(outbox) == ["hangs"])
-    service.stop()
+    end(service)
 
     assert (found, before, ended) == (True, ([b"hangs", b"other"], [("retry", 1)]), True)
 
@@ -344,10 +346,10 @@ def test_two_checkers_ask_once(engine, outbox, producer):
         begun(producer, str(number))
     first = eventually(lambda: sum(len(each.asked) for each in listeners) == 10)
     stopped = 0 if listeners[0].asked else 1
-    services[stopped].stop(30)
+    end(services[stopped])
     begun(producer, "later")
     second = eventually(lambda: len(listeners[1 - stopped].asked) == 1)
-    services[1 - stopped].stop(30)
+    end(services[1 - stopped])
 
     assert (first, second) == (True, True)
     assert [len(listeners[stopped].asked), len(listeners[1 - stopped].asked)] == [10, 1]
@@ -388,7 +390,7 @@ def test_a_producer_that_comes_while_the_answer_is_written_learns_what_stands(en
         except VerdictStandsError as error:
             told[transaction.id] = error.verdict
     settled = eventually(lambda: len(verdicts(engine)) == 20)
-    service.stop(30)
+    end(service)
 
     expected = [str(number) for number, each in enumerate(transactions) if told[each.id] == "commit"]
     assert (settled, verdicts(engine)) == (True, told)
@@ -430,6 +432,7 @@ def test_a_service_needs_no_producer(outbox, producer):
     begun(producer)
     broker = Broker(outbox, connections=1, reject_transactions=False)
     time.sleep(0.02)
-    CheckService(broker, GROUP, CheckPolicy(transaction_timeout=IMMUNITY), lambda _: COMMIT).once()
+    service = CheckService(broker, GROUP, CheckPolicy(transaction_timeout=IMMUNITY), lambda _: COMMIT)
+    Supervisor([service]).until_empty()
 
     assert arrived(outbox) == ["1"]

@@ -25,6 +25,7 @@ from tests.rocketmq.parts import (
     IMMUNITY,
     Listener,
     arrived,
+    end,
     half_rows,
     parked,
     producer_of,
@@ -133,7 +134,7 @@ def test_every_transaction_is_decided_though_a_call_fails_long_after_its_deadlin
     decided = eventually(lambda: set(verdicts(pg_engine)) == set(others), 120)
     held.go.set()
     all_decided = eventually(lambda: set(verdicts(pg_engine)) == {late, *others}, 120)
-    service.stop(60)
+    end(service)
 
     assert (decided, all_decided) == (True, True)
     assert (sorted(arrived(pg_outbox)), parked(pg_engine)) == (["0", "1", "2", "late"], [])
@@ -230,10 +231,8 @@ def test_a_call_that_comes_back_late_and_at_a_loss_does_not_end_the_service(pg_o
     monkeypatch.setattr(Deferral, "ask", asked)
     monkeypatch.setattr(Deferral, "begin", taken_again)
     service.start()
-    thread = service._thread
-    assert thread is not None
-    again = eventually(lambda: len(deferrals) == 2 or not thread.is_alive())
-    alive = thread.is_alive()
-    service.stop()
+    again = eventually(lambda: len(deferrals) == 2 or not service.alive)
+    alive = service.alive
+    end(service)
 
     assert (again, alive) == (True, True)

@@ -22,7 +22,18 @@ from outbox.store.half_messages.half import Way
 from outbox.store.half_messages.record import RecordDatabase
 from outbox.testing.servers import PostgresServer
 from tests.conftest import started
-from tests.rocketmq.parts import COMMIT, HOUR, Listener, arrived, check_back, parked, producer_of, service_of, verdicts
+from tests.rocketmq.parts import (
+    COMMIT,
+    HOUR,
+    Listener,
+    arrived,
+    check_back,
+    end,
+    parked,
+    producer_of,
+    service_of,
+    verdicts,
+)
 from tests.support.pausing import paused
 from tests.support.readers import QUICK
 from tests.support.waiting import eventually
@@ -94,7 +105,7 @@ def test_while_a_business_database_hangs_transactions_of_other_ways_go_on(outbox
     looked = list(looks)
     let_go.set()
     all_decided = eventually(lambda: set(verdicts(outbox.engine)) == {each.id for each in begun_.values()}, 120)
-    service.stop(60)
+    end(service)
 
     assert (decided, put_off, all_decided) == (True, True, True)
     assert (len(looked), arrived(outbox)) == (1, [name for name in begun_ if name.startswith("listener")])
@@ -109,7 +120,7 @@ def test_a_business_database_that_hangs_is_warned_of(outbox, business, looks, le
         service.start()
         told = eventually(lambda: "its transactions wait" in caplog.text)
         let_go.set()
-        service.stop(60)
+        end(service)
 
     lines = [record.getMessage() for record in caplog.records if "its transactions wait" in record.getMessage()]
     assert told
@@ -152,7 +163,7 @@ def test_a_server_that_keeps_its_connections_and_does_nothing_holds_up_its_own_t
             service.start()
             decided = eventually(lambda: set(verdicts(outbox.engine)) == others, 120)
         rest = eventually(lambda: len(verdicts(outbox.engine)) == len(transactions), 120)
-        service.stop(60)
+        end(service)
         business.dispose()
 
     assert (decided, rest) == (True, True)
@@ -189,7 +200,7 @@ def test_a_question_that_hangs_holds_up_no_other(outbox, producer, let_go):
     all_asked = eventually(lambda: len(listener.asked) == 21, 120)
     let_go.set()
     decided = eventually(lambda: len(verdicts(outbox.engine)) == 21, 120)
-    service.stop(60)
+    end(service)
 
     assert (all_asked, decided) == (True, True)
 
@@ -205,7 +216,7 @@ def test_while_four_questions_hang_transactions_of_other_ways_go_on(engine, outb
     joined = [begun(producer, "join", str(number)).id for number in range(12)]
     decided = eventually(lambda: verdicts(engine) == dict.fromkeys(joined, "rollback"), 120)
     let_go.set()
-    service.stop(60)
+    end(service)
     producer.shutdown()
 
     assert decided
@@ -224,7 +235,7 @@ def test_four_questions_that_hang_are_warned_of_and_counted_once(engine, outbox,
         lines = [each.getMessage() for each in caplog.records if "questions to the listener hang" in each.getMessage()]
         still = parked(engine)
         let_go.set()
-        service.stop(60)
+        end(service)
 
     assert (told, counted, still) == (True, True, [("retry", 1)] * 4 + [("retry", 0)])
     assert lines[0].startswith("check:orders-group: 4 of 4 questions to the listener hang, the oldest for ")
@@ -243,7 +254,7 @@ def test_while_four_questions_hang_another_process_of_the_group_may_ask(engine, 
     decided = eventually(lambda: verdicts(engine) == dict.fromkeys(ids, "commit"), 120)
     let_go.set()
     for service in (first, second):
-        service.stop(60)
+        end(service)
 
     assert (decided, len(hangs.asked)) == (True, 4)
 

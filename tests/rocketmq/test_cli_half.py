@@ -12,12 +12,14 @@ from sqlalchemy.orm import Session
 
 from outbox import Outbox
 from outbox.model.lease import Partition
+from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq import TransactionResolution, VerdictStandsError
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.service import CheckService
 from outbox.store.subscriptions.leases import Leases
 from tests.rocketmq.halves import ask, begun, producer
+from tests.rocketmq.parts import end
 from tests.support.command_line import outbox
 from tests.support.readers import delivered
 from tests.support.waiting import eventually
@@ -425,7 +427,7 @@ def test_a_running_check_service_asks_again(engine):
     ask(engine)
     broker = Broker(Outbox(engine), connections=1, reject_transactions=False)
     policy = CheckPolicy(transaction_timeout=timedelta(0), interval=timedelta(0), most=2)
-    service = CheckService(broker, "shop", policy, lambda _message: TransactionResolution.COMMIT)
+    service = Supervisor([CheckService(broker, "shop", policy, lambda _message: TransactionResolution.COMMIT)])
     service.start()
     try:
         assert eventually(lambda: outbox(engine, "status", "--json").json["subscriptions"][0]["live"])
@@ -435,7 +437,7 @@ def test_a_running_check_service_asks_again(engine):
         assert ended.code == 0
         assert eventually(lambda: op(engine, transaction) is not None)
     finally:
-        service.stop()
+        end(service)
         broker.close()
     assert bodies(engine) == [b"of orders"]
 

@@ -1,7 +1,6 @@
 """Nobody who lacks what it takes decides: another business database, a process without the listener."""
 
 import logging
-import threading
 import time
 from contextlib import closing
 from datetime import timedelta
@@ -20,6 +19,7 @@ from tests.rocketmq.parts import (
     GROUP,
     Listener,
     arrived,
+    end,
     half_rows,
     looked_at,
     producer_of,
@@ -145,7 +145,7 @@ def test_a_process_without_the_listener_lets_one_that_has_it_go_first(outbox, ca
     knowing.start()
     decided = eventually(lambda: verdicts(outbox.engine) == {transaction.id: "commit"})
     for service in (lacking, knowing):
-        service.stop(10)
+        end(service, 10)
 
     assert (decided, len(listener.asked)) == (True, 1)
 
@@ -163,7 +163,7 @@ def test_a_process_without_the_listener_works_a_while_before_it_lets_others_go_f
     with caplog.at_level(logging.DEBUG, "outbox"):
         lacking.start()
         repeated = eventually(lambda: len(moments()) >= 2)
-        lacking.stop(30)
+        end(lacking)
     first, second = moments()[:2]
 
     assert repeated
@@ -175,15 +175,13 @@ def test_a_process_that_stands_aside_can_be_stopped_at_once(outbox, caplog):
     producer.begin_transaction().send("orders", b"1")
     producer.shutdown()
     lacking = service_of(outbox, None)
-    thread = threading.Thread(target=lacking.run)
-    thread.start()
+    lacking.start()
     assert eventually(lambda: "others are let go first" in caplog.text)
 
     before = time.monotonic()
-    lacking.stop()
-    thread.join(10)
+    end(lacking, 10)
 
-    assert not thread.is_alive()
+    assert not lacking.alive
     assert time.monotonic() - before < 1.5
 
 
@@ -204,7 +202,7 @@ def test_a_check_that_was_dropped_begins_at_the_oldest_that_is_pending(outbox):
     second.shutdown()
     time.sleep(0.02)
 
-    service_of(outbox, Listener(answer=COMMIT).check_local_transaction).once()
+    service_of(outbox, Listener(answer=COMMIT).check_local_transaction).until_empty()
 
     assert verdicts(outbox.engine) == {old.id: "commit", new.id: "commit"}
 

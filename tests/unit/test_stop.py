@@ -79,3 +79,18 @@ def test_a_wake_up_that_somebody_waits_on_is_set_as_well(stop):
     stop.ask()
 
     assert (wake.wait(120), inner.asked) == (True, True)
+
+
+def test_a_stop_may_be_within_another_for_a_while(stop):
+    inner = Stop()
+    with inner.within(stop):
+        stop.ask()
+        during = inner.asked
+    after = inner.asked
+    stop.withdraw()
+    for _ in range(3):
+        with inner.within(stop):
+            pass
+
+    assert (during, after) == (True, False)
+    assert len(stop._inner) == 1, "it is held once, however often it was there"

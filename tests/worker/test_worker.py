@@ -146,7 +146,8 @@ def test_a_stop_is_heard_beside_calls_that_hang(pg_engine):
     assert eventually(lambda: destination.calls > 1, 20)
     relay.stop()
     relay.join(15)
-    alive, left = relay._thread is not None and relay._thread.is_alive(), lease_left(pg_engine)
+    assert relay._supervisor is not None
+    alive, left = relay._supervisor.alive, lease_left(pg_engine)
     over.set()
 
     assert not alive

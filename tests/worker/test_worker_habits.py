@@ -225,7 +225,8 @@ def test_a_hint_is_followed_by_one_look(pg_engine, monkeypatch):
 
     def hinted() -> bool:
         (turn,) = idle._subscriptions[0].turns.values()
-        descriptor = turn._partition_worker._channel.fileno
+        assert isinstance(turn._work, partition.PartitionWorker)
+        descriptor = turn._work._channel.fileno
         assert descriptor is not None
         with closing(outbox.database.open()) as channel:
             channel.notify()

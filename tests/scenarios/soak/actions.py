@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 from tests.scenarios.soak.plan import Action
-from tests.scenarios.soak.world import World
+from tests.scenarios.soak.world import World, noted
 from tests.support.pausing import paused
 from tests.support.supervised import Supervised
 from tests.support.waiting import eventually
@@ -50,11 +50,11 @@ class Actions:
         }
         for lane in ("nats", "kafka"):
             self._kinds |= {
-                (lane, "kill"): self._kill_destination,
-                (lane, "stop"): self._stop_destination,
-                (lane, "refuse"): self._refuse,
-                (lane, "silence"): self._silence,
-                (lane, "cut"): lambda action: world.proxies[action.lane].cut_after(0, "to_client"),
+                (lane, "kill"): self._outage(self._kill_destination),
+                (lane, "stop"): self._outage(self._stop_destination),
+                (lane, "refuse"): self._outage(self._refuse),
+                (lane, "silence"): self._outage(self._silence),
+                (lane, "cut"): self._outage(lambda action: world.proxies[action.lane].cut_after(0, "to_client")),
             }
 
     def do(self, action: Action) -> None:
@@ -69,19 +69,19 @@ class Actions:
 
     def _kill_relay(self, action: Action) -> None:
         relay = self._world.relays[action.number]
-        with self._world.trouble(), _another_comes(relay):
+        with noted(self._world.troubles), _another_comes(relay):
             relay.send(signal.SIGKILL)
 
     def _kill_at_worst(self, action: Action) -> None:
         relay = self._world.relays[action.number]
-        with self._world.trouble(), _another_comes(relay):
+        with noted(self._world.troubles), _another_comes(relay):
             pid = relay.pid
             relay.send(signal.SIGUSR1)
             if not eventually(lambda: relay.pid != pid, _WORST_PATIENCE):
                 relay.send(signal.SIGKILL)
 
     def _stop_relay(self, action: Action) -> None:
-        with self._world.trouble():
+        with noted(self._world.troubles):
             _stop(self._world.relays[action.number], action.seconds)
 
     def _stop_writer(self, action: Action) -> None:
@@ -95,7 +95,7 @@ class Actions:
     # PostgreSQL
 
     def _restart(self, end: Callable[[], None]) -> None:
-        with self._world.trouble():
+        with noted(self._world.troubles):
             end()
             self._world.postgresql.start()
 
@@ -106,17 +106,24 @@ class Actions:
 
     def _kill_backend(self, _action: Action) -> None:
         """The server takes it for a crash, ends all others and recovers."""
-        with self._world.trouble():
+        with noted(self._world.troubles):
             found = self._world.postgresql.backend_pids("shop")
             if found:
                 os.kill(random.choice(found), signal.SIGKILL)
                 self._world.rows_at_last("SELECT 1")
 
     def _stop_postgresql(self, action: Action) -> None:
-        with self._world.trouble(), paused(self._world.postgresql):
+        with noted(self._world.troubles), paused(self._world.postgresql):
             time.sleep(action.seconds)
 
-    # Destinations: what is wrong with them excuses nothing, because relays are told that a message is not stored.
+    # Destinations
+
+    def _outage(self, act: Callable[[Action], None]) -> Callable[[Action], None]:
+        def noting(action: Action) -> None:
+            with noted(self._world.outages):
+                act(action)
+
+        return noting
 
     def _kill_destination(self, action: Action) -> None:
         server = self._world.destinations[action.lane].server

@@ -1,4 +1,4 @@
-"""Growth over time: two windows of a series of figures are compared, the first one after a warm-up."""
+"""Growth over time: two windows of a series of figures are compared, both after a warm-up."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from statistics import median
 
 #: A figure, and the second at which it was taken.
 Series = Sequence[tuple[float, float]]
+#: Fewer figures have no quarters.
+_LEAST = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +28,18 @@ class Change:
 
 
 def changes(series: Mapping[str, Series], least_seconds: float) -> dict[str, Change]:
-    """Return the change of each series; one of less than `least_seconds` tells nothing, and is left out."""
-    return {name: _change(each) for name, each in series.items() if _seconds(each) >= least_seconds}
+    """Return the change of each series; one that took less than `least_seconds` tells nothing, and is left out."""
+    return {
+        name: _change(each) for name, each in series.items() if len(each) >= _LEAST and _lasted(each) >= least_seconds
+    }
 
 
-def _seconds(series: Series) -> float:
-    return series[-1][0] - series[0][0] if series else 0.0
+def _lasted(series: Series) -> float:
+    return series[-1][0] - series[0][0]
 
 
 def _change(series: Series) -> Change:
     """Compare the third quarter with the last one; the first half is the warm-up."""
-    begin, quarter = series[0][0], _seconds(series) / 4
-    before = [figure for at, figure in series if begin + 2 * quarter <= at < begin + 3 * quarter]
-    after = [figure for at, figure in series if begin + 3 * quarter <= at]
-    return Change(median(before), median(after))
+    figures = [figure for _, figure in series]
+    half, last = len(figures) // 2, len(figures) * 3 // 4
+    return Change(median(figures[half:last]), median(figures[last:]))

@@ -37,13 +37,16 @@ class Trouble:
 class Outcome:
     """What a soak left behind. The key of a fact and of a delivery is its unit of order.
 
-    `stored`: by destination, each unit in the order in which a consumer gets it. `discarded`: by a person.
+    `stored`: by destination, each unit in the order in which a consumer gets it. `discarded`: by a person. `outages`:
+    the times in which a destination did not work. These excuse nothing, but a worker may wait for a destination before
+    it notices trouble.
     """
 
     facts: Sequence[Fact]
     stored: Mapping[str, Sequence[Delivery]]
     calls: Sequence[Call]
     troubles: Sequence[Trouble]
+    outages: Sequence[Trouble] = ()
     discarded: AbstractSet[str] = frozenset()
 
 
@@ -90,7 +93,7 @@ def judge(outcome: Outcome, bounds: Bounds) -> Findings:
     facts = {fact.name: fact for fact in outcome.facts}
     names = {delivery.name for stored in outcome.stored.values() for delivery in stored}
     handed = Counter(name for call in outcome.calls for name in call.names)
-    repeats = _Repeats(outcome.troubles, bounds)
+    repeats = _Repeats(outcome.troubles, outcome.outages, bounds)
     excess = [*_more_often_than_handed(outcome.stored, handed), *repeats.without_excuse(outcome.calls)]
     return Findings(
         lost=sorted(facts.keys() - names - outcome.discarded),
@@ -150,8 +153,9 @@ def _more_often_than_handed(everywhere: Mapping[str, Sequence[Delivery]], handed
 class _Repeats:
     """Charges each repeated message to a trouble."""
 
-    def __init__(self, troubles: Sequence[Trouble], bounds: Bounds) -> None:
-        self._charged = dict.fromkeys(troubles, 0)
+    def __init__(self, troubles: Sequence[Trouble], outages: Sequence[Trouble], bounds: Bounds) -> None:
+        # The time of each trouble, until every worker has noticed it.
+        self._charged = {Trouble(each.began, _noticed(each, outages, bounds.slack)): 0 for each in troubles}
         self._bounds = bounds
         self.excused = 0
 
@@ -174,11 +178,19 @@ class _Repeats:
 
     def _charge(self, last: Call, call: Call) -> bool:
         """Charge a repeat to the trouble that has excused the least; return False if none can."""
-        slack = self._bounds.slack
-        able = [each for each in self._charged if each.began <= call.handed and last.handed <= each.ended + slack]
+        able = [each for each in self._charged if each.began <= call.handed and last.handed <= each.ended]
         least = min(able, key=self._charged.__getitem__, default=None)
         if least is None or self._charged[least] >= self._bounds.unsettled:
             return False
         self._charged[least] += 1
         self.excused += 1
         return True
+
+
+def _noticed(trouble: Trouble, outages: Sequence[Trouble], slack: float) -> float:
+    """Return when every worker has noticed trouble, which is later for one that waits for its destination."""
+    end = trouble.ended + slack
+    for outage in sorted(outages, key=lambda each: each.began):
+        if outage.began <= end:
+            end = max(end, outage.ended + slack)
+    return end

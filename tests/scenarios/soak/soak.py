@@ -8,6 +8,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import psycopg
@@ -22,7 +23,13 @@ from tests.support.waiting import eventually
 #: The subscriptions of the plan, and the partitions of each: what a restart of PostgreSQL may take back is a batch of
 #: each of them.
 _SUBSCRIPTIONS, _PARTITIONS = 3, 1
-BOUNDS = Bounds(unsettled=BATCH * _SUBSCRIPTIONS * _PARTITIONS, deadline=DEADLINE_SECONDS, slack=LEASE_SECONDS)
+#: Seconds between two tries of a destination that is away, at most.
+_PAUSE = 5.0
+BOUNDS = Bounds(
+    unsettled=BATCH * _SUBSCRIPTIONS * _PARTITIONS,
+    deadline=DEADLINE_SECONDS,
+    slack=LEASE_SECONDS + _PAUSE + DEADLINE_SECONDS,
+)
 #: Seconds until everything has been sent, on a machine that is busy.
 _PATIENCE = 180.0
 #: A process grows a little while it learns, by MB. Connections come and go with those who are restarted.
@@ -71,13 +78,15 @@ class Soak:
     def perform(self) -> Report:
         """Let everything happen, wait until all is sent, and judge."""
         began = time.monotonic()
-        sampling = threading.Thread(target=self._sample)
-        sampling.start()
+        sampling = [threading.Thread(target=each) for each in (self._sample_memory, self._sample_connections)]
+        for each in sampling:
+            each.start()
         try:
             self._let_happen(plan_of(self._seed, self._seconds), began)
         finally:
             self._over.set()
-            sampling.join()
+            for each in sampling:
+                each.join()
         manual = self._come_to_rest()
         return self._report(manual, time.monotonic() - began)
 
@@ -97,16 +106,18 @@ class Soak:
             self._actions.do(action)
             self._done[f"{action.lane} {action.kind}"] += 1
 
-    def _sample(self) -> None:
-        """Once a second note the memory of every process, and how many connections there are."""
+    def _sample_memory(self) -> None:
+        """Note the memory of every process once a second."""
         while not self._over.wait(1.0):
             now = time.monotonic()
             for name, figure in self._world.memory().items():
                 self._figures[name].append((now, figure))
-            try:
-                self._connections.append((now, self._world.connections()))
-            except psycopg.OperationalError:
-                continue
+
+    def _sample_connections(self) -> None:
+        """Note how many connections the database has, once a second while it answers."""
+        while not self._over.wait(1.0):
+            with suppress(psycopg.OperationalError):
+                self._connections.append((time.monotonic(), self._world.connections()))
 
     def _come_to_rest(self) -> list[str]:
         """End the writers; return what is not in order by itself when the relays had their time."""
@@ -127,6 +138,7 @@ class Soak:
             stored=self._world.stored(),
             calls=self._world.calls(),
             troubles=self._world.troubles,
+            outages=self._world.outages,
             discarded=self._actions.discarded,
         )
         memory = changes(self._figures, least_seconds=self._seconds * (1 - RESTARTING) * 0.8)

@@ -53,6 +53,8 @@ def again(first: Call, second: Call, *names: str) -> Outcome:
         (again(call(11, "a", "b", answered=None), call(13, "a", "b"), "a", "b"), 2),
         (again(call(9, "a", "b"), call(13, "a", "b"), "a", "b"), 2),
         (again(call(12.9, "a", "b"), call(13.5, "a", "b"), "a", "b"), 2),
+        # A worker waited for its destination, and noticed the trouble then.
+        (replace(again(call(19.5, "a", "b"), call(21, "a", "b"), "a", "b"), outages=[Trouble(12.5, 19)]), 2),
         # A person gave it up.
         (replace(GOOD, stored={"one": stored("a", "c", "free")}, discarded={"b"}), 0),
     ],
@@ -85,6 +87,7 @@ def test_what_the_promise_allows_passes(outcome: Outcome, repeated: int) -> None
         # Again without trouble: before it, long after it; beside a call that is under way.
         (again(call(1, "a", "b"), call(2, "a", "b"), "a", "b"), {"excess"}),
         (again(call(14, "a", "b"), call(15, "a", "b"), "a", "b"), {"excess"}),
+        (replace(again(call(19.5, "a", "b"), call(21, "a", "b"), "a", "b"), outages=[Trouble(14, 19)]), {"excess"}),
         (again(call(1, "a", "b", answered=2), call(2, "a", "b"), "a", "b"), {"excess"}),
     ],
 )

@@ -62,6 +62,8 @@ class World:
             **watched.installed(folder / "installed"),
         }
         self.troubles: list[Trouble] = []
+        #: The times in which a destination did not work.
+        self.outages: list[Trouble] = []
         self.relays: list[Supervised] = []
         self.writers: list[Supervised] = []
         #: Where topics go, by pattern.
@@ -116,15 +118,6 @@ class World:
         for process in (*self.writers, *self.relays):
             process.send(signal.SIGCONT)
             process.stop()
-
-    @contextmanager
-    def trouble(self) -> Iterator[None]:
-        """Note that something is broken for as long as the block takes."""
-        began = time.monotonic()
-        try:
-            yield
-        finally:
-            self.troubles.append(Trouble(began, time.monotonic()))
 
     # Destinations
 
@@ -233,3 +226,13 @@ class World:
 def _unit(topic: str, key: str | None) -> str | None:
     """The unit of order at a destination that has a topic: the key of this topic."""
     return None if key is None else f"{topic}/{key}"
+
+
+@contextmanager
+def noted(times: list[Trouble]) -> Iterator[None]:
+    """Add the time that the block takes."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        times.append(Trouble(began, time.monotonic()))
