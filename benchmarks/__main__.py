@@ -24,7 +24,7 @@ from benchmarks.latency import direct_latency, embedded_latency, latency, latenc
 from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.site import Site
 from benchmarks.spark import spark_extract, spark_noop_vs_jdbc
-from benchmarks.telemetry import telemetry_write
+from benchmarks.telemetry import telemetry_drain, telemetry_write
 from benchmarks.write import write, write_keyed, write_psycopg
 from outbox.testing.servers import PostgresServer
 
@@ -37,6 +37,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     **{(f"write_4_connections_{messages}",): partial(write_4_connections, messages=messages) for messages in (1, 5)},
     ("async_write",): async_write,
     ("telemetry_write",): telemetry_write,
+    ("telemetry_drain",): telemetry_drain,
     ("business_1",): business_1,
     ("business_5",): business_5,
     ("business_direct",): business_direct,
