@@ -62,6 +62,11 @@ def split(
     made = _made(stored, topics, base=base_of(name, subscriptions.all()), destination=destination, as_name=as_name)
     moved = Topics.of(made.topics)
     origin = replace(stored, topics=_left(stored, moved))
+    if stored.next_partitions is not None:
+        raise SubscriptionError(
+            f"the number of its partitions is being changed: {name} has {stored.partitions} and will have"
+            f" {stored.next_partitions} when all have met; try again after that"
+        )
     # Before a worker is asked for its lease; what counts is the same question in the transaction.
     _require_no_direct_writers(subscriptions, stored)
     incarnation = Log().now(channel).incarnation

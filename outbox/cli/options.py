@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import getpass
 import re
@@ -37,6 +38,21 @@ def together(*decorators: Callable[[Any], Any]) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         return functools.reduce(lambda decorated, each: each(decorated), reversed(decorators), function)
+
+    return decorate
+
+
+def as_value(name: str, value: type) -> Callable[[F], F]:
+    """Return a decorator that hands the options which are fields of a dataclass over as one value of that name."""
+    fields = [each.name for each in dataclasses.fields(value)]
+
+    def decorate(function: F) -> F:
+        @functools.wraps(function)
+        def command(*args: Any, **given: Any) -> Any:
+            given[name] = value(**{each: given.pop(each) for each in fields})
+            return function(*args, **given)
+
+        return command  # type: ignore[return-value]
 
     return decorate
 

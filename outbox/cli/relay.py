@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +17,7 @@ from outbox.cli.options import (
     Target,
     about_databases,
     as_given,
+    as_value,
     by_routes,
     option,
     rewritten,
@@ -23,7 +25,83 @@ from outbox.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from outbox.relay.routes import Route
+    from outbox.model.retry import RetryPolicy
+    from outbox.model.subscription import OnDead, Start
+    from outbox.relay.routes import Plan
+    from outbox.senders.envelopes import EnvelopeName
+    from outbox.worker.connection import Until
+    from outbox.worker.settings import Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """The part of the log that a relay reads, under the name of its subscription."""
+
+    name: str
+    topics: tuple[str, ...] | None
+    start: Start
+    on_dead: OnDead | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """The form in which messages are sent."""
+
+    prefix: str | None
+    rename: tuple[str, ...]
+    envelope: EnvelopeName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """When the command ends by itself."""
+
+    once: bool
+    until_empty: bool
+    give_up_after: timedelta
+
+    @property
+    def until(self) -> Until:
+        """Where its work ends."""
+        if self.once and self.until_empty:
+            raise click.UsageError("--once and --until-empty exclude each other")
+        return "once" if self.once else "empty" if self.until_empty else "stopped"
+
+    @property
+    def patience(self) -> timedelta:
+        """How long the destination may be silent."""
+        return timedelta.max if self.until == "stopped" else self.give_up_after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pacing:
+    """How much a relay takes at a time, and for how long."""
+
+    batch_size: int
+    batch_bytes: int
+    lease: timedelta
+    deadline: timedelta | None
+    attempts: int
+
+    @property
+    def retry(self) -> RetryPolicy:
+        """How often a message is tried."""
+        from outbox.model.retry import RetryPolicy
+
+        return RetryPolicy(attempts=self.attempts)
+
+    @property
+    def settings(self) -> Settings:
+        """The pace of a worker."""
+        from outbox.store.log.limits import Limits
+        from outbox.worker.settings import Settings
+
+        return Settings(
+            limits=Limits(rows=self.batch_size, bytes=self.batch_bytes),
+            lease=self.lease,
+            # However long the lease is, a command that asks for it does not wait for long.
+            renew_every=min(self.lease * 0.3, Settings().renew_every),
+        )
 
 
 @click.command()
@@ -59,23 +137,20 @@ if TYPE_CHECKING:
     help="Time limit of one call of the destination. [default: the URL's timeout, or its own; else 5s]",
 )
 @option("--attempts", type=click.IntRange(1), default=10, help="Failures until a message becomes a dead letter.")
+@as_value("reading", Reading)
+@as_value("form", Form)
+@as_value("ending", Ending)
+@as_value("pacing", Pacing)
 def relay(
     *,
     targets: tuple[Target, ...],
     to: str | None,
     route: tuple[str, ...],
     config: Path | None,
-    topics: tuple[str, ...] | None,
-    prefix: str | None,
-    rename: tuple[str, ...],
-    envelope: str,
-    name: str,
-    start: str | datetime,
-    on_dead: str | None,
-    once: bool,
-    until_empty: bool,
-    give_up_after: timedelta,
-    **pace: Any,
+    reading: Reading,
+    form: Form,
+    ending: Ending,
+    pacing: Pacing,
 ) -> None:
     """Send the messages of the log to a destination.
 
@@ -88,55 +163,69 @@ def relay(
     With --route or --config there is a relay for each route, with a subscription of its own: NAME for '*', NAME:TOPIC
     for the others.
     """
-    if once and until_empty:
-        raise click.UsageError("--once and --until-empty exclude each other")
-    _require_name(name)
-    _require_pace(pace["lease"], pace["deadline"])
-    ends = once or until_empty
-    options = {"name": name, "start": start, "on_dead": on_dead, **pace}
-    routes = _routes(to, route, config, topics=topics, rewrites=prefix is not None or rename or envelope != "raw")
-    if routes is None:
-        from outbox.cli.routes import renamed
+    until = ending.until
+    _require_name(reading.name)
+    _require_pace(pacing.lease, pacing.deadline)
+    source = _source_of(to=to, route=route or None, config=config)
+    if to is None:
+        _require_no_other(source, reading, form)
 
-        options |= {"topics": topics, "prefix": prefix, "rename": renamed(rename), "envelope": envelope}
-    if len(targets) == 1 and routes is None:
-        from outbox.cli.relay_one import Relaying
+    from outbox.cli.relaying import Pace, relay_until
 
-        relaying = Relaying(targets[0], str(to), **options)
-        collect_rarely()
-        code = relaying.end_by_itself(once=once, patience=give_up_after) if ends else relaying.run()
-    else:
-        from outbox.cli.relay_several import RelayingSeveral
-
-        several = RelayingSeveral(targets, str(to) if routes is None else routes, **options)
-        collect_rarely()
-        code = several.end_by_themselves(once=once, patience=give_up_after) if ends else several.run()
-    click.get_current_context().exit(code)
+    plan = _routed(route, config, reading, pacing) if to is None else _direct(to, reading, form, pacing)
+    pace = Pace(start=reading.start, retry=pacing.retry, settings=pacing.settings, patience=ending.patience)
+    collect_rarely()
+    click.get_current_context().exit(relay_until(until, targets, plan, pace))
 
 
-def _routes(
-    to: str | None, given: tuple[str, ...], config: Path | None, *, topics: tuple[str, ...] | None, rewrites: object
-) -> dict[str, Route] | None:
-    """Return the routes; None if there is one destination."""
-    said = {"to": to, "route": given or None, "config": config}
-    options = [as_given(name) for name, value in said.items() if value is not None]
+def _direct(to: str, reading: Reading, form: Form, pacing: Pacing) -> Plan:
+    """Return the plan for one destination."""
+    from outbox.cli.routes import renamed
+    from outbox.model.subscription import require_own_name
+    from outbox.model.topics import chosen_topics
+    from outbox.relay.routes import Route, RouteSubscription
+
+    require_own_name(reading.name)
+    route = Route(
+        to=to,
+        rename=renamed(form.rename),
+        prefix=form.prefix,
+        envelope=form.envelope,
+        on_dead=reading.on_dead,
+        deadline=pacing.deadline,
+    )
+    return [(route, RouteSubscription(reading.name, chosen_topics(reading.topics), None))]
+
+
+def _routed(given: tuple[str, ...], config: Path | None, reading: Reading, pacing: Pacing) -> Plan:
+    """Return the plan for a destination of each topic."""
+    from outbox.cli.routes import routes_of_file, routes_of_options
+    from outbox.relay.routes import planned
+
+    table = routes_of_options(given) if config is None else routes_of_file(config)
+    return planned(table, reading.name, on_dead=reading.on_dead, deadline=pacing.deadline)
+
+
+def _source_of(**given: object) -> str:
+    """Return the option that says where messages go."""
+    options = [as_given(name) for name, value in given.items() if value is not None]
     if len(options) > 1:
         raise click.UsageError(f"{' and '.join(options)} exclude each other; give one of them")
     if not options:
         raise click.UsageError(
             "no destination: give --to URL (nats://host:4222, stdout:) or --to-file PATH, or --route or --config"
         )
-    if to is not None:
-        return None
-    if topics is not None:
-        raise click.UsageError(f"{options[0]} and --topics exclude each other: each route has its own topics")
-    if rewrites:
-        raise click.UsageError(
-            f"{options[0]} excludes --prefix, --rename and --envelope; write them into the table of a route (--config)"
-        )
-    from outbox.cli.routes import routes_of_file, routes_of_options
+    return options[0]
 
-    return routes_of_options(given) if config is None else routes_of_file(config)
+
+def _require_no_other(source: str, reading: Reading, form: Form) -> None:
+    """Refuse options that each route has for itself. `source`: the option that gives the routes."""
+    if reading.topics is not None:
+        raise click.UsageError(f"{source} and --topics exclude each other: each route has its own topics")
+    if form != Form(prefix=None, rename=(), envelope="raw"):
+        raise click.UsageError(
+            f"{source} excludes --prefix, --rename and --envelope; write them into the table of a route (--config)"
+        )
 
 
 def _require_name(name: str) -> None:

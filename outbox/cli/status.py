@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from outbox.store.database import Channel
     from outbox.store.operations.half_status import HalfStatus
     from outbox.store.operations.parked_status import Count, Trouble
-    from outbox.store.operations.status import SubscriptionStatus
+    from outbox.store.operations.status import PartitionStatus, SubscriptionStatus
     from outbox.store.subscriptions.notices import Refused
     from outbox.store.subscriptions.readers import Hold
 
 _HEADERS = ("SUBSCRIPTION", "BACKLOG", "LAG", "DELAYED", "WAITING", "RETRY", "BLOCKED", "DEAD", "WORKER")
 _NUMBERS = _HEADERS[1:-1]
+_PARTITION_HEADERS = ("SUBSCRIPTION", "PARTITION", "BACKLOG", "LAG", "IDLE", "WORKER")
 _HALF_HEADERS = ("GROUP", "TOPIC", "HALF", "OLDEST", "GIVEN UP", "COMMITTED", "ROLLED BACK", "LAST VERDICT")
 #: Seconds before a subscription that nobody runs causes a warning, because a shorter pause is a restart.
 #: Messages that have failed for less time cause none, either.
@@ -57,7 +58,10 @@ def status(*, target: Target, json: bool, watch: bool, interval: timedelta, chec
     cannot begin, a subscription that nobody runs, and a log that nobody reads. A monitor uses --check. The limits count
     for each subscription; an extract has one of its own.
 
-    Where there are transactions with half messages, a second table counts their messages by producer group and real
+    A second table has the partitions of subscriptions with more than one: 1/4 is partition 1 of four, counted from 0.
+    With 1/4→2 there will be two as soon as all four have met.
+
+    Where there are transactions with half messages, another table counts their messages by producer group and real
     topic: HALF waits for a verdict, OLDEST is the age of the oldest of these, GIVEN UP waits for a person; COMMITTED
     and ROLLED BACK reach back as far as the log. --json also has RocketMQ's metrics under their names, with
     rocketmq_finish_message_latency in seconds.
@@ -172,6 +176,9 @@ def _watch(target: Target, show: Callable[[_Look], None], interval: timedelta, l
 def _show_table(look: _Look) -> None:
     found = look.standings
     show_table(_HEADERS, [_row(standing) for standing in found], numbers=_NUMBERS)
+    if partitions := [row for standing in found for row in _partition_rows(standing)]:
+        click.echo()
+        show_table(_PARTITION_HEADERS, partitions, numbers=_PARTITION_HEADERS[2:-1])
     if look.halves:
         click.echo()
         show_table(_HALF_HEADERS, [_half_row(each) for each in look.halves], numbers=_HALF_HEADERS[2:])
@@ -186,9 +193,31 @@ def _half_row(half: HalfStatus) -> tuple[str, ...]:
     return (half.group, half.topic, str(half.pending), oldest, *counts, decided)
 
 
+def _partition_rows(standing: SubscriptionStatus) -> list[tuple[str, ...]]:
+    stored = standing.subscription
+    if stored.partitions == 1:
+        return []
+    following = "" if stored.next_partitions is None else f"→{stored.next_partitions}"
+    return [
+        (
+            stored.name,
+            f"{each.number}/{stored.partitions}{following}",
+            str(each.backlog),
+            _lag(each),
+            "-" if each.idle is None else age(each.idle),
+            host_and_pid(str(each.holder.owner)) if each.holder is not None and each.is_run else "nobody",
+        )
+        for each in standing.partitions
+    ]
+
+
+def _lag(standing: SubscriptionStatus | PartitionStatus) -> str:
+    return f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.lag else "-"
+
+
 def _row(standing: SubscriptionStatus) -> tuple[str, ...]:
-    lag = f"~{age(standing.lag)}" if standing.lag_about else age(standing.lag) if standing.lag else "-"
-    worker = host_and_pid(str(standing.holder.owner)) if standing.is_run and standing.holder is not None else "nobody"
+    lag = _lag(standing)
+    worker = ", ".join(map(host_and_pid, standing.owners)) or "nobody"
     if standing.hold is not None:
         worker = "released" if standing.hold.released else f"held since {moment(standing.hold.since)}"
     parked = (str(count) for count in standing.parked.values())
@@ -314,6 +343,9 @@ def _of_nobody(standing: SubscriptionStatus, look: _Look) -> list[str]:
         )
         return [f"nobody checks back on group {group}{since}, and messages after its position are not purged; {advice}"]
     waits = f"{counted(standing.backlog, 'message', _WAITS)} for it, and " if standing.backlog.number else ""
+    if standing.owners:
+        numbers = ", ".join(str(each.number) for each in sorted(standing.unowned, key=lambda each: each.number))
+        name = f"partition {numbers} of {name}"
     # A worker that cannot begin says itself what to do; the options that its relay had are the old ones.
     has_advice = standing.subscription.kind == "compensation" or look.is_refused(name)
     advice = "" if has_advice else f"; {_start(standing)}"
@@ -417,6 +449,8 @@ def _as_json(standing: SubscriptionStatus, look: _Look) -> dict[str, object]:
         "lag_is_estimate": standing.lag_about,
         "idle_seconds": None if standing.idle is None else round(standing.idle, 3),
         "worker": holder.owner if holder is not None and standing.is_run else None,
+        "partitions": [_partition_as_json(each) for each in standing.partitions],
+        "next_partitions": standing.subscription.next_partitions,
         "live": standing.is_run,
         "lease_until": holder.lease_until if holder is not None else None,
         "lease_seconds": holder.length.total_seconds() if holder is not None and holder.length is not None else None,
@@ -429,6 +463,20 @@ def _as_json(standing: SubscriptionStatus, look: _Look) -> dict[str, object]:
         "released": None if standing.hold is None else standing.hold.released,
         "troubles": [_trouble_as_json(each) for each in standing.troubles],
         "warnings": _warnings(standing, look),
+    }
+
+
+def _partition_as_json(partition: PartitionStatus) -> dict[str, object]:
+    holder = partition.holder
+    return {
+        "number": partition.number,
+        "backlog": partition.backlog.number,
+        "backlog_is_estimate": partition.backlog.about,
+        "lag_seconds": round(partition.lag, 3),
+        "lag_is_estimate": partition.lag_about,
+        "idle_seconds": None if partition.idle is None else round(partition.idle, 3),
+        "worker": holder.owner if holder is not None and partition.is_run else None,
+        "lease_until": holder.lease_until if holder is not None else None,
     }
 
 

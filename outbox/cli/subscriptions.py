@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,12 +17,12 @@ from outbox.cli.output import age, counted, moment, show_json, show_table
 if TYPE_CHECKING:
     from datetime import timedelta
 
-    from outbox.model.lease import Holder
+    from outbox.model.lease import Holder, Partition
     from outbox.model.subscription import Subscription
     from outbox.store.operations.parked_status import Count
     from outbox.store.subscriptions.readers import Hold
 
-_HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "CREATED (UTC)", "WORKER")
+_HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "PARTITIONS", "CREATED (UTC)", "WORKER")
 
 
 _wait_for_lease = option(
@@ -46,7 +46,7 @@ def list_(*, target: Target, json: bool) -> None:
 
     with target.open_outbox() as channel:
         found = [
-            (each, Leases(channel).look(each.partition(0)), Readers(channel).hold(each))
+            (each, Leases(channel).look_all(each.all_partitions()), Readers(channel).hold(each))
             for each in Subscriptions(channel).all()
         ]
     if json:
@@ -63,6 +63,7 @@ def list_(*, target: Target, json: bool) -> None:
 @to_a_destination
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key.")
 @option("--grace", type=DURATION, help="How long after its commit a message is read at the earliest.")
+@option("--partitions", type=click.IntRange(1), help="How many workers may share its messages; a change of its own.")
 @_wait_for_lease
 @as_json
 def alter(
@@ -74,10 +75,11 @@ def alter(
     to: str | None,
     on_dead: Any,
     grace: timedelta | None,
+    partitions: int | None,
     wait: timedelta,
     json: bool,
 ) -> None:
-    """Give a subscription other topics, another destination or another policy.
+    """Give a subscription other topics, another destination, another policy or another number of partitions.
 
     Topics that another route of the same relay has are refused, because both would send them.
 
@@ -88,11 +90,27 @@ def alter(
 
     With --on-dead continue the messages behind dead letters that are there go on, too, in their order; the dead letters
     stay. With --on-dead block those that come hold back their keys, those that are there do not.
+
+    Another number of partitions counts as soon as all partitions stand at the same position. One alone does at once;
+    several are handled up to the position of the foremost, by the relays that run, before any goes on. The command
+    waits for that as long as --wait says; the relays do not need it. The number that there is takes the change back.
     """
+    others = topics is not None or all_topics or not (to is None and on_dead is None and grace is None)
     if topics is not None and all_topics:
         raise click.UsageError("--topics and --all-topics exclude each other")
-    if topics is None and not all_topics and to is None and on_dead is None and grace is None:
-        raise click.UsageError("nothing to alter: give --topics, --all-topics, --to, --on-dead or --grace")
+    if partitions is not None and others:
+        raise click.UsageError("--partitions is a change of its own: give it alone")
+    if partitions is None and not others:
+        raise click.UsageError(
+            "nothing to alter: give --topics, --all-topics, --to, --on-dead, --grace or --partitions"
+        )
+    if partitions is not None:
+        from outbox.admin.repartition import repartition
+
+        with target.open_outbox() as channel:
+            altered = repartition(channel, name, partitions, wait=wait)
+        tell(_Altered(altered), json=json)
+        return
     from outbox.admin import commands
     from outbox.model.topics import chosen_topics
     from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -136,7 +154,15 @@ class _Altered:
     def describe(self) -> str:
         now = self.subscription
         where = f"{_topics(now)} to {_destination(now)}"
-        return f"{now.name}: {where}, a dead letter: {now.on_dead}{_grace(now)}"
+        partitions = "" if now.partitions == 1 else f", {now.partitions} partitions"
+        told = f"{now.name}: {where}, a dead letter: {now.on_dead}{_grace(now)}{partitions}"
+        if now.next_partitions is None:
+            return told
+        following = counted(now.next_partitions, "partition")
+        return (
+            f"{told}; {following} as soon as its relays have handled each up to where the foremost is, which outbox"
+            " status shows"
+        )
 
     def as_json(self) -> dict[str, object]:
         return _declared(self.subscription)
@@ -257,8 +283,8 @@ class _Dropped:
         return {"dropped": self.names, "parked": parked}
 
 
-def _row(subscription: Subscription, holder: Holder | None, hold: Hold | None) -> tuple[object, ...]:
-    worker = holder.owner if holder is not None and holder.live else "nobody"
+def _row(subscription: Subscription, holders: Mapping[Partition, Holder], hold: Hold | None) -> tuple[object, ...]:
+    worker = ", ".join(sorted({holder.owner or "" for holder in holders.values() if holder.live})) or "nobody"
     if hold is not None:
         worker = "released" if hold.released else f"held since {moment(hold.since)}"
     return (
@@ -266,9 +292,15 @@ def _row(subscription: Subscription, holder: Holder | None, hold: Hold | None) -
         _topics(subscription),
         _destination(subscription),
         subscription.on_dead or ("(none yet)" if hold is None else "-"),
+        _partitions(subscription) if hold is None else "-",
         moment(subscription.created_at, zone=False),
         worker,
     )
+
+
+def _partitions(subscription: Subscription) -> str:
+    ordered = subscription.next_partitions
+    return f"{subscription.partitions}" if ordered is None else f"{subscription.partitions}→{ordered}"
 
 
 def _destination(subscription: Subscription) -> str:
@@ -291,13 +323,18 @@ def _topics(subscription: Subscription) -> str:
     return "all topics" if subscription.topics is None else ",".join(subscription.topics)
 
 
-def _as_json(subscription: Subscription, holder: Holder | None, hold: Hold | None) -> dict[str, object]:
-    live = holder is not None and holder.live
+def _as_json(subscription: Subscription, holders: Mapping[Partition, Holder], hold: Hold | None) -> dict[str, object]:
+    owners = [
+        holders[each].owner if each in holders and holders[each].live else None
+        for each in subscription.all_partitions()
+    ]
+    live = None not in owners
     return {
         **_declared(subscription),
         "created_at": subscription.created_at,
-        "worker": holder.owner if holder is not None and live else None,
+        "worker": owners[0] if live else None,
         "live": live,
+        "workers": owners,
         "hold_seconds": None if subscription.hold is None else subscription.hold.total_seconds(),
         "held_since": None if hold is None else hold.since,
         "held_until": None if hold is None else hold.until,
@@ -314,4 +351,6 @@ def _declared(subscription: Subscription) -> dict[str, object]:
         "destination": subscription.destination,
         "on_dead": subscription.on_dead,
         "grace_seconds": subscription.grace.total_seconds(),
+        "partitions": subscription.partitions,
+        "next_partitions": subscription.next_partitions,
     }

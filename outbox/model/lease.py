@@ -64,3 +64,25 @@ class Holder:
     notice: str | None = None
     noticed_at: datetime | None = None
     wanted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """A lease as one sees it who wants it: its holder, and since when it has stood still, by the clock of that one."""
+
+    holder: Holder
+    since: float
+
+    @classmethod
+    def of(cls, holder: Holder, now: float, last: Sight | None) -> Sight:
+        """Return what is seen now. `last`: what was seen before; it lasts while nobody takes or renews the lease."""
+        if last is not None and (holder.epoch, holder.renewals) == (last.holder.epoch, last.holder.renewals):
+            return last
+        return cls(holder, now)
+
+    def stood_still(self, now: float, length: timedelta) -> bool:
+        """Return whether nobody has renewed the lease for the length for which its holder takes it.
+
+        `length`: counts for a holder that has not written its own.
+        """
+        return now - self.since > (self.holder.length or length).total_seconds()

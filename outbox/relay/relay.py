@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from datetime import timedelta
-from typing import Protocol
+from typing import Protocol, Unpack
 
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
@@ -21,8 +20,7 @@ from outbox.runtime.failpoints import crash_point
 from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
-from outbox.senders.envelopes import EnvelopeName
-from outbox.senders.opening import Destination, open_sender
+from outbox.senders.opening import Destination, SenderOptions, open_sender
 from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
@@ -65,13 +63,11 @@ class Relay:
         start: where a new subscription begins: "earliest", "latest" or a moment.
         on_dead: whether a dead letter holds back the rest of its key ("block") or not ("continue"). None: as stored.
         retry: how often a message is tried, and how long it waits in between.
-        deadline: of one call of the sender. None: the sender's own, if it has one, else 5 s.
-        rename, prefix, envelope: the topics and the form in which messages are sent; see `RewritingSender`. What
-            writers send directly keeps its topic and its form, unless their own sender is a `RewritingSender`.
-        split_from: the subscription that may still have these topics, it or one of its routes. While one has them, a
-            new subscription does not begin, because it would send them a second time.
-        beside: the declarations of all routes, as `routes` makes them. None begins while one of them cannot.
         settings: pace and limits of the worker.
+        declared: what `routes` has declared, in place of name, topics and on_dead.
+        sending: `deadline`, of one call of the sender; without it the sender's own, if it has one, else 5 s. `rename`,
+            `prefix` and `envelope`, the topics and the form in which messages are sent; see `RewritingSender`. What
+            writers send directly keeps its topic and its form, unless their own sender is a `RewritingSender`.
 
     Raises:
         SubscriptionError: the name is that of a compensation, or no message can have one of the topics.
@@ -89,37 +85,22 @@ class Relay:
         start: Start = "earliest",
         on_dead: OnDead | None = None,
         retry: RetryPolicy | None = None,
-        deadline: timedelta | None = None,
-        rename: Mapping[str, str] | None = None,
-        prefix: str | None = None,
-        envelope: EnvelopeName = "raw",
-        split_from: str | None = None,
-        beside: Iterable[Declaration] = (),
         settings: Settings | None = None,
+        declared: Declaration | None = None,
+        **sending: Unpack[SenderOptions],
     ) -> None:
         if not hasattr(outbox, "database"):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
-        require_own_name(name)
-        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
+        # A sender that direct sends use too is called in turns with them: here is where both meet.
         shared = sender if isinstance(sender, SerializedSender) else None
-        self._sender = open_sender(
-            sender if shared is None else shared.alone,
-            rename=rename,
-            prefix=prefix,
-            envelope=envelope,
-            deadline=deadline,
-        )
-        declared = Declaration(
-            name=name,
-            destination=self._sender.destination,
-            topics=chosen_topics(topics),
-            on_dead=on_dead,
-            split_from=split_from,
-            beside=tuple(beside),
-        )
-        self._name = name
-        left_behind = Declaration(name=compensation_of(name), destination=declared.destination, kind="compensation")
+        self._sender = open_sender(sender if shared is None else shared.alone, **sending)
+        destination = self._sender.destination
+        if declared is None:
+            declared = Declaration(name=name, destination=destination, topics=chosen_topics(topics), on_dead=on_dead)
+        require_own_name(declared.name)
+        self._name = declared.name
+        left_behind = Declaration(name=compensation_of(self._name), destination=destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
         self._closes = shared is None
         self._stop = Stop()

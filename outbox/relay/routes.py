@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, Unpack
 
 from outbox.errors import SubscriptionError
-from outbox.model.subscription import Declaration, OnDead, route_name, subscription_of
+from outbox.model.retry import RetryPolicy
+from outbox.model.subscription import Declaration, OnDead, Start, route_name, subscription_of
 from outbox.model.topics import ANYTHING, checked_part, chosen_topics, covers
 from outbox.relay.relay import Relay, Source
 from outbox.senders.envelopes import EnvelopeName
 from outbox.senders.form import Form
-from outbox.senders.opening import Destination, open_sender
+from outbox.senders.opening import Destination, OpenedSender, SenderOptions, open_sender
+from outbox.worker.settings import Settings
+
+
+class RouteOptions(SenderOptions, total=False):
+    """What all routes may share: the fields of a `Route`, except where it goes."""
+
+    on_dead: OnDead | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,17 +42,20 @@ class Route:
     def __post_init__(self) -> None:
         Form(rename=self.rename, prefix=self.prefix, envelope=self.envelope or "raw")
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The fields that are given, as arguments of `Relay`."""
-        fields = {
-            "rename": self.rename,
-            "prefix": self.prefix,
-            "envelope": self.envelope,
-            "on_dead": self.on_dead,
-            "deadline": self.deadline,
-        }
-        return {name: value for name, value in fields.items() if value is not None}
+    def over(self, shared: RouteOptions) -> Route:
+        """Return the route with what it does not say itself taken from what all routes share."""
+        missing: dict[str, Any] = {name: value for name, value in shared.items() if getattr(self, name, None) is None}
+        return replace(self, **missing)
+
+    def open(self) -> OpenedSender:
+        """Open its destination."""
+        return open_sender(
+            self.to,
+            rename=self.rename,
+            prefix=self.prefix,
+            envelope=self.envelope or "raw",
+            deadline=self.deadline,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +73,19 @@ class RouteSubscription:
         )
 
 
+#: The routes of one outbox in their order, each with its subscription.
+Plan = Sequence[tuple[Route, RouteSubscription]]
+
+
 def routes(
-    outbox: Source, table: Mapping[str, Destination | Route], *, name: str = "relay", **options: Any
+    outbox: Source,
+    table: Mapping[str, Destination | Route],
+    *,
+    name: str = "relay",
+    start: Start = "earliest",
+    retry: RetryPolicy | None = None,
+    settings: Settings | None = None,
+    **shared: Unpack[RouteOptions],
 ) -> list[Relay]:
     """Return a relay for each route: `Relays(routes(outbox, {"orders.*": "kafka://…", "*": "nats://…"})).run()`.
 
@@ -74,31 +96,36 @@ def routes(
         outbox: the relays read its log.
         table: destinations, or `Route` objects, by topic or pattern. The order counts.
         name: of the subscription of the route `*`.
-        options: those of `Relay` that all routes share; fields of a `Route` go before.
+        start, retry, settings: of each relay, as `Relay` has them.
+        shared: fields of a `Route` for those that do not have them.
 
     Raises:
         SubscriptionError: the last route is not `*`, or a route would never get a message.
     """
-    every = [found if isinstance(found, Route) else Route(to=found) for found in table.values()]
-    subscriptions = route_subscriptions(list(table), name)
-    pairs = [(route, each, options | route.options) for route, each in zip(every, subscriptions, strict=True)]
-    senders = [open_sender(route.to) for route in every]
-    declarations = [
-        each.declared(sender.destination, own.get("on_dead"))
-        for sender, (_, each, own) in zip(senders, pairs, strict=True)
-    ]
+    given = {pattern: to if isinstance(to, Route) else Route(to=to) for pattern, to in table.items()}
     return [
-        Relay(
-            outbox,
-            sender,
-            name=each.name,
-            topics=each.topics,
-            split_from=each.split_from,
-            beside=declarations,
-            **own,
-        )
-        for sender, (_, each, own) in zip(senders, pairs, strict=True)
+        Relay(outbox, sender, declared=declared, start=start, retry=retry, settings=settings)
+        for sender, declared in opened(planned(given, name, **shared))
     ]
+
+
+def planned(table: Mapping[str, Route], name: str, **shared: Unpack[RouteOptions]) -> Plan:
+    """Return the routes with their subscriptions; arguments and errors as those of `routes`."""
+    each = [route.over(shared) for route in table.values()]
+    return list(zip(each, route_subscriptions(list(table), name), strict=True))
+
+
+def opened(plan: Plan) -> list[tuple[OpenedSender, Declaration]]:
+    """Open the destination of each route; return it with what its relay declares.
+
+    While one of several routes cannot begin, none begins; so each declaration holds those of all.
+    """
+    senders = [route.open() for route, _ in plan]
+    every = [
+        each.declared(sender.destination, route.on_dead) for sender, (route, each) in zip(senders, plan, strict=True)
+    ]
+    beside = tuple(every) if len(every) > 1 else ()
+    return [(sender, replace(own, beside=beside)) for sender, own in zip(senders, every, strict=True)]
 
 
 def route_subscriptions(patterns: Sequence[str], name: str) -> list[RouteSubscription]:

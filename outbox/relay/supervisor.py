@@ -14,6 +14,7 @@ from typing import Protocol
 
 from tenacity.wait import wait_base, wait_exponential, wait_random
 
+from outbox.errors import SubscriptionError
 from outbox.model.retry import seconds_to_wait
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
@@ -108,9 +109,16 @@ class Supervisor:
         self._side_by_side("once")
 
     def start(self, until: Until = "stopped") -> None:
-        """Begin all, and return at once; a stop that was asked before counts."""
-        for named in (logger, lease_logger, activity_logger):
-            named.addFilter(_say_where)
+        """Begin all, and return at once; a stop that was asked before counts.
+
+        Raises:
+            SubscriptionError: they are at work already.
+        """
+        if any(each.alive and not each.stopping for each in self._supervised):
+            raise SubscriptionError("at work already; stop it and join it before it is started again")
+        if any(self._labels):
+            for named in (logger, lease_logger, activity_logger):
+                named.addFilter(_say_where)
         pairs = zip(self._works, self._labels, strict=True)
         self._supervised = [
             _Supervised(work, label, self._pause, Stop(self._stop), ended=self._wake.set) for work, label in pairs
@@ -127,10 +135,14 @@ class Supervisor:
         until = None if timeout is None else time.monotonic() + timeout
         for each in self._supervised:
             each.join(None if until is None else max(0.0, until - time.monotonic()))
+        if not self.alive:
+            self._stop.withdraw()
 
     def ended(self, seconds: float) -> bool:
         """Wait for at most `seconds`; return True when all have ended, or did not stop in time and are left behind."""
-        if any(not each.overdue(self._drain.total_seconds()) for each in self._supervised if each.alive):
+        # Each is asked, because its time to drain begins when its stop is noticed.
+        overdue = [each.overdue(self._drain.total_seconds()) for each in self._supervised if each.alive]
+        if not all(overdue):
             self._wake.wait(seconds)
             return False
         for each in self._supervised:
@@ -226,6 +238,10 @@ class _Supervised:
     def alive(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def stopping(self) -> bool:
+        return self._stop.asked or self._work.stopping
+
     def start(self, until: Until) -> None:
         """Work in a thread, which does not keep the process alive."""
         name = f"outbox-{self._work.name}" if self._about is None else f"outbox-relay {self.label}"
@@ -240,7 +256,7 @@ class _Supervised:
 
     def overdue(self, seconds: float) -> bool:
         """Return whether a stop was asked, and was first noticed here more than `seconds` ago."""
-        if not self._stop.asked and not self._work.stopping:
+        if not self.stopping:
             return False
         now = time.monotonic()
         self._asked_at = self._asked_at or now

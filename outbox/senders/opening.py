@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, 
 from datetime import timedelta
 from importlib.metadata import EntryPoint, entry_points
 from inspect import isasyncgenfunction, iscoroutinefunction, isgeneratorfunction
-from typing import Any, cast
+from typing import Any, TypedDict, cast
 
 from outbox.errors import SenderError
 from outbox.model.message import Message
@@ -27,6 +27,15 @@ ENTRY_POINTS = "outbox.senders"
 Destination = (
     Sender | AsyncSender | Callable[[Message], Verdict | None] | Callable[[Message], Awaitable[Verdict | None]] | str
 )
+
+
+class SenderOptions(TypedDict, total=False):
+    """The options of `open_sender`, for those that pass them on."""
+
+    rename: Mapping[str, str] | None
+    prefix: str | None
+    envelope: EnvelopeName
+    deadline: timedelta | None
 
 
 class OpenedSender:
@@ -89,19 +98,20 @@ def open_sender(
         if form.is_plain and deadline is None:
             return destination
         return OpenedSender(destination, destination.destination, form=form, deadline=deadline)
-    sender = _offered(destination) if isinstance(destination, str) else _sender_of(destination)
-    return OpenedSender(sender, destination_of(destination), form=form, deadline=deadline)
+    name = destination_of(destination)
+    sender = _offered(destination, name) if isinstance(destination, str) else _sender_of(destination, name)
+    return OpenedSender(sender, name, form=form, deadline=deadline)
 
 
-def _sender_of(sender: Any) -> Sender:
+def _sender_of(sender: Any, name: str) -> Sender:
     """Return the sender that an object or a function stands for."""
     if isinstance(sender, type):
         raise TypeError(f"a destination is an object, not a class: pass {sender.__name__}()")
     verbs = [getattr(sender, verb, None) for verb in ("send", "close")]
     if all(map(callable, verbs)) and not isinstance(sender, Generator | Coroutine):
-        _require_no_generator(sender, *verbs)
+        _require_no_generator(name, *verbs)
         if any(map(iscoroutinefunction, verbs)):
-            return _awaited(sender, verbs)
+            return _awaited(sender, name, verbs)
         return cast("Sender", sender)
     if not callable(sender):
         raise TypeError(
@@ -109,7 +119,7 @@ def _sender_of(sender: Any) -> Sender:
             f" not {type(sender).__name__}"
         )
     function, call = cast("Callable[[Message], Any]", sender), type(sender).__call__
-    _require_no_generator(sender, function, call)
+    _require_no_generator(name, function, call)
     is_async = iscoroutinefunction(function) or iscoroutinefunction(call)
     return AsyncFunctionSender(function) if is_async else FunctionSender(function)
 
@@ -125,20 +135,20 @@ def secrets_of_destination(url: str) -> list[Secret]:
     return secrets_of_endpoint(url) if is_webhook else secrets_of(url, token=True)
 
 
-def _awaited(sender: Any, verbs: Sequence[Any]) -> Sender:
+def _awaited(sender: Any, name: str, verbs: Sequence[Any]) -> Sender:
     if not all(map(iscoroutinefunction, verbs)):
-        raise TypeError(f"{destination_of(sender)}: write both send and close with async, or none of them")
+        raise TypeError(f"{name}: write both send and close with async, or none of them")
     return AsyncObjectSender(sender)
 
 
-def _offered(url: str) -> Sender:
+def _offered(url: str, name: str) -> Sender:
     """Return the sender for a destination's URL, from the installed package that offers its scheme.
 
     Raises:
-        SenderError: the URL is malformed, or no package offers its scheme. Credentials are never part of the text.
+        SenderError: no package offers its scheme. Credentials are never part of the text.
         MissingExtraError: the sender is known, the driver it needs is not installed.
     """
-    scheme = split_url(url).scheme
+    scheme = name.partition(":")[0]
     offers = _offers(scheme)
     if not offers:
         known = ", ".join(sorted({offer.name for offer in entry_points(group=ENTRY_POINTS)})) or "none"
@@ -158,6 +168,6 @@ def _loaded(offer: EntryPoint) -> Callable[[str], Sender]:
     return factory
 
 
-def _require_no_generator(sender: Any, *verbs: Any) -> None:
+def _require_no_generator(name: str, *verbs: Any) -> None:
     if any(isgeneratorfunction(verb) or isasyncgenfunction(verb) for verb in verbs):
-        raise TypeError(f"{destination_of(sender)} would only begin when it is called; write it without yield")
+        raise TypeError(f"{name} would only begin when it is called; write it without yield")

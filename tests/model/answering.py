@@ -80,9 +80,8 @@ class State(NamedTuple):
 class Call:
     """A call as `HungCalls` sees it."""
 
-    def __init__(self, messages: Sequence[Message], lease: Lease | None, left: Left) -> None:
-        self.messages, self.lease, self.finished = messages, lease, left.over
-        self.void = self.blamed = False
+    def __init__(self, messages: Sequence[Message], left: Left) -> None:
+        self.messages, self.finished = messages, left.over
         self.answers: list[tuple[Message, Verdict]] = [(each, DONE) for each in messages] if left.answered else []
 
 
@@ -245,8 +244,8 @@ class Answering:
         hung.known.note(_messages([self._log[id - 1] for id in process.known]))
         for left in process.calls:
             messages = [self._log[id - 1] for id in left.ids]
-            calls.append(Call(messages, None if left.void else process.lease, left))
-            hung.add(_call(calls[-1]), calls[-1].lease)
+            calls.append(Call(messages, left))
+            hung.add(_call(calls[-1]), None if left.void else process.lease)
         return hung, calls
 
     def _remember(self, process: Process, hung: HungCalls, calls: list[Call], *, used: bool = False) -> Process:

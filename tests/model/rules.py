@@ -33,8 +33,9 @@ def acquired(row: LeaseRow, owner: str | int, until: int, claim: Holder | None) 
 
 
 def renewed(row: LeaseRow, epoch: int, until: int) -> LeaseRow | None:
-    """Return the row after a renewal, or None where the lease was taken under another epoch."""
-    return row._replace(until=until, renewals=row.renewals + 1) if row.epoch == epoch else None
+    """Return the row after a renewal, or None where the lease was taken under another epoch, or given back."""
+    ours = row.epoch == epoch and row.owner is not None
+    return row._replace(until=until, renewals=row.renewals + 1) if ours else None
 
 
 def given_back(row: LeaseRow, epoch: int) -> LeaseRow:

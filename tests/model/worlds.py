@@ -10,12 +10,14 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from tests.model import answering, deciding, deduping, holding, partitioning, twins
+from tests.model import answering, checking, deciding, deduping, holding, leasing, partitioning, twins
 from tests.model.answering import Answering
+from tests.model.checking import Checking
 from tests.model.deciding import Decider, Deciding
 from tests.model.deduping import Consuming, Deduping
 from tests.model.explorer import World
 from tests.model.holding import Holding
+from tests.model.leasing import Leasing
 from tests.model.partitioning import Partitioning
 from tests.model.relaying import Faults, Relaying
 from tests.model.rules import LogRow
@@ -87,7 +89,7 @@ def _holding(
     return partial(world, _log(*keys), troubles=holding.Troubles(refusals, crashes), **options)
 
 
-SCENES = (
+SCENES: tuple[Scene, ...] = (
     Scene("a transaction open beside two that take turns", _relaying(Relaying, _BESIDE), 15_000),
     Scene(
         "a crash, a lost connection and a lapse", _relaying(Relaying, _LATE, 2, crashes=1, losses=1, lapses=1), 150_000
@@ -95,6 +97,7 @@ SCENES = (
     Scene("ids given out again after a crash", _relaying(Relaying, _FORGOTTEN, crashes=1), 50_000),
     Scene("a failover to a standby that lags", _relaying(Relaying, _LATE, 2, failovers=1), 5_000),
     Scene("a command takes the lease", _relaying(Relaying, _LATE, 2, command=True, lapses=1), 40_000),
+    Scene("a lease and its clocks", partial(Leasing, 2, 1, end=4, leaps=1, asks=3), 300_000),
     Scene("two partitions", _partitioning(Partitioning, 2, lapses=1), 15_000),
     Scene("from one partition to two", _partitioning(Partitioning, 1, 2), 7_000),
     Scene("from two partitions to one", _partitioning(Partitioning, 2, 1), 19_000),
@@ -113,6 +116,7 @@ SCENES = (
         500,
     ),
     Scene("a transaction of half messages", partial(Deciding, 4, (JOIN, COMMIT, ROLLBACK, FENCE)), 20_000),
+    *(Scene(f"check-back, {way}", partial(Checking, way), 25) for way in ("join", "commit", "record", "listener")),
     Scene("a dedup key", partial(Deduping, 3, clock=2), 1_500),
     Scene("the inbox of two consumers", partial(Consuming, ("billing", "mail"), messages=2, crashes=2), 1_500),
     Scene(
@@ -177,7 +181,7 @@ def _of(world: Callable[..., World[Any]], *args: Any, **options: Any) -> Callabl
 
 _HANGS = answering.Troubles(hangs=1, lapses=2)
 
-TWINS = (
+TWINS: tuple[Twin, ...] = (
     _twin("highest id", _relaying, twins.HighestId, Relaying, "lost", _APART),
     _twin("floor below xmin", _relaying, twins.BelowOldest, Relaying, "order", _BESIDE),
     _twin("order by transaction id", _relaying, twins.ByTransaction, Relaying, "order", _LATE),
@@ -222,6 +226,11 @@ TWINS = (
         2,
         command=True,
     ),
+    _twin("waits for its own length", _of, leasing.OwnLength, Leasing, "two at once", 3, 1, end=2, asks=2),
+    _twin("believes a wall clock", _of, leasing.WallClock, Leasing, "two at once", 2, 1, end=1, leaps=1, asks=2),
+    _twin("looks once, takes later", _of, leasing.LooksOnce, Leasing, "two at once", 2, 1, end=2, asks=3),
+    _twin("deadline from the answer", _of, leasing.FromTheAnswer, Leasing, "two at once", 2, 1, end=2, asks=2),
+    _twin("gives back what is another's", _of, leasing.GivesBackAny, Leasing, "two at once", 2, 1, end=2, asks=3),
     _twin("barrier without stop_at", _partitioning, partitioning.WithoutStopAt, Partitioning, "lost", 2, 1),
     _twin("the first to arrive begins", _partitioning, partitioning.FirstToArrive, Partitioning, "lost", 2, 1),
     _twin(
@@ -254,6 +263,8 @@ TWINS = (
     _twin("fence without the lock", _of, deciding.FenceLooks, Deciding, "two verdicts", 1, (JOIN, FENCE)),
     _twin("send without the lock", _of, deciding.NoLock, Deciding, "lost", 1, (JOIN, FENCE)),
     _twin("lock in the statement that reads", _of, deciding.OneStatement, Deciding, "lost", 1, (JOIN, FENCE)),
+    _twin("absent is rolled back", _of, checking.AbsentIsRollback, Checking, "lost", "listener"),
+    _twin("fence without a record", _of, checking.FencesWithoutRecord, Checking, "lost", "record"),
     _twin("dedup by id alone", _of, deduping.ByIdAlone, Consuming, "lost", ("billing", "mail")),
     _twin("the note before the work", _of, deduping.NotesBefore, Consuming, "lost", ("billing",)),
     _twin("looks for the dedup key, then writes", _of, deduping.LooksThenWrites, Deduping, "written twice", 2),

@@ -18,6 +18,7 @@ from outbox.store.database import Database
 from outbox.store.log.limits import Limits
 from outbox.store.operations.purge import Purge
 from outbox.store.operations.status import standings
+from outbox.store.subscriptions.notices import refused_workers
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
 from tests.support.destination import Destination
@@ -214,8 +215,8 @@ def test_an_embedded_relay_begins_again_beside_calls_that_hang(engine):
     assert not [thread for thread in threading.enumerate() if thread.name in ("outbox-compensation", "outbox-relay")]
 
 
-def test_a_second_worker_that_fails_is_heard_and_begins_again(engine, caplog):
-    """It was told to read something else, until somebody mends that."""
+def test_a_compensation_that_is_refused_does_not_stop_the_relay(engine, caplog):
+    """It was told to read something else. When somebody mends that, the relay goes on with it by itself."""
     destination = Destination()
     with closing(Database(engine).open()) as channel:
         declared = Declaration(
@@ -225,14 +226,17 @@ def test_a_second_worker_that_fails_is_heard_and_begins_again(engine, caplog):
         write(engine, "left behind")
         relay = relay_of(engine, destination)
         relay.start()
-        heard = eventually(lambda: "relay:compensation stopped, beginning again" in caplog.text, 20)
+        heard = eventually(lambda: "relay:compensation: cannot work, trying again" in caplog.text)
+        noted = eventually(lambda: [each.name for each in refused_workers(channel)] == ["relay:compensation"])
+        write(engine, "plain", direct=None)
+        sent = eventually(lambda: destination.bodies == [b"plain"])
         with engine.begin() as connection:
             connection.execute(text("UPDATE outbox_subscription SET topics = NULL"))
-        arrived = eventually(lambda: destination.bodies == [b"left behind"], 30)
+        mended = eventually(lambda: destination.bodies == [b"plain", b"left behind"])
         relay.stop()
         relay.join(20)
 
-    assert (heard, arrived) == (True, True)
+    assert (heard, noted, sent, mended) == (True, True, True, True)
     assert "elsewhere" in caplog.text
 
 

@@ -3,63 +3,24 @@
 import random
 from collections import defaultdict
 from contextlib import ExitStack, closing
-from datetime import timedelta
 
 import pytest
 
 from outbox import Outbox
 from outbox.errors import SubscriptionError
 from outbox.model import barrier
-from outbox.model.lease import Lease, Partition
+from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.position import EARLIEST, Progress
-from outbox.model.subscription import EVERYTHING, Declaration
+from outbox.model.subscription import Declaration
 from outbox.store.database import Channel, Database
 from outbox.store.log.cursor import Cursor
-from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.generations import Generations
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
-
-LENGTH = timedelta(minutes=10)
-LIMITS = Limits(rows=3)
-KEYS = [f"key-{n}" for n in range(5)]
-
-
-class OnePartition:
-    """The holder of one lease: reads the next batch and settles it."""
-
-    def __init__(self, channel: Channel, partition: Partition) -> None:
-        subscription = Subscriptions(channel).get("relay")
-        holder = Leases(channel).look(partition)
-        assert holder is not None
-        lease = Leases(channel).acquire(partition, "worker", LENGTH, holder)
-        assert lease is not None
-        self.lease: Lease = lease
-        self._channel = channel
-        self._log = Log(LIMITS, EVERYTHING, partition)
-        self._incarnation = self._log.now(channel).incarnation
-        (self._stored,) = [
-            progress
-            for each, progress in zip(
-                subscription.all_partitions(), ProgressLog(channel).standing(subscription), strict=True
-            )
-            if each == partition
-        ]
-        self._cursor = Cursor(self._log, self._stored, stop=subscription.stop_at)
-        self._n = 0
-
-    def step(self) -> list[Message]:
-        """Read a batch, settle it, and return its messages."""
-        batch = self._cursor.read(self._channel)
-        if batch.end != self._stored:
-            self._n += 1
-            assert ProgressLog(self._channel).settle(self.lease, self._n, batch.end, self._incarnation)
-            self._cursor.move_to(batch.end)
-            self._stored = batch.end
-        return list(batch.messages)
+from tests.support.partitions import KEYS, LENGTH, OnePartition, apart
 
 
 class World:
@@ -315,18 +276,6 @@ def test_the_number_that_it_has_takes_a_change_back(shop, channel, relay):
     stored = subscriptions.get("relay")
     assert (stored.partitions, stored.stop_at, stored.next_partitions) == (2, None, None)
     assert not subscriptions.begin_next_generation("relay")
-
-
-def apart(shop: Outbox, channel: Channel) -> None:
-    """Two partitions that stand at different positions."""
-    subscriptions = Subscriptions(channel)
-    with subscriptions.changing():
-        subscriptions.repartition("relay", 2)
-    first = OnePartition(channel, subscriptions.get("relay").partition(0))
-    with shop.begin() as session:
-        shop.send_all(session, [Message("orders", b"x", key=key) for key in KEYS])
-    first.step()
-    Leases(channel).release(first.lease)
 
 
 @pytest.mark.parametrize(

@@ -5,15 +5,16 @@ from datetime import timedelta
 from sqlalchemy import Engine, text
 
 
-def step_clock(engine: Engine, by: timedelta) -> None:
-    """As if the clock of the database had been set: what it said before is so much further back, or ahead."""
+def step_clock(engine: Engine, by: timedelta, moment: str = "outbox_lease.lease_until") -> None:
+    """As if the clock of the database had been set: the moment in this column is so much further back, or ahead."""
+    table, column = moment.split(".")
     with engine.begin() as connection:
         seconds = -by.total_seconds()
         moved = {
-            "postgresql": "lease_until + CAST(:seconds AS double precision) * interval '1 second'",
-            "sqlite": "strftime('%Y-%m-%d %H:%M:%f', lease_until, :seconds || ' seconds')",
+            "postgresql": f"{column} + CAST(:seconds AS double precision) * interval '1 second'",
+            "sqlite": f"strftime('%Y-%m-%d %H:%M:%f', {column}, :seconds || ' seconds')",
         }[engine.dialect.name]
-        connection.execute(text(f"UPDATE outbox_lease SET lease_until = {moved}"), {"seconds": seconds})
+        connection.execute(text(f"UPDATE {table} SET {column} = {moved}"), {"seconds": seconds})
 
 
 def lease_left(engine: Engine) -> float:

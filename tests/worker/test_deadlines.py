@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from outbox import Message, Outbox, Relay, Verdict
+from outbox import Message, Outbox, Relay, RetryPolicy, Route, Settings, Verdict
 from outbox.cli.options import Target
-from outbox.cli.relay_one import Relaying
-from outbox.cli.relay_several import RelayingSeveral
+from outbox.cli.relaying import Pace, _relayings, _supervisor_of
 from outbox.direct import delivery as courier
+from outbox.relay.routes import RouteSubscription
 from outbox.senders.function import FunctionSender
 from outbox.senders.nats import NatsSender
 from outbox.senders.opening import open_sender
@@ -143,15 +143,15 @@ def test_a_deadline_of_the_relay_wins(sqlite_engine, caplog):
     ],
 )
 def test_on_the_command_line_it_is_the_destinations_unless_it_is_given(url, given, seconds):
-    pace: dict[str, Any] = {"batch_size": 1, "batch_bytes": 1, "lease": timedelta(seconds=10), "attempts": 1}
-    options: dict[str, Any] = {"name": "relay", "topics": None, "start": "earliest", "on_dead": None, **pace}
+    pace = Pace(start="earliest", retry=RetryPolicy(), settings=Settings(), patience=timedelta.max)
     targets = [Target("sqlite:////tmp/a.db"), Target("sqlite:////tmp/b.db")]
+    plan = [(Route(to=url, deadline=given), RouteSubscription("relay", None, None))]
 
-    one = Relaying(targets[0], url, deadline=given, **options)
-    several = RelayingSeveral(targets, url, deadline=given, **options)
+    relayings = _relayings(targets, plan, pace)
+    supervisor = _supervisor_of(relayings, timedelta(seconds=10))
 
-    assert one.deadline == timedelta(seconds=seconds)
-    assert several._relays._drain == timedelta(seconds=seconds + 10)
+    assert [each.deadline for each in relayings] == [timedelta(seconds=seconds)] * 2
+    assert supervisor._drain == timedelta(seconds=seconds + 10)
 
 
 def test_a_compensation_waits_for_the_longest_call(pg_engine, monkeypatch):

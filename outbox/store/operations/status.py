@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from outbox.model.lease import Holder
+from outbox.model.lease import Holder, Partition
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Progress
 from outbox.model.subscription import Subscription
 from outbox.model.topics import Topics
 from outbox.store.database import Channel
+from outbox.store.dialects.dialect import OF_SLOTS, slots_of
 from outbox.store.dialects.statements import Row
 from outbox.store.half_messages.half import REAL_TOPIC
 from outbox.store.operations.parked_status import MOST_COUNTED, UNSENT, Count, Trouble, status_of_parked
@@ -27,6 +28,23 @@ _ROWS_A_PLACE = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionStatus:
+    """The status of one partition of a subscription; its fields mean what those of `SubscriptionStatus` do."""
+
+    number: int
+    backlog: Count
+    lag: float
+    lag_about: bool
+    holder: Holder | None
+    idle: float | None
+
+    @property
+    def is_run(self) -> bool:
+        """True while a worker holds its lease."""
+        return self.holder is not None and self.holder.live
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionStatus:
     """The status of one subscription.
 
@@ -37,24 +55,44 @@ class SubscriptionStatus:
     messages, by state. `troubles`: those that did not succeed, since when and why. `idle`: seconds since the last
     settle. `unread`: for one that checks back, the messages of the backlog that were looked at, by real topic: how
     many, and when the oldest was written. `hold`: for a reader outside of the database, since when and until when
-    retention waits for it.
+    retention waits for it. `partitions`: those of each partition, in the order of their numbers. `holder` and `idle`
+    are those of a partition that nobody runs, if there is one; the lag of a partition leaves parked messages out.
     """
 
     subscription: Subscription
     backlog: Count
     lag: float
     lag_about: bool
-    holder: Holder | None
-    idle: float | None
     parked: dict[str, Count]
+    partitions: tuple[PartitionStatus, ...]
     troubles: tuple[Trouble, ...] = ()
     unread: dict[str, tuple[int, datetime]] = field(default_factory=dict)
     hold: Hold | None = None
 
     @property
+    def unowned(self) -> list[PartitionStatus]:
+        """The partitions that nobody runs, the one first that has been idle for longest."""
+        return sorted((each for each in self.partitions if not each.is_run), key=lambda each: -(each.idle or 0.0))
+
+    @property
     def is_run(self) -> bool:
-        """True while a worker holds its lease."""
-        return self.holder is not None and self.holder.live
+        """True while workers hold the leases of all its partitions."""
+        return not self.unowned
+
+    @property
+    def holder(self) -> Holder | None:
+        """See above."""
+        return (self.unowned or self.partitions)[0].holder
+
+    @property
+    def idle(self) -> float | None:
+        """See above."""
+        return (self.unowned or self.partitions)[0].idle
+
+    @property
+    def owners(self) -> list[str]:
+        """The workers that hold leases of its partitions."""
+        return sorted({each.holder.owner or "" for each in self.partitions if each.holder is not None and each.is_run})
 
     @property
     def unsent(self) -> Count:
@@ -133,36 +171,53 @@ def unread(channel: Channel, found: Sequence[SubscriptionStatus]) -> Count:
 
 
 def _standing(channel: Channel, subscription: Subscription, now: datetime) -> SubscriptionStatus:
-    partition = subscription.partition(0)
-    settled = ProgressLog(channel).newest(partition)
-    unsettled = _Unsettled(channel, subscription, Progress(EARLIEST) if settled is None else settled.progress)
+    unsettled = [_Unsettled(channel, subscription, each) for each in subscription.all_partitions()]
+    partitions = tuple(_of_partition(channel, each, now) for each in unsettled)
     parked = status_of_parked(channel, subscription.name)
-    oldest, about = unsettled.oldest()
+    found = [(moment, about) for moment, about in (each.oldest() for each in unsettled) if moment is not None]
+    oldest, about = min(found, default=(None, False))
     # A parked transaction may have a verdict by now. The pending ones are counted by group, in `half_status`.
     parked_since = None if subscription.kind == "check" else parked.unsent_since
     if parked_since is not None and (oldest is None or parked_since <= oldest):
         oldest, about = parked_since, False
     return SubscriptionStatus(
         subscription=subscription,
-        backlog=unsettled.count(),
+        backlog=Count(
+            sum(each.backlog.number for each in partitions), about=any(each.backlog.about for each in partitions)
+        ),
         lag=0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
         lag_about=about,
-        holder=Leases(channel).look(partition),
-        idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
         parked=parked.counts,
+        partitions=partitions,
         troubles=parked.troubles,
-        unread=unsettled.by_topic() if subscription.kind == "check" else {},
+        unread=unsettled[0].by_topic() if subscription.kind == "check" else {},
         hold=Readers(channel).hold(subscription),
     )
 
 
-class _Unsettled:
-    """The rows of the log that a progress has not settled."""
+def _of_partition(channel: Channel, unsettled: _Unsettled, now: datetime) -> PartitionStatus:
+    oldest, about = unsettled.oldest()
+    settled = unsettled.settled
+    return PartitionStatus(
+        number=unsettled.partition.partition,
+        backlog=unsettled.count(),
+        lag=0.0 if oldest is None else max(0.0, (now - oldest).total_seconds()),
+        lag_about=about,
+        holder=Leases(channel).look(unsettled.partition),
+        idle=None if settled is None else max(0.0, (now - settled.settled_at).total_seconds()),
+    )
 
-    def __init__(self, channel: Channel, subscription: Subscription, progress: Progress) -> None:
+
+class _Unsettled:
+    """The rows of the log that a partition has not settled."""
+
+    def __init__(self, channel: Channel, subscription: Subscription, partition: Partition) -> None:
         self._channel = channel
         self._database = database = channel.database
-        self._progress = progress
+        self.partition = partition
+        self.settled = ProgressLog(channel).newest(partition)
+        self._progress = Progress(EARLIEST) if self.settled is None else self.settled.progress
+        slots = slots_of(partition)
         topics, only = Topics.of(subscription.selection.topics), subscription.selection.only
         of_topics = database.dialect.of_topics if topics.halves else f"topic <> :half AND {database.dialect.of_topics}"
         of_writers = "coalesce(direct, '') <> :direct" if only is None else "direct = :direct"
@@ -171,16 +226,18 @@ class _Unsettled:
         is_check = subscription.kind == "check"
         # A look reads only the columns that it needs, because rows are copied for it.
         more = ", tags, key, headers" if tags is not None or is_check else ""
-        self._columns = f"id, topic, direct, created_at, deliver_at{more}"
+        self._columns = f"id, topic, direct, created_at, deliver_at{more}{', slot' if slots else ''}"
         self._since = "created_at" if is_check else _DUE
         still_open = channel.database.sql(UNDECIDED) if is_check else "TRUE"
-        self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open}"
+        of_slots = OF_SLOTS if slots else "TRUE"
+        self._selected = f"{of_topics} AND {of_tags} AND {of_writers} AND {still_open} AND {of_slots}"
         self._common = {
             **database.dialect.bind_topics(topics),
             "half": HALF_TOPIC,
             "tags": database.bind(tags or ()),
             "direct": subscription.selection.skips if only is None else only,
             "limit": MOST_COUNTED + 1,
+            **slots,
         }
         self._parts = [self._part(*look) for look in self._looks()]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from outbox.model.lease import Holder, Lease, Partition
+from outbox.model.lease import Holder, Lease, Partition, Sight
 from outbox.runtime.clock import clock
 from outbox.store.database import Channel
 
@@ -77,16 +77,13 @@ class LeaseWatch:
         """`length`: counts for a holder that has not written its own."""
         self._length = length
         self._now = now
-        self._seen: Holder | None = None
-        self._since = 0.0
+        self._sight: Sight | None = None
 
     def look(self, holder: Holder) -> Holder | None:
         """Take note of the holder as it is now; return it if its lease may be claimed, or None while it may not."""
-        now, seen = self._now(), self._seen
-        if seen is None or (holder.epoch, holder.renewals) != (seen.epoch, seen.renewals):
-            self._seen, self._since = holder, now
-        length = holder.length or self._length
-        return holder if now - self._since > length.total_seconds() else None
+        now = self._now()
+        self._sight = Sight.of(holder, now, self._sight)
+        return holder if self._sight.stood_still(now, self._length) else None
 
 
 class Leases:

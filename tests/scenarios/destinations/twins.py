@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from outbox.cli import relay_one
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Verdict
+from outbox.relay import routes
 from outbox.senders.opening import OpenedSender, open_sender
 from outbox.senders.port import Sender
 from tests.scenarios.exactness import twins as of_the_worker
@@ -64,6 +64,6 @@ def install(name: str) -> None:
         def opened(to: str, **options: Any) -> OpenedSender:
             return open_sender(SENDERS[name](to), **options)
 
-        setattr(relay_one, "open_sender", opened)  # noqa: B010  # type checkers would rightly complain
+        setattr(routes, "open_sender", opened)  # noqa: B010  # type checkers would rightly complain
     else:
         of_the_worker.install(name)

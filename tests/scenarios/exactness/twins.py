@@ -15,7 +15,7 @@ from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
 from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.log import Log, Page
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.worker import worker
+from outbox.worker import subscription
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.settle import Settlement
@@ -129,7 +129,7 @@ DIALECTS = {"id_after_last": ID_AFTER_LAST, "below_floor": BELOW_FLOOR}
 def install(name: str | None) -> Dialect | None:
     """Make this process one of the twins; returns the dialect to use, if it is another."""
     if name == "marks_first":
-        setattr(worker, "PartitionWorker", MarksFirst)  # noqa: B010  # type checkers take a class for a constant
+        setattr(subscription, "PartitionWorker", MarksFirst)  # noqa: B010  # type checkers take a class for a constant
     elif name is not None:
         return DIALECTS[name]
     return None

@@ -32,8 +32,9 @@ BOUNDS = Bounds(
 )
 #: Seconds until everything has been sent, on a machine that is busy.
 _PATIENCE = 180.0
-#: A process grows a little while it learns, by MB. Connections come and go with those who are restarted.
-_MEMORY_SHARE, _MEMORY_MORE = 0.1, 5.0
+#: A relay loads the driver of a destination when it first gets messages for it: 12 MB. Connections come and go with
+#: those who are restarted.
+_MEMORY_SHARE, _MEMORY_MORE = 0.05, 15.0
 _CONNECTIONS_SHARE, _CONNECTIONS_MORE = 0.25, 5.0
 
 
