@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar, Unpack, 
 from uuid import UUID
 
 import psycopg
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from outbox.errors import InvalidMessageError
@@ -22,10 +22,10 @@ from outbox.schema import SLOTS
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Dialect
 from outbox.store.dialects.statements import arun, async_executor, executor, run
-from outbox.store.log.append import Appended, Direct, Writing
+from outbox.store.log.append import Writing
 from outbox.telemetry.events import EVERYWHERE, Listener, Listeners
 from outbox.writing.engines import engine_of, own_engine_of
-from outbox.writing.handles import DriverConnection, Handle, of_scope, require_async
+from outbox.writing.handles import Handle, of_scope, require_async
 from outbox.writing.notifier import Notifier
 from outbox.writing.scopes import Decorator, Propagation, Scopes, Transactional
 from outbox.writing.transaction import Transactions
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from outbox.model.lease import Partition
     from outbox.relay.relay import Relay
     from outbox.senders.opening import Destination
-    from outbox.senders.serialized import SerializedSender
     from outbox.worker.hung import HungCalls
+    from outbox.worker.shared import SharedSender
     from outbox.writing.engines import Bind
     from outbox.writing.handles import AsyncHandle
 
@@ -282,19 +282,18 @@ class Outbox:
     def _write(self, handle: Handle, messages: Sequence[Message], verb: str = "send", *, lock_keys: bool) -> list[UUID]:
         if not messages:
             return []
-        connection = self.transactions.connection_of(
-            handle, verb, flush=any(message.key is not None for message in messages)
-        )
-        with self.database.explained():
-            direct = self._direct_for(connection, len(messages))
-            written = run(executor(connection), self._writing.append(messages, lock_keys=lock_keys, direct=direct))
-        return self._sent(connection, written)
-
-    def _direct_for(self, connection: DriverConnection, number: int) -> Direct | None:
+        offer = None if self._direct is None else self._direct.offer()
+        flush = any(message.key is not None for message in messages)
+        transaction = self.transactions.transaction_of(handle, verb, flush=flush)
         # The commit of a driver's own connection is not noticed, so nothing would be sent after it.
-        if self._direct is None or not isinstance(connection, Connection):
-            return None
-        return self._direct.for_more(self.transactions.expected_of(connection) + number)
+        direct = None
+        if offer is not None and transaction.direct is not None and transaction.direct + len(messages) <= offer.room:
+            direct = offer.direct
+        with self.database.explained():
+            steps = self._writing.append(messages, lock_keys=lock_keys, direct=direct)
+            written = run(executor(transaction.connection), steps)
+        self.transactions.sent(transaction.connection, written)
+        return written.message_ids
 
     async def _awrite(self, handle: Any, messages: Sequence[Message], *, lock_keys: bool) -> list[UUID]:
         if not isinstance(handle, psycopg.AsyncConnection):
@@ -306,19 +305,15 @@ class Outbox:
         self.transactions.require_driver(handle)
         with self.database.explained():
             written = await arun(async_executor(handle), self._writing.append(messages, lock_keys=lock_keys))
-        return self._sent(handle, written)
-
-    def _sent(self, connection: DriverConnection | psycopg.AsyncConnection[Any], written: Appended) -> list[UUID]:
-        more = len(written.direct) < len(written.messages)
-        self.transactions.sent(connection, written.direct, more=more, messages=written.messages)
+        self.transactions.sent(handle, written)
         return written.message_ids
 
 
-def _shared(sender: Destination) -> SerializedSender:
+def _shared(sender: Destination) -> SharedSender:
     from outbox.senders.opening import open_sender
-    from outbox.senders.serialized import SerializedSender
+    from outbox.worker.shared import SharedSender
 
-    return SerializedSender(open_sender(sender))
+    return SharedSender(open_sender(sender))
 
 
 def _checked(messages: Iterable[Message], verb: str) -> list[Message]:

@@ -222,10 +222,10 @@ class Relaying:
 
     def _why_nothing_moved(self, channel: Channel) -> str:
         known = Subscriptions(channel).find(self.name)
-        holder = Leases(channel).look(known.partition(0)) if known else None
+        holders = Leases(channel).look_all(known.all_partitions()) if known else {}
         waited = f"gave up after {age(self._pace.patience.total_seconds())}"
-        if holder is not None and holder.live:
-            return f"{waited}: worker {holder.owner} holds the lease of {self.name}"
+        if live := [each for each in holders.values() if each.live]:
+            return f"{waited}: worker {live[0].owner} holds the lease of {self.name}"
         silence = f"in which {self._sender.destination} accepted nothing{self._refusal}"
         return f"{waited} {silence}; {self._counted.sent} sent before"
 

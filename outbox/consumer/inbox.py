@@ -121,7 +121,7 @@ class Inbox:
         connection = self._transactions.connection_of(handle, "once", flush=False)
         with self._database.explained():
             first = run(executor(connection), self._rows.handle(name, id))
-        self._transactions.sent(connection)
+        self._transactions.wrote(connection)
         return first
 
     async def aonce(self, handle: AsyncHandle, message: Message | UUID | str, consumer: str | None = None) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from shlex import quote
 
@@ -12,12 +13,11 @@ from outbox.errors import OutboxError, SubscriptionError
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Selection, compensation_of
 from outbox.model.topics import Topics
-from outbox.model.verdict import Done, Unavailable, Verdict
+from outbox.model.verdict import Done, Unavailable
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.runtime.process import unique_name
 from outbox.senders.opening import Destination, OpenedSender, open_sender
-from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Channel, Database
 from outbox.store.log.append import Direct, LogRef
 from outbox.store.log.limits import Limits
@@ -27,6 +27,8 @@ from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.refusals import require_destination_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.batch_size import next_size
+from outbox.worker.calls import Alarm, Call, Caller
+from outbox.worker.shared import SharedSender
 
 logger = logging.getLogger("outbox")
 
@@ -46,6 +48,13 @@ _REFRESH_SECONDS = 30.0
 _RETRY_SECONDS = 1.0
 
 
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    """The right of a writer to send messages itself, up to the moment `until`, by `clock`."""
+
+    until: float
+
+
 class DirectDelivery:
     """Works for one subscription, on a connection of its own, in one thread."""
 
@@ -57,6 +66,9 @@ class DirectDelivery:
         self._writer = unique_name()
         self._channel: Channel | None = None
         self._sender: OpenedSender | None = None
+        self._caller: Caller | None = None
+        #: Calls past their deadline: what they have sent is acknowledged when they come back.
+        self._left_behind: list[Call] = []
         self._refresh_at = 0.0
         self._size = 1
         self._last_told: str | None = None
@@ -73,6 +85,11 @@ class DirectDelivery:
         return self.refresh_in <= 0
 
     @property
+    def hangs(self) -> bool:
+        """True while a call is past its deadline: until it comes back the relay sends."""
+        return bool(self._left_behind)
+
+    @property
     def refresh_in(self) -> float:
         """Seconds until the next `refresh`."""
         return max(0.0, self._refresh_at - clock())
@@ -85,7 +102,9 @@ class DirectDelivery:
             OutboxError: another error that only a person can mend.
         """
         if self._sender is None:
-            self._sender = open_sender(self._destination)
+            self._sender = sender = open_sender(self._destination)
+            others = sender.caller if isinstance(sender, SharedSender) else None
+            self._caller = Caller(sender.send, concurrency=sender.concurrency, beside=others)
         channel = self._open_channel()
         ensure_outbox(channel)
         subscriptions = Subscriptions(channel)
@@ -118,8 +137,10 @@ class DirectDelivery:
             )
         return right
 
-    def deliver(self, claims: dict[LogRef, float]) -> None:
+    def deliver(self, claims: dict[LogRef, float], alarm: Alarm) -> Iterator[Call]:
         """Send the messages with these refs, each before the moment until which its claim holds.
+
+        Yields each call of the sender, to go on when it is over; `alarm` is set when it comes back.
 
         The messages are read back from the database, because only that shows what was committed: SQLite gives the id of
         a rolled-back row away again. The claim of a message that was sent, or came too late, is removed. The claims
@@ -134,15 +155,27 @@ class DirectDelivery:
                 wanted = [ref for ref in wanted if ref[0] <= (page.reached or 0)]
             refs = refs[len(wanted) :]
             found = [message for message in page.messages if _ref(message) in claims]
-            if found:
-                self._send(found, claims)
+            while found and not self.away:
+                part, found = found[: self._size], found[self._size :]
+                yield from self._send(part, {m.id or 0: claims.pop(_ref(m)) for m in part}, alarm)
         if self.away:
             claims.clear()
+
+    def look(self, call: Call) -> float:
+        """Return when to look again at this call, as `Caller.look` does."""
+        assert self._caller is not None
+        return self._caller.look(call)
+
+    def acknowledge_late(self) -> None:
+        """Acknowledge what calls have sent that came back after their deadline."""
+        for call in [each for each in self._left_behind if each.finished]:
+            self._acknowledge(call)
+            self._left_behind.remove(call)
 
     def reset(self, error: Exception) -> None:
         """Close the connection after an error; nothing is sent until a `refresh` has succeeded."""
         self.usable = False
-        self._tell(error)
+        self._tell(_describe(error))
         # An error that a person has to mend takes longer.
         self._refresh_at = clock() + (_REFRESH_SECONDS if isinstance(error, OutboxError) else _RETRY_SECONDS)
         self._disconnect()
@@ -150,46 +183,52 @@ class DirectDelivery:
     def close(self) -> None:
         """Close the connection and the sender."""
         self._disconnect()
-        if self._sender is not None:
+        if self._sender is not None and self._caller is not None:
+            self._caller.close()
             with suppress(Exception):
                 self._sender.close()
 
-    def _send(self, messages: list[Message], claims: dict[LogRef, float]) -> None:
-        """Send the messages whose claims still hold, in calls that end before the compensation begins."""
-        while messages and not self.away:
-            part, messages = messages[: self._size], messages[self._size :]
-            self._send_at_once(part, claims)
+    def _send(self, messages: list[Message], until: dict[int, float], alarm: Alarm) -> Iterator[Call]:
+        """Send messages in one call that ends before the compensation begins, and acknowledge what was stored.
 
-    def _send_at_once(self, messages: list[Message], claims: dict[LogRef, float]) -> None:
-        with self._turn() as sender:
-            now = clock()
-            ours = [message for message, until in ((m, claims.pop(_ref(m))) for m in messages) if now < until]
-            verdicts = self._ask(sender, ours) if ours else []
-            if ours:
-                took = clock() - now
-                self._size = next_size(self._size, len(ours), took, allowed=_CALL_SECONDS, most=_MOST_IN_A_CALL)
-        done = [m.id or 0 for m, verdict in zip(ours, verdicts, strict=True) if isinstance(verdict, Done)]
-        if done:
-            self._acknowledge(done)
+        When others have the turn for long, the messages whose time is over meanwhile are left to the compensation.
+        """
+        while messages := [each for each in messages if clock() < until[each.id or 0]]:
+            call = yield from self._ask(messages, min(until[each.id or 0] for each in messages), alarm)
+            if not call.late:
+                break
+        else:
+            return
+        crash_point("direct.after_send")
+        if not call.finished:
+            self.away = True
+            self._left_behind.append(call)
+            self._tell(f"a call did not come back within {call.deadline:g} s")
+            return
+        self._size = next_size(self._size, len(messages), call.seconds, allowed=_CALL_SECONDS, most=_MOST_IN_A_CALL)
+        self._acknowledge(call)
         crash_point("direct.after_ack")
 
-    def _turn(self) -> AbstractContextManager[OpenedSender]:
+    def _ask(self, messages: list[Message], until: float, alarm: Alarm) -> Generator[Call, None, Call]:
         assert self._sender is not None
-        return self._sender.hold() if isinstance(self._sender, SerializedSender) else nullcontext(self._sender)
-
-    def _ask(self, sender: OpenedSender, messages: list[Message]) -> Sequence[Verdict]:
-        """Return the verdicts of the destination. The compensation sends what is not done, and counts its attempts."""
+        assert self._caller is not None
         crash_point("direct.before_send")
-        try:
-            verdicts = sender.send(messages)
-        except BaseException as error:  # SystemExit would end this thread, which sends for the whole process
-            self._tell(error)
-            verdicts = [Unavailable(_describe(error))] * len(messages)
-        crash_point("direct.after_send")
-        self.away = any(isinstance(verdict, Unavailable) for verdict in verdicts)
-        return verdicts
+        call = Call(messages, _Claim(until), deadline=self._sender.deadline.total_seconds(), wake=alarm)
+        self._caller.begin(call)
+        while not call.over:
+            yield call
+        return call
 
-    def _acknowledge(self, ids: list[int]) -> None:
+    def _acknowledge(self, call: Call) -> None:
+        """Acknowledge what a call has sent. The compensation sends the rest, and counts its attempts."""
+        if call.error is not None:
+            self._tell(_describe(call.error))
+        self.away = call.verdicts is None or any(isinstance(verdict, Unavailable) for verdict in call.verdicts)
+        done = [message.id or 0 for message, verdict in call.answers if isinstance(verdict, Done)]
+        if done:
+            self._insert_acks(done)
+
+    def _insert_acks(self, ids: list[int]) -> None:
         try:
             Acks(self._open_channel(), self._name).insert(self._writer, ids)
         except Exception:
@@ -197,12 +236,11 @@ class DirectDelivery:
             self._disconnect()
             Acks(self._open_channel(), self._name).insert(self._writer, ids)
 
-    def _tell(self, error: BaseException) -> None:
-        """Log why direct sends do not work, once for each error."""
-        described = _describe(error)
-        if described != self._last_told:
-            self._last_told = described
-            logger.warning("direct sends of %s go by the relay meanwhile: %s", self._name, described)
+    def _tell(self, why: str) -> None:
+        """Log why direct sends do not work, once for each reason."""
+        if why != self._last_told:
+            self._last_told = why
+            logger.warning("direct sends of %s go by the relay meanwhile: %s", self._name, why)
 
     def _open_channel(self) -> Channel:
         if self._channel is None:

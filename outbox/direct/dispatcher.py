@@ -27,6 +27,17 @@ class _Committed(NamedTuple):
     until: float
 
 
+class _Alarm:
+    """Wakes the thread of a dispatcher, which waits for news."""
+
+    def __init__(self, news: SimpleQueue[_Committed | None]) -> None:
+        self._news = news
+
+    def set(self) -> None:
+        """Wake it."""
+        self._news.put(None)
+
+
 class Dispatcher:
     """A queue, and a daemon thread that handles what is put into it, until it is told to end.
 
@@ -37,6 +48,7 @@ class Dispatcher:
     def __init__(self, delivery: DirectDelivery) -> None:
         self._delivery = delivery
         self._news: SimpleQueue[_Committed | None] = SimpleQueue()
+        self._alarm = _Alarm(self._news)
         self._thread = threading.Thread(target=self._run, name="outbox-direct", daemon=True)
         self._ending = False
         self._counting = threading.RLock()
@@ -59,7 +71,8 @@ class Dispatcher:
     def ready(self) -> bool:
         """True when a message that is committed now is likely to be sent at once."""
         now, busy_since = clock(), self._busy_since
-        return now >= self._away_until and (busy_since is None or now - busy_since < _PAUSE_SECONDS)
+        busy = busy_since is not None and now - busy_since >= _PAUSE_SECONDS
+        return now >= self._away_until and not busy and not self._delivery.hangs
 
     def start(self) -> None:
         """Start the thread."""
@@ -94,16 +107,22 @@ class Dispatcher:
 
     @property
     def _idle(self) -> bool:
-        return self._news.empty() and not self._due
+        return self._news.empty() and not self._due and not self._delivery.hangs
+
+    @property
+    def _may_send(self) -> bool:
+        """True when messages can be read, and no call of the sender hangs."""
+        return self._delivery.usable and not self._delivery.hangs
 
     def _round(self) -> None:
         self._listen(self._seconds_to_wait())
         self._busy_since = clock()
         try:
+            self._delivery.acknowledge_late()
             if self._delivery.wants_refresh:
                 self.known = self._delivery.refresh()
             batch = self._take()
-            if batch and self._delivery.usable:
+            if batch:
                 self._deliver(batch)
         except Exception as error:
             # While this is None, writers leave all messages to the relay.
@@ -122,7 +141,7 @@ class Dispatcher:
 
     def _seconds_to_wait(self) -> float:
         refresh_in = min(self._delivery.refresh_in, _LONGEST_WAIT)
-        if not self._delivery.usable:
+        if not self._may_send:
             # Messages that wait are dropped when their time is over; the compensation sends them.
             return refresh_in if self._idle else min(refresh_in, _PAUSE_SECONDS)
         return 0.0 if self._due else refresh_in
@@ -134,7 +153,7 @@ class Dispatcher:
         """
         now = clock()
         batch: list[_Committed] = []
-        room = MOST_AT_ONCE if self._delivery.usable else 0
+        room = MOST_AT_ONCE if self._may_send else 0
         while self._due and (room > 0 or self._due[0].until <= now):
             committed = self._due.popleft()
             self._count(-len(committed.refs))
@@ -146,7 +165,8 @@ class Dispatcher:
     def _deliver(self, batch: list[_Committed]) -> None:
         claims = {ref: committed.until for committed in batch for ref in committed.refs}
         try:
-            self._delivery.deliver(claims)
+            for call in self._delivery.deliver(claims, self._alarm):
+                self._listen(max(0.0, self._delivery.look(call) - time.monotonic()))
         except Exception:
             for committed in _left(batch, claims):
                 self._due.append(committed)

@@ -10,6 +10,7 @@ import atexit
 import threading
 import weakref
 from contextlib import suppress
+from typing import NamedTuple
 
 from outbox.direct.delivery import DirectDelivery
 from outbox.direct.dispatcher import Dispatcher
@@ -21,6 +22,13 @@ from outbox.store.log.append import Direct
 from outbox.writing.sent import Sent
 
 _LAST_SECONDS = 5.0
+
+
+class Offer(NamedTuple):
+    """The messages that a writer may send itself; and how many of one transaction, until too many are waiting."""
+
+    direct: Direct
+    room: int
 
 
 class DirectSends:
@@ -41,16 +49,15 @@ class DirectSends:
         self._reset()
         _all.add(self)
 
-    def for_more(self, number: int) -> Direct | None:
-        """Return what this writer may send itself of a transaction that will hold `number` such messages.
+    def offer(self) -> Offer | None:
+        """Return what this writer may send itself of a transaction.
 
-        None if the relay must: before the compensation is known to exist, and while the destination is away or too many
-        messages are waiting.
+        None if the relay must: before the compensation is known to exist, and while the destination is away.
         """
         with suppress(Exception):
             dispatcher = None if self._abandoned else self._running()
-            if dispatcher is not None and dispatcher.ready and dispatcher.waiting + number <= self.most_waiting:
-                return dispatcher.known
+            if dispatcher is not None and dispatcher.ready and dispatcher.known is not None:
+                return Offer(dispatcher.known, self.most_waiting - dispatcher.waiting)
         return None
 
     def committed(self, sent: Sent, since: float) -> None:

@@ -21,7 +21,6 @@ from outbox.runtime.fork import in_child
 from outbox.runtime.signals import stopping_on_signals
 from outbox.runtime.stop import Stop
 from outbox.senders.opening import Destination, SenderOptions, open_sender
-from outbox.senders.serialized import SerializedSender
 from outbox.store.database import Database
 from outbox.store.label import label_of
 from outbox.telemetry.events import Listeners
@@ -31,6 +30,7 @@ from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
+from outbox.worker.shared import SharedSender
 from outbox.worker.worker import Worker
 from outbox.writing.notifier import Notifier
 
@@ -92,9 +92,7 @@ class Relay:
         if not hasattr(outbox, "database"):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
-        # A sender that direct sends use too is called in turns with them: here is where both meet.
-        shared = sender if isinstance(sender, SerializedSender) else None
-        self._sender = open_sender(sender if shared is None else shared.alone, **sending)
+        self._sender = open_sender(sender, **sending)
         destination = self._sender.destination
         if declared is None:
             declared = Declaration(name=name, destination=destination, topics=chosen_topics(topics), on_dead=on_dead)
@@ -102,10 +100,10 @@ class Relay:
         self._name = declared.name
         left_behind = Declaration(name=compensation_of(self._name), destination=destination, kind="compensation")
         policy = HandlerPolicy(retry=retry or RetryPolicy(), deadline=self._sender.deadline)
-        self._closes = shared is None
         self._stop = Stop()
-        turns = None if shared is None else shared.turns
-        caller = Caller(self._send, concurrency=self._sender.concurrency, shared=turns)
+        # A sender that others use too is called in turns with them. The deadline of a call begins when its turn comes.
+        others = sender.caller if isinstance(sender, SharedSender) else None
+        caller = Caller(self._send, concurrency=self._sender.concurrency, beside=others)
         jobs = [
             Job(declared=declared, caller=caller, policy=policy, start=start),
             # Writers create the compensation, at a position before their first row.
@@ -191,8 +189,7 @@ class Relay:
 
     def close(self) -> None:
         """Close the sender, after `until_empty` or `once`; `run` does it by itself. A shared one stays open."""
-        if self._closes:
-            self._sender.close()
+        self._sender.close()
 
     def stop(self) -> None:
         """Ask `run` to finish what is under way and return."""

@@ -123,8 +123,12 @@ class Supervisor:
         self._supervised = [
             _Supervised(work, label, self._pause, Stop(self._stop), ended=self._wake.set) for work, label in pairs
         ]
-        for each in self._supervised:
-            each.start(until)
+        try:
+            for each in self._supervised:
+                each.start(until)
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Ask all to finish what is under way and return. May be called from anywhere."""
@@ -169,8 +173,8 @@ class Supervisor:
             work.close()
 
     def _side_by_side(self, until: Until) -> None:
+        self.start(until)
         try:
-            self.start(until)
             while not self.ended(_LOOK_SECONDS):
                 pass
         except BaseException:

@@ -167,7 +167,7 @@ class Transaction:
                     self._require_first(
                         connection, run(executor(connection), self._broker.ops.join(self.id, by=self._by))
                     )
-                transactions.sent(connection)
+                transactions.wrote(connection)
                 before_commit(transactions, connection, lambda: self._restore_on(connection))
                 self._decided = _Decided(transactions, connection)
         else:
@@ -323,7 +323,7 @@ class Transaction:
                 self._require_all(frozenset())
             self._require_first(connection, decision)
             self._require_all(decision.restored)
-        transactions.sent(connection)
+        transactions.wrote(connection)
         if not (self._broker.database.dialect.chains_writes and decision.outermost):
             before_commit(transactions, connection, lambda: self._require_still_there(connection))
         self._decided = _Decided(transactions, connection, restored=True)

@@ -46,21 +46,24 @@ class Teller:
 
     def destination_away(self, destination: str, outages: Sequence[Outage], *, pauses: bool) -> None:
         """Tell that the destination does not accept messages. `pauses`: the worker waits now."""
-        self.listeners.tell(
-            events.DestinationAway(**self._where, destination=destination, outages=outages, pauses=pauses)
-        )
+        if self.listeners:
+            self.listeners.tell(
+                events.DestinationAway(**self._where, destination=destination, outages=outages, pauses=pauses)
+            )
 
     def destination_back(self, destination: str, outage: Outage, waited: int, *, or_more: bool) -> None:
         """Tell that an outage is over. `waited`: how many messages have waited for that, `or_more`."""
-        self.listeners.tell(
-            events.DestinationBack(
-                **self._where, destination=destination, outage=outage, waited=waited, or_more=or_more
+        if self.listeners:
+            self.listeners.tell(
+                events.DestinationBack(
+                    **self._where, destination=destination, outage=outage, waited=waited, or_more=or_more
+                )
             )
-        )
 
     def upkeep_refused(self, what: str, error: str) -> None:
         """Tell that the database does not allow to delete what is not needed any more."""
-        self.listeners.tell(events.UpkeepRefused(**self._where, what=what, error=error))
+        if self.listeners:
+            self.listeners.tell(events.UpkeepRefused(**self._where, what=what, error=error))
 
     def of_partition(self, partition: int) -> PartitionTeller:
         """Return what tells of one of its partitions."""

@@ -297,7 +297,7 @@ def check_all_done(verdicts: Sequence[Verdict], sent: Sequence[Message]) -> None
     assert not failed, f"{len(failed)} of {len(sent)} are not Done, the first is {failed[0]}"
 
 
-def check_eventually_done(sender: Sender, sent: Sequence[Message], *, seconds: float = 20.0) -> None:
+def check_eventually_done(sender: Sender, sent: Sequence[Message], *, seconds: float = 60.0) -> None:
     """Send the messages until all of them are `Done`, as a worker does."""
     deadline = time.monotonic() + seconds
     while set(outcome_of(sender, sent)) != {Done}:

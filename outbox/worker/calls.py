@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from contextlib import nullcontext
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -15,12 +14,11 @@ from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict, describe
 from outbox.runtime.clock import clock
-from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.fork import in_child
-from outbox.runtime.wakeup import Wake
 from outbox.telemetry.teller import Teller
 
 Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
+_Asked = tuple["Call", Handler]
 
 _VERDICTS: frozenset[type] = frozenset((Done, Retry, Reject, Unavailable))
 #: A call hangs when it has not come back after so many deadlines.
@@ -56,6 +54,13 @@ class LeaseRight(Right, Protocol):
         """
 
 
+class Alarm(Protocol):
+    """Wakes the thread that waits for a call."""
+
+    def set(self) -> None:
+        """Wake it. Takes no lock that others hold for long."""
+
+
 class Call:
     """One call of a handler: it waits for its turn, is under way, or is finished.
 
@@ -72,7 +77,7 @@ class Call:
         *,
         needs: float = 0.0,
         deadline: float = math.inf,
-        wake: Wake | None = None,
+        wake: Alarm | None = None,
         teller: Teller | None = None,
     ) -> None:
         """`right`: the handler is called only while this right lasts for the seconds that the call `needs`; None: it
@@ -167,36 +172,21 @@ class Caller:
     deadline: a call past its deadline goes on, on a thread that is left behind, beside the call that has the next turn.
     """
 
-    def __init__(self, handler: Handler, *, concurrency: int = 1, shared: FairLock | None = None) -> None:
-        """`concurrency`: so many calls may have a turn at once. `shared`: held during each call, because others call
-        the same destination without this caller.
+    def __init__(self, handler: Handler, *, concurrency: int = 1, beside: Caller | None = None) -> None:
+        """`concurrency`: so many calls may have a turn at once. `beside`: another caller of the same destination, with
+        which this one shares its turns.
         """
         self._handler = handler
-        self._concurrency = concurrency
-        self._shared = shared
-        self._reset()
-        in_child(self._reset)
-
-    def _reset(self) -> None:
-        """Begin without calls; also in a fork, because the threads of these calls stay with the parent."""
-        self._lock = threading.Lock()
-        self._waiting: deque[Call] = deque()
-        self._under_way: list[Call] = []
-        #: Calls that lost their turn at their deadline.
-        self._overdue: list[Call] = []
-        #: The threads that have nothing to do: what they take their next call from; None ends them.
-        self._idle: list[SimpleQueue[Call | None]] = []
+        self._turns: _Turns = _Turns(concurrency) if beside is None else beside._turns
 
     @property
     def overdue(self) -> list[Call]:
         """The calls that are past their deadline and have not come back."""
-        return [call for call in self._overdue if not call.finished]
+        return self._turns.still_overdue
 
     def begin(self, call: Call) -> None:
         """Have a call made when its turn comes, and return at once."""
-        with self._lock:
-            self._waiting.append(call)
-            self._give_turns(asking=call)
+        self._turns.ask(call, self._handler)
 
     def look(self, call: Call) -> float:
         """Give the turns of calls that are past their deadline to others.
@@ -204,70 +194,105 @@ class Caller:
         Returns:
             The moment, by `time.monotonic`, when to look again, if `call` has not come back by then.
         """
+        return self._turns.look(call)
+
+    def withdraw(self, call: Call) -> bool:
+        """Make this call not at all, if it still waits for its turn; return False when it has begun."""
+        return self._turns.withdraw(call)
+
+    def close(self) -> None:
+        """End the threads that have nothing to do. Later calls are made on others."""
+        self._turns.end_idle_threads()
+
+
+class _Turns:
+    """The turns at one destination: who has one, who waits for one, and the threads on which calls are made."""
+
+    def __init__(self, concurrency: int) -> None:
+        self._concurrency = concurrency
+        self._reset()
+        in_child(self._reset)
+
+    def _reset(self) -> None:
+        """Begin without calls; also in a fork, because the threads of these calls stay with the parent."""
+        self._lock = threading.Lock()
+        self._waiting: deque[_Asked] = deque()
+        self._under_way: list[Call] = []
+        #: Calls that lost their turn at their deadline.
+        self._overdue: list[Call] = []
+        #: The threads that have nothing to do: what they take their next call from; None ends them.
+        self._idle: list[SimpleQueue[_Asked | None]] = []
+
+    @property
+    def still_overdue(self) -> list[Call]:
+        return [call for call in self._overdue if not call.finished]
+
+    def ask(self, call: Call, handler: Handler) -> None:
         with self._lock:
-            self._give_turns()
+            self._waiting.append((call, handler))
+            self._give(asking=call)
+
+    def look(self, call: Call) -> float:
+        with self._lock:
+            self._give()
             if call.started is not None:
                 return call.due
             begun = [each.due for each in self._under_way if each.started is not None]
             return min(begun, default=time.monotonic() + _LOOK_SECONDS)
 
     def withdraw(self, call: Call) -> bool:
-        """Make this call not at all, if it still waits for its turn; return False when it has begun."""
         with self._lock:
-            if call not in self._waiting:
+            asked = next((each for each in self._waiting if each[0] is call), None)
+            if asked is None:
                 return False
-            self._waiting.remove(call)
+            self._waiting.remove(asked)
         call.late = call.finished = True
         return True
 
-    def close(self) -> None:
-        """End the threads that have nothing to do. Later calls are made on others."""
+    def end_idle_threads(self) -> None:
         with self._lock:
             for queue in self._idle:
                 queue.put(None)
             self._idle = []
 
-    def _give_turns(self, asking: Call | None = None) -> None:
+    def _give(self, asking: Call | None = None) -> None:
         """Give free turns to the calls that wait for the longest time; called with the lock.
 
         `asking`: the call that is asked for now.
         """
         if any(call.over for call in self._under_way):
-            self._overdue = [*self.overdue, *(call for call in self._under_way if call.over)]
+            self._overdue = [*self.still_overdue, *(call for call in self._under_way if call.over)]
             self._under_way = [call for call in self._under_way if not call.over]
         while self._waiting and len(self._under_way) < self._concurrency:
-            call = self._waiting.popleft()
+            call, handler = self._waiting.popleft()
             self._under_way.append(call)
-            if self._shared is None:
-                call.begin(waited=call is not asking)
+            call.begin(waited=call is not asking)
             queue = self._idle.pop() if self._idle else self._new_thread()
-            queue.put(call)
+            queue.put((call, handler))
 
-    def _new_thread(self) -> SimpleQueue[Call | None]:
-        queue: SimpleQueue[Call | None] = SimpleQueue()
+    def _new_thread(self) -> SimpleQueue[_Asked | None]:
+        queue: SimpleQueue[_Asked | None] = SimpleQueue()
         threading.Thread(target=self._work, args=(queue,), name="outbox-handler", daemon=True).start()
         return queue
 
-    def _work(self, queue: SimpleQueue[Call | None]) -> None:
-        while (call := queue.get()) is not None:
-            with nullcontext() if self._shared is None else self._shared.hold():
-                if self._shared is not None:
-                    call.begin(waited=True)
-                call.perform(self._handler)
+    def _work(self, queue: SimpleQueue[_Asked | None]) -> None:
+        while (asked := queue.get()) is not None:
+            call, handler = asked
+            call.perform(handler)
             # First the turn is given back: whoever learns that the call has come back finds this thread free.
             kept = self._give_back(call, queue)
             call.finish()
             if not kept:
                 return
 
-    def _give_back(self, call: Call, queue: SimpleQueue[Call | None]) -> bool:
+    def _give_back(self, call: Call, queue: SimpleQueue[_Asked | None]) -> bool:
         """Give the turn of a call back; return False if the call had lost it: another thread is here instead."""
         with self._lock:
             if call not in self._under_way:
                 return False
             self._under_way.remove(call)
             self._idle.append(queue)
-            self._give_turns()
+            self._give()
             return True
 
 
@@ -275,7 +300,7 @@ class LeasedCaller:
     """Makes calls under one lease, for one partition."""
 
     def __init__(
-        self, caller: Caller, held: LeaseRight, *, needs: float, deadline: float, wake: Wake, teller: Teller
+        self, caller: Caller, held: LeaseRight, *, needs: float, deadline: float, wake: Alarm, teller: Teller
     ) -> None:
         """`needs`: for so many seconds the lease has to last when a call begins. `deadline`: of a call, in seconds.
 

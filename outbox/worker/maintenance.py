@@ -12,6 +12,7 @@ from outbox.model.position import Position
 from outbox.store.database import Channel
 from outbox.store.failure import in_one_line
 from outbox.store.idempotency import dedup, inbox
+from outbox.store.subscriptions.workers import LiveWorkers
 from outbox.telemetry.teller import PartitionTeller
 from outbox.worker.done_already import Finished
 from outbox.worker.settings import Upkeep
@@ -48,6 +49,7 @@ class Maintenance:
 
         def settled(_base: Position) -> bool:
             settlement.prune()
+            LiveWorkers(channel, lease.partition.subscription).prune()
             return False
 
         def expired(_base: Position) -> bool:

@@ -11,10 +11,11 @@ from datetime import datetime
 from typing import TypeVar, cast
 
 from outbox.errors import HungHandlerError, LeaseLostError
+from outbox.model.barrier import has_arrived
 from outbox.model.lease import Lease
 from outbox.model.message import Message
 from outbox.model.parking import Parking
-from outbox.model.position import Progress
+from outbox.model.position import Position, Progress
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
 from outbox.store.log.grace import Grace
@@ -57,11 +58,13 @@ class PartitionWorker:
         *,
         teller: PartitionTeller,
         grace: Grace | None = None,
+        stop: Position | None = None,
         finished: Finished | None = None,
         unsettled: Unsettled | None = None,
     ) -> None:
-        """`grace`: for how long rows are left alone after their commit. `finished`: knows which messages are done
-        already. `unsettled`: what the worker could not write before.
+        """`grace`: for how long rows are left alone after their commit. `stop`: the log is handled up to there, where
+        all partitions meet. `finished`: knows which messages are done already. `unsettled`: what the worker could not
+        write before.
         """
         self._channel = channel
         self._lease = lease
@@ -76,10 +79,10 @@ class PartitionWorker:
         self._settlement.rehearse(newest.progress)
         parked = Parked(channel, lease.partition.subscription, lease.partition)
         self._parked_queue = ParkedQueue(parked, self._settlement, batch_handler, settings, teller, finished)
-        self._prefetcher = Prefetcher(channel, Cursor(log, newest.progress, grace))
+        self._prefetcher = Prefetcher(channel, Cursor(log, newest.progress, grace, stop))
         self._finished = finished
         self._teller = teller
-        self._stored = newest.progress
+        self._stored, self._stop = newest.progress, stop
         self._passed = False
         self._stored_at = time.monotonic()
         #: Batches that were handled and are not settled: up to which progress, their messages, and how large.
@@ -99,6 +102,11 @@ class PartitionWorker:
         """End the thread that reads ahead, and keep the outcomes that are not settled for the next lease."""
         self._prefetcher.close()
         self._batch_handler.keep(self._handled_messages + self._outcome.done, self._outcome.parked, parked=False)
+
+    @property
+    def arrived(self) -> bool:
+        """True when the partition stands where all of them meet, and handles nothing more."""
+        return self._stop is not None and has_arrived(self._stored, self._stop)
 
     @property
     def due_in(self) -> float:
@@ -287,7 +295,8 @@ class PartitionWorker:
         idle = time.monotonic() - self._stored_at
         self._passed = self._passed or batch.seen > 0
         every = self._upkeep.store_passed if self._passed else self._upkeep.store_idle
-        if batch.end != self._stored and idle >= every:
+        arrives = self._stop is not None and has_arrived(batch.end, self._stop)
+        if batch.end != self._stored and (idle >= every or arrives):
             self._store(batch.end)
             if not batch.seen:
                 self._prefetcher.forget().move_to(batch.end)

@@ -36,6 +36,7 @@ from outbox.worker.connection import Connection, ConnectionLostError
 from outbox.worker.declaring import Declaring
 from outbox.worker.deferral import DEFERRED_SECONDS
 from outbox.worker.done_already import Finished
+from outbox.worker.generation import has_changed, met
 from outbox.worker.handle import BatchHandler
 from outbox.worker.heartbeat import HeldLease
 from outbox.worker.hung import HungCalls
@@ -46,6 +47,7 @@ from outbox.worker.outages import Outages
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
+from outbox.worker.share import Share
 from outbox.worker.tries import LONG_PAUSE_SECONDS, Tries, passes
 from outbox.worker.turn import Turn
 
@@ -75,6 +77,9 @@ class SubscriptionWorker:
         self._declaring = Declaring(declared, job.start)
         self._notice = Notice(database, name, words)
         self._search = LeaseSearch(name, settings.lease, self._notice)
+        self._share = Share(name, settings.lease)
+        #: The partitions that this worker is to have.
+        self._own: set[Partition] = set()
         done = "sent" if declared.destination else "done"
         self._activity = Activity(name, done=done, every=settings.upkeep.log_activity)
         own = Listeners(listeners)
@@ -128,15 +133,34 @@ class SubscriptionWorker:
                 self._release(connection, lease)
 
     def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
-        """Take the leases that are free; return each with a moment before it was taken."""
+        """Take the leases of this worker's share that are free; return each with a moment before it was taken."""
+        channel, partitions = connection.channel, stored.all_partitions()
+        holders = self._search.look(channel, partitions)
+        waiting = met(channel, stored, holders)
+        if has_changed(channel, stored, holders, waiting):
+            self._stored, self.look_at = None, 0.0
+            return {}
+        alone = connection.until != "stopped"
+        self._own = set(partitions) if alone else self._share.look(channel, stored, holders, connection.owner)
+        for turn in self.turns.values():
+            if turn.held.lease.partition not in self._own:
+                turn.held.stop.ask()
         open = [
-            each for each in stored.all_partitions() if each not in self.turns and not self._tries_of(each).finished
+            each
+            for each in partitions
+            if each in self._own - waiting and each not in self.turns and not self._tries_of(each).finished
         ]
-        soon = time.monotonic() + self._search.pause()
-        wanted = [partition for partition in open if self._tries_of(partition).again_at <= time.monotonic()]
-        taken = self._search.look(connection.channel, wanted, connection.owner) if wanted else {}
+        now, soon = time.monotonic(), time.monotonic() + self._search.pause()
+        wanted = [partition for partition in open if self._tries_of(partition).again_at <= now]
+        taken = self._search.take(channel, wanted, connection.owner) if wanted else {}
         left = set(open) - {lease.partition for lease in taken}
-        self.look_at = min((max(soon, self._tries_of(each).again_at) for each in left), default=math.inf)
+        again = [max(soon, self._tries_of(each).again_at) for each in left]
+        # Also with all of its share this worker looks whether others have come, and whether all partitions have met.
+        if stored.stop_at is not None:
+            again.append(soon)
+        elif len(partitions) > 1:
+            again.append(now + self._settings.renew_every.total_seconds())
+        self.look_at = min(again, default=math.inf)
         return taken
 
     def step(self, connection: Connection) -> None:
@@ -176,11 +200,21 @@ class SubscriptionWorker:
         if deferral is not None and deferral.asked:
             tries.again_at = time.monotonic() + DEFERRED_SECONDS
         elif not turn.finished and not connection.stop.asked:
-            lease_logger.info("%s: a command wants the lease; giving it back", self.job.declared.name)
+            lease_logger.info("%s: %s; giving it back", self.job.declared.name, self._why(turn))
         self.look_at = min(self.look_at, tries.again_at)
+
+    def _why(self, turn: Turn) -> str:
+        """Return in words why a lease is given back while the worker works."""
+        number = turn.held.lease.partition.partition
+        if turn.arrived:
+            return f"partition {number} has come to where all partitions meet"
+        if turn.held.lease.partition not in self._own:
+            return f"another worker is to have partition {number}"
+        return "a command wants the lease"
 
     def close(self, connection: Connection) -> None:
         """Give all leases back, and drop what belongs to this connection."""
+        self._share.leave(connection.channel, connection.owner)
         for partition in list(self.turns):
             self._end(connection, partition)
         self._stored, self.look_at = None, 0.0
@@ -204,6 +238,8 @@ class SubscriptionWorker:
         self._teller.of_partition(held.lease.partition.partition).lease_lost(held.lease.epoch, why)
 
     def _release(self, connection: Connection, lease: Lease) -> None:
+        if connection.stop.asked:
+            self._share.leave(connection.channel, connection.owner)
         # While calls hang it expires instead, or another worker would send their messages beside them.
         if not self._hung_of(lease.partition).unfinished:
             with suppress(Exception):
@@ -267,6 +303,7 @@ class SubscriptionWorker:
             batch_handler,
             policy,
             grace=Grace(grace, settings.poll) if grace else None,
+            stop=subscription.stop_at,
             finished=_finished_of(connection.channel, subscription),
             unsettled=self._tries_of(held.lease.partition).unsettled,
             teller=self._teller.of_partition(held.lease.partition.partition),

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outbox.model.message import Message
-from outbox.store.log.append import LogRef
+from outbox.store.log.append import Appended, LogRef
 
 
 @dataclass(slots=True)
@@ -25,6 +25,13 @@ class Sent:
     committed: bool = False
     messages: list[Message] = field(default_factory=list)
     savepoints: list[tuple[str, int]] = field(default_factory=list)
+
+    def add(self, written: Appended, *, watched: bool) -> None:
+        """Add messages that were appended; `watched`: listeners are told of them."""
+        self.direct.extend(written.direct)
+        self.more = self.more or len(written.direct) < len(written.messages)
+        if watched:
+            self.messages.extend(written.messages)
 
     def set_savepoint(self, name: str) -> None:
         """Note a savepoint, if there is anything that could be rolled back to it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import psycopg
 from sqlalchemy import URL, Connection, Engine, event
@@ -18,7 +18,7 @@ from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Database
 from outbox.store.dialects.dialect import Location, driver_of
-from outbox.store.log.append import LogRef
+from outbox.store.log.append import Appended
 from outbox.telemetry.events import Committed, Listeners, RolledBack, Written
 from outbox.writing import commit_hook as commits
 from outbox.writing.handles import DriverConnection, Handle, refuse
@@ -32,6 +32,16 @@ class AfterCommit(Protocol):
 
     def committed(self, sent: Sent, since: float) -> None:
         """Act on a commit; `since`: a moment before it, by `clock`."""
+
+
+class CallerTransaction(NamedTuple):
+    """The transaction that a message is written in.
+
+    `direct`: how many messages of it their writer will send so far; None: its commit is not noticed.
+    """
+
+    connection: DriverConnection
+    direct: int | None
 
 
 class Transactions:
@@ -48,8 +58,8 @@ class Transactions:
         self._homes: list[Location | None] = []
         self.watch(database.engine)
 
-    def connection_of(self, handle: Handle, verb: str, *, flush: bool) -> DriverConnection:
-        """Return the connection that the handle's transaction is on; `verb` is the method that was called with it.
+    def transaction_of(self, handle: Handle, verb: str, *, flush: bool) -> CallerTransaction:
+        """Return the transaction that the handle is in; `verb` is the method that was called with it.
 
         Raises:
             TypeError: `handle` is none of the accepted handles.
@@ -67,7 +77,7 @@ class Transactions:
             _require_one_database(session)
         elif isinstance(handle, psycopg.Connection):
             self.require_driver(handle)
-            return handle
+            return CallerTransaction(handle, None)
         else:
             raise refuse(handle, verb)
         if connection.engine not in self._known:
@@ -76,8 +86,13 @@ class Transactions:
             self._prepare(connection.engine)
         if not connection.in_transaction():
             connection.begin()
+        sent = commits.sent_so_far(self, connection)
         self._require_transaction(driver_of(connection))
-        return connection
+        return CallerTransaction(connection, 0 if sent is None else len(sent.direct))
+
+    def connection_of(self, handle: Handle, verb: str, *, flush: bool) -> DriverConnection:
+        """Return the connection that the handle's transaction is on; errors as those of `transaction_of`."""
+        return self.transaction_of(handle, verb, flush=flush).connection
 
     def require_driver(self, driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
         """Make sure that psycopg's own connection is in a transaction of the right kind of database.
@@ -93,28 +108,19 @@ class Transactions:
             self._known.add(driver)
         self._require_transaction(driver)
 
-    def sent(
-        self,
-        connection: DriverConnection | psycopg.AsyncConnection[Any],
-        direct: Sequence[LogRef] = (),
-        *,
-        more: bool = True,
-        messages: Sequence[Message] = (),
-    ) -> None:
-        """Note that messages are part of this connection's transaction now.
-
-        `direct`: those that their writer will send. `more`: there are others besides. `messages`: those that listeners
-        are told of.
-        """
-        watched = bool(messages) and bool(self._listeners)
+    def sent(self, connection: DriverConnection | psycopg.AsyncConnection[Any], written: Appended) -> None:
+        """Note that messages are part of this connection's transaction now, and tell the listeners."""
+        watched = bool(written.messages) and bool(self._listeners)
         if isinstance(connection, Connection):
-            sent = commits.sent_by(self, connection)
-            sent.direct.extend(direct)
-            sent.more = sent.more or more
-            if watched:
-                sent.messages.extend(messages)
+            commits.sent_by(self, connection).add(written, watched=watched)
         if watched:
-            self._listeners.tell(Written(database=self._database, connection=connection, messages=messages))
+            self._listeners.tell(Written(database=self._database, connection=connection, messages=written.messages))
+        crash_point("outbox.after_insert")
+
+    def wrote(self, connection: DriverConnection) -> None:
+        """Note that something else is part of this connection's transaction now, of which listeners are not told."""
+        if isinstance(connection, Connection):
+            commits.sent_by(self, connection).more = True
         crash_point("outbox.after_insert")
 
     def before_commit(self, connection: Connection, do: Callable[[], None]) -> None:
@@ -137,11 +143,6 @@ class Transactions:
         except InvalidRequestError:
             # It is closed, or the server has closed it.
             return None
-
-    def expected_of(self, connection: Connection) -> int:
-        """Return how many messages of the running transaction their writer will send."""
-        sent = commits.sent_so_far(self, connection)
-        return 0 if sent is None else len(sent.direct)
 
     def _require_transaction(self, driver: Any) -> None:
         if self._dialect.is_aborted(driver):

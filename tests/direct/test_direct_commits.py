@@ -128,7 +128,7 @@ def test_a_connection_that_its_owner_keeps(outbox, engine, destination):
         for number in range(3):
             send(outbox, connection, str(number).encode())
             connection.commit()
-            assert eventually(lambda: len(destination.bodies) == number + 1, 5)  # noqa: B023 - asked at once
+            assert eventually(lambda: len(destination.bodies) == number + 1)  # noqa: B023 - asked at once
 
     assert settled(outbox, destination, [b"0", b"1", b"2"])
 

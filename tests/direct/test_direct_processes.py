@@ -14,7 +14,8 @@ from sqlalchemy import Engine, text
 from outbox import Outbox
 from outbox.direct import delivery
 from outbox.testing.servers.proxy import TcpProxy
-from tests.support.destination import Destination, relay_to
+from tests.support.destination import LONG_LEASE, Destination, relay_to
+from tests.support.direct import declare_compensation
 from tests.support.directly import marked, relayed, writing_directly
 from tests.support.nats_streams import Stream
 from tests.support.waiting import eventually
@@ -52,7 +53,7 @@ def test_a_program_that_ends_has_sent_what_it_committed(engine, tmp_path, way, c
     """Nothing waits for the grace, and nothing is sent by two."""
     path = tmp_path / "arrived"
 
-    assert program(engine, path, way).wait(60) == code
+    assert program(engine, path, way).wait(120) == code
     assert sorted(arrived(path)) == bodies
     assert sorted(map(bytes.decode, marked(engine))) == bodies
     by_process = {line.split()[1]: line.split()[0] for line in path.read_text().splitlines()}
@@ -65,7 +66,7 @@ def test_a_program_whose_sender_hangs_ends_nevertheless(engine, tmp_path):
     with program(engine, tmp_path / "arrived", "hangs", stdout=subprocess.PIPE) as running:
         assert running.stdout is not None
         ends_at = float(running.stdout.readline())
-        code = running.wait(60)
+        code = running.wait(120)
         took = time.time() - ends_at
 
     assert code == 0
@@ -77,7 +78,7 @@ def test_a_sender_that_has_not_connected_yet_may_do_so_at_the_end(pg_engine, nat
     with TcpProxy("127.0.0.1", nats.port) as proxy:
         stream = Stream(nats, proxy)
 
-        assert program(pg_engine, stream.url.replace("127.0.0.1", "localhost"), "returns").wait(60) == 0
+        assert program(pg_engine, stream.url.replace("127.0.0.1", "localhost"), "returns").wait(120) == 0
         assert [message.body for message in stream.stored()] == [b"1", b"2"]
         stream.close()
     assert marked(pg_engine) == [b"1", b"2"]
@@ -85,29 +86,26 @@ def test_a_sender_that_has_not_connected_yet_may_do_so_at_the_end(pg_engine, nat
 
 def test_a_program_that_ends_before_direct_sends_have_begun_leaves_all_to_the_relay(engine, tmp_path):
     """At once, not after a grace."""
-    assert program(engine, tmp_path / "arrived", "is_short").wait(60) == 0
+    assert program(engine, tmp_path / "arrived", "is_short").wait(120) == 0
 
     assert (marked(engine), relayed(engine, "file")) == ([], [b"1", b"2"])
 
 
 def test_what_a_program_leaves_behind_that_is_gone_comes_after_the_grace(engine, tmp_path):
-    """Within the grace and two polls, and what it takes to notice a commit and to have a lease."""
+    """The compensation sends it by itself."""
     path = tmp_path / "arrived"
     destination = Destination()
     destination.destination = "file"
     relay = relay_to(destination, Outbox(engine))
     relay.start()
 
-    assert program(engine, path, "is_gone").wait(60) == 4
-    gone = time.monotonic()
-    complete = eventually(lambda: len(destination.bodies) + len(arrived(path)) >= 2, 40)
-    took = time.monotonic() - gone
+    assert program(engine, path, "is_gone").wait(120) == 4
+    complete = eventually(lambda: len(destination.bodies) + len(arrived(path)) >= 2, GRACE_SECONDS + 120)
     relay.stop()
-    relay.join(20)
+    relay.join(60)
 
     assert complete
     assert sorted([*map(bytes.decode, destination.bodies), *arrived(path)]) == ["1", "2"]
-    assert took < GRACE_SECONDS + 2 * 0.1 + 3
 
 
 @pytest.mark.parametrize(
@@ -136,24 +134,30 @@ def stored_grace(engine: Engine) -> timedelta:
         return timedelta(milliseconds=connection.execute(statement).scalar_one())
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("processes", [1, 2, 8])
-def test_without_failures_nothing_is_sent_twice(engine, tmp_path, processes, full):
-    """Two threads in each process, and two relays; waited for until every grace is over."""
+def test_without_failures_nothing_is_sent_twice(engine, tmp_path, processes, full, monkeypatch):
+    """Two threads in each process, and two relays; in the end another relay looks for what nobody has sent.
+
+    Grace, lease and the wait for SQLite's write lock are so long that a busy machine causes no failure.
+    """
+    monkeypatch.setattr("outbox.store.dialects.sqlite.channel.BUSY_SECONDS", 600.0)
     path, each = tmp_path / "arrived", 400 if full else 50
     destination = Destination()
     destination.destination = "file"
-    relays = [relay_to(destination, Outbox(engine)) for _ in range(2)]
+    declare_compensation(engine, timedelta(minutes=10))
+    relays = [relay_to(destination, Outbox(engine), lease=LONG_LEASE) for _ in range(2)]
     for relay in relays:
         relay.start()
     programs = [program(engine, path, "writes", str(each)) for _ in range(processes)]
 
-    codes = [each.wait(120) for each in programs]
-    time.sleep(13)
+    codes = [each.wait(600) for each in programs]
     for relay in relays:
         relay.stop()
-        relay.join(20)
+        relay.join(120)
+    left = relayed(engine, "file")
 
-    sent = [*map(bytes.decode, destination.bodies), *arrived(path)]
+    sent = [*map(bytes.decode, [*destination.bodies, *left]), *arrived(path)]
     assert codes == [0] * processes
     assert len(sent) == len(set(sent)) == processes * 2 * each
     assert len(arrived(path)) >= len(sent) / 2, "direct sends have hardly been used"

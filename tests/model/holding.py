@@ -7,6 +7,7 @@ which keys are held back says its own memory of them. The destination may refuse
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from datetime import timedelta
 from itertools import product
 from typing import Any, Literal, NamedTuple
 
@@ -14,10 +15,12 @@ from tenacity.wait import wait_fixed
 
 from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
+from outbox.model.verdict import DONE, Reject, Retry, Unavailable, Verdict
 from outbox.worker.parked import ParkedKeys
 from outbox.worker.policy import BLOCKED, HandlerPolicy
 from tests.model import rules
 from tests.model.explorer import Moves
+from tests.model.handling import Item, judged
 from tests.model.rules import BETWEEN, LogRow, Parked, ParkedRow
 
 #: A moment that has come, and one that has not.
@@ -25,14 +28,12 @@ NOW, LATER = 0, 1
 _DELAYED = Parking(state="delayed", blocks=False)
 Answer = Literal["done", "failed", "rejected", "unavailable"]
 _REFUSALS: tuple[Answer, ...] = ("failed", "rejected", "unavailable")
-
-
-class Item(NamedTuple):
-    """A message as a handler gets it."""
-
-    id: int
-    key: str | None
-    attempt: int = 1
+_VERDICTS: dict[Answer, Verdict] = {
+    "done": DONE,
+    "failed": Retry("failed"),
+    "rejected": Reject("rejected"),
+    "unavailable": Unavailable("unavailable"),
+}
 
 
 class Unsettled(NamedTuple):
@@ -155,7 +156,10 @@ class Holding:
         self._on_dead = on_dead
         self._most_keys = most_keys
         self._policy = HandlerPolicy(
-            retry=RetryPolicy(attempts=2, wait=wait_fixed(LATER)), block_on_dead=on_dead == "block"
+            retry=RetryPolicy(attempts=2, wait=wait_fixed(LATER)),
+            block_on_dead=on_dead == "block",
+            deadline=timedelta(hours=1),
+            least=self.rows,
         )
 
     def start(self) -> State:
@@ -293,15 +297,17 @@ class Holding:
     ) -> Moves[State]:
         where = "the log" if upto is not None else "what is parked"
         for answers in _answers(items, state.troubles.refusals):
-            done, failed = self._judged(items, answers)
+            handled = judged(self._policy, items, [_VERDICTS[answer] for answer in answers], parked=upto is None)
+            failed = handled.parked
             behind = {item.id: "behind it" for item, parking in failed if parking is BLOCKED}
             if upto is None:
                 failed = [(item, parking) for item, parking in failed if parking is not BLOCKED]
             passes = {item.id for item, parking in failed if not parking.blocks}
             after = state
-            for item in done:
-                after = self._arrives(after, item, passes)
-            unsettled = Unsettled(upto, tuple(item.id for item in done), (*parkings, *failed))
+            for item in items:
+                if item.id in handled.done:
+                    after = self._arrives(after, item, passes)
+            unsettled = Unsettled(upto, tuple(handled.done), (*parkings, *failed))
             refusals = state.troubles.refusals - sum(answer != "done" for answer in answers)
             said = ", ".join(
                 f"{item.id} {behind.get(item.id, answer)}" for item, answer in zip(items, answers, strict=True)
@@ -312,34 +318,6 @@ class Holding:
                     memory=memory._replace(unsettled=unsettled), troubles=state.troubles._replace(refusals=refusals)
                 ),
             )
-
-    def _judged(self, items: list[Item], answers: Sequence[Answer]) -> tuple[list[Item], list[tuple[Item, Parking]]]:
-        """Return what is done, and how the rest is parked; behind what blocks its key a message is blocked."""
-        done: list[Item] = []
-        failed: list[tuple[Item, Parking]] = []
-        blocked: set[str | None] = set()
-        for item, answer in zip(items, answers, strict=True):
-            if item.key is not None and item.key in blocked:
-                failed.append((item, BLOCKED))
-                continue
-            if answer == "done":
-                done.append(item)
-                continue
-            parking = self._parking(item, answer)
-            failed.append((item, parking))
-            if parking.blocks:
-                blocked.add(item.key)
-        return done, failed
-
-    def _parking(self, item: Item, answer: Answer) -> Parking:
-        message = _message(item)
-        match answer:
-            case "failed":
-                return self._policy.failed(message, answer)
-            case "rejected":
-                return self._policy.dead(message, answer)
-            case _:
-                return self._policy.waiting(message, answer)
 
     def _arrives(self, state: State, item: Item, passes: Collection[int]) -> State:
         """Let a message arrive at the destination, and note what must not be. `passes`: dead, blocks nothing."""

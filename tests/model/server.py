@@ -75,6 +75,10 @@ class Server(NamedTuple):
         """Commit a transaction that writes, but no message."""
         return self.begin().commit(self.next_xid)
 
+    def flush(self) -> Server:
+        """Flush what was done until now: a crash forgets none of its ids."""
+        return self._replace(flushed=(self.next_xid, self.next_id))
+
     def crash(self) -> Server:
         """Crash and recover: transactions under way are gone, and ids that were not flushed are given out again."""
         next_xid, next_id = self.flushed

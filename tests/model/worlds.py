@@ -10,12 +10,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
-from tests.model import answering, checking, deciding, deduping, holding, leasing, partitioning, twins
+from tests.model import (
+    answering,
+    blaming,
+    checking,
+    deciding,
+    deduping,
+    extracting,
+    holding,
+    leasing,
+    partitioning,
+    twins,
+)
 from tests.model.answering import Answering
+from tests.model.blaming import Blaming
 from tests.model.checking import Checking
 from tests.model.deciding import Decider, Deciding
 from tests.model.deduping import Consuming, Deduping
 from tests.model.explorer import World
+from tests.model.extracting import Extracting
 from tests.model.holding import Holding
 from tests.model.leasing import Leasing
 from tests.model.partitioning import Partitioning
@@ -104,6 +117,10 @@ SCENES: tuple[Scene, ...] = (
     Scene("retries, dead letters and requests", _holding(Holding, "a", "b", "a"), 4_500),
     Scene("delayed messages", _holding(Holding, "a", "b", "a", "a+"), 15_000),
     Scene("dead letters that block nothing", _holding(Holding, "a", "b", "a", on_dead="continue"), 6_000),
+    Scene("an outage", partial(Blaming, *"abcd", away=8), 160),
+    Scene("an outage of which the destination speaks", partial(Blaming, *"abcd", away=8, says="unavailable"), 170),
+    Scene("a message that crashes its handler", partial(Blaming, *"abacdef", poison=1), 20),
+    Scene("an outage and a message that crashes", partial(Blaming, *"abacd", away=8, poison=2), 800),
     Scene("more keys than memory", _holding(Holding, "a", "b", "a", "b", most_keys=0), 14_000),
     Scene(
         "late answers",
@@ -117,6 +134,7 @@ SCENES: tuple[Scene, ...] = (
     ),
     Scene("a transaction of half messages", partial(Deciding, 4, (JOIN, COMMIT, ROLLBACK, FENCE)), 20_000),
     *(Scene(f"check-back, {way}", partial(Checking, way), 25) for way in ("join", "commit", "record", "listener")),
+    Scene("an extract", partial(Extracting, _BESIDE, crashes=1), 15_000),
     Scene("a dedup key", partial(Deduping, 3, clock=2), 1_500),
     Scene("the inbox of two consumers", partial(Consuming, ("billing", "mail"), messages=2, crashes=2), 1_500),
     Scene(
@@ -247,6 +265,8 @@ TWINS: tuple[Twin, ...] = (
     _twin("blocked keys forgotten", _holding, holding.ForgetsKeys, Holding, "order", "a", "a", "a"),
     _twin("released keys forgotten", _holding, holding.ForgetsBlocked, Holding, "order", "a", "a", "a"),
     _twin("a key freed at once", _holding, holding.FreesAtOnce, Holding, "order", "a", "a", "a"),
+    _twin("every failure is blamed", _of, blaming.BlamesEveryFailure, Blaming, "an attempt", *"abcd", away=8),
+    _twin("nobody is blamed", _of, blaming.BlamesNobody, Blaming, "stuck", *"abcdefg", poison=1),
     _twin("late answers over a lost lease", _of, answering.CountsLateAnswers, Answering, "order", 2, troubles=_HANGS),
     _twin(
         "keys of hung calls not held",
@@ -265,6 +285,8 @@ TWINS: tuple[Twin, ...] = (
     _twin("lock in the statement that reads", _of, deciding.OneStatement, Deciding, "lost", 1, (JOIN, FENCE)),
     _twin("absent is rolled back", _of, checking.AbsentIsRollback, Checking, "lost", "listener"),
     _twin("fence without a record", _of, checking.FencesWithoutRecord, Checking, "lost", "record"),
+    _twin("a position that is not flushed", _of, extracting.NotFlushed, Extracting, "lost", _FORGOTTEN, crashes=1),
+    _twin("an extract's position of a standby", _of, extracting.ExtractsOnStandby, Extracting, "lost", _APART),
     _twin("dedup by id alone", _of, deduping.ByIdAlone, Consuming, "lost", ("billing", "mail")),
     _twin("the note before the work", _of, deduping.NotesBefore, Consuming, "lost", ("billing",)),
     _twin("looks for the dedup key, then writes", _of, deduping.LooksThenWrites, Deduping, "written twice", 2),

@@ -81,7 +81,7 @@ def test_a_backlog_half_of_which_was_sent(engine):
 
 
 def test_a_relay_finds_its_first_direct_writer_without_a_restart(engine):
-    """And takes over a grace and two polls after the commit."""
+    """And takes over when the grace after the commit is over."""
     destination = Destination()
     relay = relay_of(engine, destination)
     relay.start()
@@ -91,14 +91,14 @@ def test_a_relay_finds_its_first_direct_writer_without_a_restart(engine):
     time.sleep(2.5)
     committing = time.monotonic()
     write(engine, "left behind")
-    arrived = eventually(lambda: len(destination.messages) == 2, 20)
+    arrived = eventually(lambda: len(destination.messages) == 2)
     took = time.monotonic() - committing
     relay.stop()
     relay.join(20)
 
     assert arrived
     assert destination.bodies == [b"plain", b"left behind"]
-    assert BRIEFLY.total_seconds() <= took < BRIEFLY.total_seconds() + 4
+    assert took >= BRIEFLY.total_seconds()
 
 
 def test_many_writers_declare_at_once(engine):

@@ -216,7 +216,6 @@ def test_a_call_that_comes_back_late_and_at_a_loss_does_not_end_the_service(pg_o
     monkeypatch.setattr(DecidedHalves, "pending", slow_at_first)
     for body in "12345678":
         begun(pg_producer, body)
-    service = service_of(pg_outbox, None, question=timedelta(milliseconds=200), interval=timedelta(seconds=1))
     ask, begin, deferrals = Deferral.ask, Deferral.begin, list[Deferral]()
 
     def asked(self: Deferral, why: str) -> None:
@@ -230,6 +229,7 @@ def test_a_call_that_comes_back_late_and_at_a_loss_does_not_end_the_service(pg_o
 
     monkeypatch.setattr(Deferral, "ask", asked)
     monkeypatch.setattr(Deferral, "begin", taken_again)
+    service = service_of(pg_outbox, None, question=timedelta(milliseconds=200), interval=timedelta(seconds=1))
     service.start()
     again = eventually(lambda: len(deferrals) == 2 or not service.alive)
     alive = service.alive

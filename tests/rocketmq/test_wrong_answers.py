@@ -179,10 +179,10 @@ def test_a_process_that_stands_aside_can_be_stopped_at_once(outbox, caplog):
     assert eventually(lambda: "others are let go first" in caplog.text)
 
     before = time.monotonic()
-    end(lacking, 10)
+    end(lacking, 60)
 
     assert not lacking.alive
-    assert time.monotonic() - before < 1.5
+    assert time.monotonic() - before < 4.5
 
 
 # A subscription that was dropped

@@ -16,7 +16,7 @@ from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.senders.kafka import KafkaSender, read_message
 from outbox.senders.opening import open_sender
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_eventually_done
-from tests.support.kafka_topics import FarKafka, Topics
+from tests.support.kafka_topics import PATIENCE, FarKafka, Topics
 from tests.support.tls import CERTIFICATE, FOREIGN, KEY
 from tests.support.waiting import eventually
 
@@ -96,7 +96,7 @@ def test_binary_headers_of_others_are_left_out(kafka, topics, sender):
     foreign = [("kafka_dlt-original-partition", b"\x00\x00\x00\x07"), ("digest", b"\xff\xfe"), ("nothing", None)]
     producer = Producer({"bootstrap.servers": kafka.server.servers})
     producer.produce(f"{topics.prefix}.beta", first.value(), headers=[*first.headers(), *foreign])
-    assert producer.flush(10) == 0
+    assert producer.flush(PATIENCE) == 0
 
     copy = next(record for record in topics.records() if record.topic() == f"{topics.prefix}.beta")
 
@@ -106,7 +106,7 @@ def test_binary_headers_of_others_are_left_out(kafka, topics, sender):
 def test_what_no_outbox_wrote_is_not_read_as_a_message(kafka, topics):
     producer = Producer({"bootstrap.servers": kafka.server.servers})
     producer.produce(f"{topics.prefix}.alpha", b"hello")
-    assert producer.flush(10) == 0
+    assert producer.flush(PATIENCE) == 0
 
     with pytest.raises(KeyError, match="Outbox-Id"):
         read_message(topics.records()[0])
@@ -139,7 +139,8 @@ def test_a_topic_that_is_made_later_is_found(topics, sender):
 
     topics.make("later")
 
-    check_eventually_done(sender, sent, seconds=5)
+    # Less than the half minute after which the client looks by itself.
+    check_eventually_done(sender, sent, seconds=20)
 
 
 def test_a_topic_that_the_client_has_found_missing_waits_alone(topics, sender, monkeypatch):
@@ -372,7 +373,7 @@ def test_a_reader_of_committed_records_sees_them_at_once(kafka, topics, sender):
     )
     consumer.assign([TopicPartition(f"{topics.prefix}.alpha", number, 0) for number in range(3)])
 
-    found = [each.value() for each in consumer.consume(5, timeout=10)]
+    found = [each.value() for each in consumer.consume(5, timeout=PATIENCE)]
 
     assert found == [b"0", b"1", b"2", b"3", b"4"]
     consumer.close()

@@ -197,7 +197,7 @@ def test_a_paused_broker_is_unavailable_in_time_and_found_again(mortal):
         for _ in range(3):
             began = time.monotonic()
             assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10
 
     check_eventually_done(sender, sent, seconds=60)
     check_stored(topics, sent)
@@ -247,8 +247,8 @@ def test_closing_ends_a_call_that_waits(topics):
         time.sleep(0.2)
         began = time.monotonic()
         sender.close()
-        assert [type(verdict) for verdict in waiting.result(5)] == [Unavailable]
-    assert time.monotonic() - began < 2
+        assert [type(verdict) for verdict in waiting.result(60)] == [Unavailable]
+    assert time.monotonic() - began < 15
 
 
 def test_a_closed_sender_begins_anew(sender):

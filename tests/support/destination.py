@@ -89,14 +89,21 @@ BAD: dict[str, Verdict | Exception] = {
 UPKEEP = Upkeep()
 
 
-def relay_to(destination: Destination, outbox: Outbox, upkeep: Upkeep = UPKEEP, **options: Any) -> Relay:
-    """A relay with short pauses and a short lease."""
+BRIEFLY = timedelta(seconds=3)
+#: No relay loses such a lease by itself, however busy the machine is.
+LONG_LEASE = timedelta(minutes=5)
+
+
+def relay_to(
+    destination: Destination, outbox: Outbox, *, upkeep: Upkeep = UPKEEP, lease: timedelta = BRIEFLY, **options: Any
+) -> Relay:
+    """A relay with short pauses, and a short lease unless it is given another one."""
     chosen: dict[str, object] = {
         "retry": RetryPolicy(attempts=3, wait=wait_fixed(0.05)),
         "settings": Settings(
             limits=Limits(rows=200),
             poll=(timedelta(milliseconds=10), timedelta(milliseconds=100)),
-            lease=timedelta(seconds=3),
+            lease=lease,
             renew_every=timedelta(milliseconds=500),
             upkeep=upkeep,
         ),

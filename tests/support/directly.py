@@ -31,7 +31,8 @@ def writing_directly(engine: Any, destination: Any, **options: Any) -> Iterator[
 def promises(outbox: Outbox) -> bool:
     """Whether a message that is written now would be sent by its writer."""
     assert outbox._direct is not None
-    return outbox._direct.for_more(1) is not None
+    offer = outbox._direct.offer()
+    return offer is not None and offer.room > 0
 
 
 def at_rest(outbox: Outbox) -> bool:

@@ -5,6 +5,7 @@ process, so `read` takes a text that says where.
 """
 
 import asyncio
+import time
 import uuid
 from abc import ABC, abstractmethod
 from pathlib import Path
@@ -87,7 +88,7 @@ class JetStream(DurableDestination):
                 reader = await stream.pull_subscribe_bind(consumer.name, stream=PREFIX)
                 found: list[Message] = []
                 while len(found) < number:
-                    portion = await reader.fetch(min(500, number - len(found)), timeout=10)
+                    portion = await reader.fetch(min(500, number - len(found)), timeout=120)
                     found += [nats_wire.read_message(each, prefix=PREFIX) for each in portion]
                 return found
 
@@ -103,20 +104,22 @@ class Kafka(DurableDestination):
         self.url = f"{self.server.url}/{PREFIX}"
         admin = AdminClient({"bootstrap.servers": self.source})
         for future in admin.create_topics([NewTopic(f"{PREFIX}.{each}", 3, 1) for each in topics or [TOPIC]]).values():
-            future.result(20)
+            future.result(120)
 
     @staticmethod
     def read(source: str) -> list[Message]:
         """A consumer of all partitions of all topics, from their first records on."""
         consumer = Consumer({"bootstrap.servers": source, "group.id": "billing"})
-        topics = [name for name in consumer.list_topics(timeout=20).topics if name.startswith(f"{PREFIX}.")]
+        topics = [name for name in consumer.list_topics(timeout=120).topics if name.startswith(f"{PREFIX}.")]
         places = [TopicPartition(name, number, 0) for name in topics for number in range(3)]
-        number = sum(consumer.get_watermark_offsets(each, timeout=20)[1] for each in places)
+        number = sum(consumer.get_watermark_offsets(each, timeout=120)[1] for each in places)
         consumer.assign(places)
         found: list[Message] = []
+        until = time.monotonic() + 120
         while len(found) < number:
-            records = consumer.consume(1000, timeout=10)
-            assert records, f"{len(found)} of {number} records came"
+            assert time.monotonic() < until, f"{len(found)} of {number} records came"
+            # A call waits for the whole time unless so many come.
+            records = consumer.consume(1000, timeout=0.2)
             found += [kafka_wire.read_message(each, prefix=PREFIX) for each in records if each.error() is None]
         consumer.close()
         return found

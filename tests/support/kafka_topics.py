@@ -26,6 +26,9 @@ from outbox.testing.servers.process import free_port
 from outbox.testing.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
+#: A broker on a busy machine may need minutes for what takes it milliseconds otherwise.
+PATIENCE = 120.0
+
 
 class FarKafka:
     """A broker that tells its clients the address of a proxy, so that all they say passes through there."""
@@ -50,6 +53,9 @@ class FarKafka:
 class Topics(Destination):
     """The topics behind a prefix of their own, reached through a proxy."""
 
+    #: Twice what a sender takes, for a busy machine.
+    deadline = 10.0
+
     takes_any_topic = False
 
     def __init__(self, kafka: FarKafka) -> None:
@@ -71,25 +77,25 @@ class Topics(Destination):
         config = {name.replace("_", "."): value for name, value in settings.items()}
         config["message.timestamp.type"] = "LogAppendTime"
         wanted = [NewTopic(f"{self.prefix}.{topic}", partitions, 1, config=config) for topic in topics]
-        for future in self._admin.create_topics(wanted).values():
-            future.result(10)
+        for future in self._admin.create_topics(wanted, request_timeout=PATIENCE).values():
+            future.result(PATIENCE)
         for each in wanted:
-            assert eventually(functools.partial(self._is_there, each.topic), 10)
+            assert eventually(functools.partial(self._is_there, each.topic), PATIENCE)
 
     def allow(self, topic: str, user: str) -> None:
         """Let a user write to a topic, where the broker asks."""
         rights = [AclOperation.WRITE, AclOperation.DESCRIBE]
         name, anywhere = f"{self.prefix}.{topic}", (ResourcePatternType.LITERAL, f"User:{user}", "*")
         wanted = [AclBinding(ResourceType.TOPIC, name, *anywhere, each, AclPermissionType.ALLOW) for each in rights]
-        for future in self._admin.create_acls(wanted).values():
-            future.result(10)
+        for future in self._admin.create_acls(wanted, request_timeout=PATIENCE).values():
+            future.result(PATIENCE)
         # The broker learns of them a moment after they are stored.
         stored = AclBindingFilter(ResourceType.TOPIC, name, *anywhere, AclOperation.ANY, AclPermissionType.ALLOW)
-        assert eventually(lambda: len(self._admin.describe_acls(stored).result(10)) == len(wanted), 10)
+        assert eventually(lambda: len(self._admin.describe_acls(stored).result(PATIENCE)) == len(wanted), PATIENCE)
 
     def records(self) -> list[Message]:
         """Every record that is there, in the order of arrival as far as the broker tells it."""
-        found = self._admin.list_topics(timeout=10).topics
+        found = self._admin.list_topics(timeout=PATIENCE).topics
         places = [
             TopicPartition(name, number, 0)
             for name, topic in found.items()
@@ -101,7 +107,7 @@ class Topics(Destination):
         self._consumer.assign(places)
         # By their places, because the client reads some twice after a broker was away for a moment.
         records: dict[tuple[str | None, int | None, int | None], Message] = {}
-        until = time.monotonic() + 60
+        until = time.monotonic() + PATIENCE
         while len(records) < left and time.monotonic() < until:
             for each in self._consumer.consume(1_000, timeout=0.2):
                 if each.error() is None:
@@ -112,10 +118,10 @@ class Topics(Destination):
 
     def _end(self, place: TopicPartition) -> int:
         """The number of records of a partition; a new one has no leader for a moment."""
-        until = time.monotonic() + 10
+        until = time.monotonic() + PATIENCE
         while True:
             try:
-                return self._consumer.get_watermark_offsets(place, timeout=10)[1]
+                return self._consumer.get_watermark_offsets(place, timeout=PATIENCE)[1]
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.NOT_LEADER_FOR_PARTITION or time.monotonic() > until:
                     raise
@@ -126,13 +132,13 @@ class Topics(Destination):
         settings = {"isolation.level": "read_committed", "enable.partition.eof": True}
         consumer = Consumer({"bootstrap.servers": self._servers, "group.id": self.prefix, **settings})
         name = f"{self.prefix}.{topic}"
-        partitions = self._admin.list_topics(name, 10).topics[name].partitions
+        partitions = self._admin.list_topics(name, PATIENCE).topics[name].partitions
         places = [TopicPartition(name, number, 0) for number in partitions]
         consumer.assign(places)
         records: list[Message] = []
         ends = 0
         while ends < len(places):
-            each = consumer.poll(10)
+            each = consumer.poll(PATIENCE)
             assert each is not None
             error = each.error()
             if error is None:
@@ -152,9 +158,9 @@ class Topics(Destination):
     def fail(self, topic: str) -> None:
         """Remove the topic."""
         name = f"{self.prefix}.{topic}"
-        for future in self._admin.delete_topics([name]).values():
-            future.result(10)
-        assert eventually(lambda: not self._is_there(name), 10)
+        for future in self._admin.delete_topics([name], request_timeout=PATIENCE).values():
+            future.result(PATIENCE)
+        assert eventually(lambda: not self._is_there(name), PATIENCE)
 
     def disappear(self) -> None:
         """The proxy refuses."""
@@ -179,5 +185,5 @@ class Topics(Destination):
 
     def _is_there(self, name: str) -> bool:
         """Whether a broker knows the topic: it answers before all of it does."""
-        found = self._admin.list_topics(timeout=10).topics.get(name)
+        found = self._admin.list_topics(timeout=PATIENCE).topics.get(name)
         return found is not None and all(each.leader >= 0 for each in found.partitions.values())

@@ -22,6 +22,9 @@ from outbox.testing.servers.proxy import TcpProxy
 class Stream(Destination):
     """A stream that takes every subject behind a prefix of its own, reached through a proxy."""
 
+    #: Twice what a sender takes, for a busy machine.
+    deadline = 10.0
+
     def __init__(self, server: NatsServer, proxy: TcpProxy) -> None:
         self.prefix = f"p{uuid.uuid4().hex[:12]}"
         self.url = f"nats://127.0.0.1:{proxy.port}/{self.prefix}"
@@ -108,7 +111,7 @@ class Stream(Destination):
     async def _read_on(self) -> None:
         last = (await self._jetstream.stream_info(self.prefix)).state.last_seq
         while len(self._read) < last:
-            self._read += await self._reader.fetch(min(500, last - len(self._read)), timeout=5)
+            self._read += await self._reader.fetch(min(500, last - len(self._read)), timeout=60)
 
 
 class Witness:
@@ -147,10 +150,10 @@ class Witness:
 
     async def _collect(self, at_least: int) -> None:
         while len(self._waiting) < at_least:
-            self._waiting.append(await self._subscription.next_msg(timeout=5))
+            self._waiting.append(await self._subscription.next_msg(timeout=60))
         await asyncio.sleep(0.2)
         while self._subscription.pending_msgs:
-            self._waiting.append(await self._subscription.next_msg(timeout=5))
+            self._waiting.append(await self._subscription.next_msg(timeout=60))
 
 
 class Eavesdropper:

@@ -23,6 +23,9 @@ _FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "bod
 class OtherOutbox(Destination):
     """A migrated database, reached through a proxy."""
 
+    #: Twice what a sender takes, for a busy machine.
+    deadline = 10.0
+
     def __init__(self, engine: Engine, proxy: TcpProxy) -> None:
         self.engine = engine
         self.proxy = proxy

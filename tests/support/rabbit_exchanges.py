@@ -33,6 +33,9 @@ from outbox.testing.servers.proxy import Direction, TcpProxy
 class Exchange(Destination):
     """A topic exchange and one queue, which at first takes every topic; senders reach it through a proxy."""
 
+    #: Twice what a sender takes, for a busy machine.
+    deadline = 10.0
+
     def __init__(self, server: RabbitServer, proxy: TcpProxy, **queue_arguments: Any) -> None:
         self.name = f"x{uuid.uuid4().hex[:12]}"
         self.url = f"amqp://127.0.0.1:{proxy.port}/?exchange={self.name}"
@@ -179,7 +182,7 @@ class Witness:
     def arrivals(self, at_least: int) -> list[bytes]:
         """The bodies that wait for a confirmation, sorted; `at_least` so many, and what comes right behind."""
         while len(self._waiting) < at_least:
-            self._waiting.append(self._arrived.get(timeout=5))
+            self._waiting.append(self._arrived.get(timeout=60))
         time.sleep(0.2)
         while not self._arrived.empty():
             self._waiting.append(self._arrived.get())
@@ -204,7 +207,7 @@ class Witness:
     def read_to_the_end(self) -> int:
         """Read on, until the client ends the connection; return how many bodies have come meanwhile."""
         self._reads.set()
-        self._thread.join(10)
+        self._thread.join(60)
         assert not self._thread.is_alive()
         return self._arrived.qsize()
 

@@ -118,4 +118,4 @@ def at_work(worker: Worker) -> Iterator[None]:
         yield
     finally:
         worker.stop()
-        thread.join(20)
+        thread.join(120)

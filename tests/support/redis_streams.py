@@ -24,6 +24,9 @@ _ID = re.compile(rb'"Outbox-Id" "([0-9a-f-]{36})"')
 class Streams(Destination):
     """The streams behind a prefix of their own, reached through a proxy."""
 
+    #: Twice what a sender takes, for a busy machine.
+    deadline = 10.0
+
     def __init__(self, server: RedisServer, proxy: TcpProxy) -> None:
         self.prefix = f"p{uuid.uuid4().hex[:12]}"
         self.url = f"redis://127.0.0.1:{proxy.port}/0/{self.prefix}"

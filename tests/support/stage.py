@@ -36,6 +36,11 @@ HASTY = replace(POLICY, deadline=timedelta(seconds=0.1))
 EARLIER = Unavailable("an earlier message of its key was not stored")
 
 
+def outages_told_to(listeners: Listeners) -> Outages:
+    """The outages of a subscription; those who listen are told of them."""
+    return Outages(Teller(listeners, NO_DATABASE, "relay"), DESTINATION)
+
+
 def messages(*keys: str | None, first: int = 1, topic: str = "orders") -> list[Message]:
     """Messages with these keys, numbered in the order of the log; the body is the number."""
     found = []
@@ -139,7 +144,7 @@ class Stage:
             most=most,
             part_seconds=part_seconds,
             hung=hung,
-            outages=Outages(teller, DESTINATION),
+            outages=outages_told_to(self.listeners),
         )
 
     def parts(

@@ -221,7 +221,7 @@ def test_kafka_keeps_what_it_stored():
 
         consumer = Consumer({"bootstrap.servers": servers, "group.id": "g"})
         consumer.assign([TopicPartition("a", number, 0) for number in range(3)])
-        found = consumer.consume(1, timeout=20)
+        found = consumer.consume(1, timeout=120)
         assert ([record.value() for record in found], server.servers) == ([b"1"], servers)
         consumer.close()
     assert refused(server.port)
@@ -349,7 +349,7 @@ def proxy(echo: int) -> Iterator[TcpProxy]:
 
 
 def connected(proxy: TcpProxy) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", proxy.port), timeout=5)
+    return socket.create_connection(("127.0.0.1", proxy.port), timeout=60)
 
 
 def test_bytes_pass_and_so_does_the_end(proxy):

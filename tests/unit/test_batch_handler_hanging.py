@@ -248,7 +248,7 @@ def test_a_call_beside_which_the_connection_is_lost_is_not_made_again(finished):
         assert began.wait(30)
         if finished:
             released.set()
-            assert eventually(lambda: not stage.caller._under_way)
+            assert eventually(lambda: not stage.caller._turns._under_way)
         raise OSError("away")
 
     with hanging(handler, 1) as released:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from outbox import Message, Verdict
 from outbox.model.verdict import DONE
 from outbox.runtime.clock import clock
-from outbox.runtime.fair_lock import FairLock
 from outbox.runtime.wakeup import Wake
 from outbox.worker.calls import Call, Caller
 from tests.support.stage import Handler, ids, messages
@@ -176,16 +175,18 @@ def test_whoever_waits_is_woken_when_the_call_comes_back_and_when_its_turn_comes
 
 def test_a_call_beside_others_that_share_the_destination_begins_when_their_turn_is_over():
     """So the time for which it waits is no part of its deadline, and its right is looked at afterwards."""
-    handler, turns, wake = Handler(), FairLock(), Wake()
-    caller, right = Caller(handler, shared=turns), Until(math.inf)
+    handler, others, wake = Handler(), Held(), Wake()
+    first = Caller(others)
+    caller, right = Caller(handler, beside=first), Until(math.inf)
+    (theirs,) = asked(first, 1)
     call = Call(messages("a"), right, wake=wake)
-    with turns.hold():
-        caller.begin(call)
-        time.sleep(0.1)
-        before, right.until = call.started, -math.inf
-    assert wake.wait(60)
+    caller.begin(call)
+    time.sleep(0.1)
+    before, right.until = call.started, -math.inf
+    others.release(1)
 
-    assert (before, eventually(lambda: call.finished), call.late, handler.calls) == (None, True, True, [])
+    assert (before, wake.wait(60), eventually(lambda: call.finished)) == (None, True, True)
+    assert (theirs.verdicts, call.late, handler.calls) == ([DONE], True, [])
 
 
 def test_threads_without_a_call_end_when_the_caller_is_closed_and_others_are_made():

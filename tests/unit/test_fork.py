@@ -15,12 +15,12 @@ import pytest
 
 from outbox import Message, Outbox, create_engine
 from outbox.direct.sends import DirectSends
+from outbox.model.verdict import DONE
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.questions import Respondent, Unasked
 from outbox.runtime import fork
-from outbox.runtime.fair_lock import FairLock
 from outbox.store.database import Database
-from outbox.worker.calls import Call
+from outbox.worker.calls import Call, Caller
 from outbox.worker.hung import HungCalls
 from outbox.worker.worker import Worker
 
@@ -116,15 +116,18 @@ def test_calls_that_hang_stay_with_the_parent():
     assert hung.keys == {"k"}
 
 
-def test_a_lock_that_is_held_is_free_there():
-    lock = FairLock()
+def test_a_turn_that_a_call_has_is_free_there():
+    over = threading.Event()
+    caller = Caller(lambda messages: [DONE] if over.wait(60) else [])
+    caller.begin(Call([Message("orders", b"of the parent")]))
 
     def is_free() -> bool:
-        with lock.hold():
-            return True
+        call = Call([Message("orders", b"of the child")])
+        caller.begin(call)
+        return call.started is not None
 
-    with lock.hold():
-        assert in_a_child(is_free)
+    assert in_a_child(is_free)
+    over.set()
 
 
 def test_a_producers_connections_stay_with_the_parent():
@@ -169,7 +172,7 @@ def test_direct_sends_begin_anew_there():
     holding = threading.Thread(target=hold)
     holding.start()
     held.wait(60)
-    begins = in_a_child(lambda: sends.for_more(1) is None)
+    begins = in_a_child(lambda: sends.offer() is None)
     forked.set()
     holding.join()
 

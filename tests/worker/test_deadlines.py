@@ -1,10 +1,8 @@
 """The deadline of a call has one owner, the sender: relays, direct sends and their compensation go by it."""
 
 import logging
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +18,7 @@ from outbox.senders.function import FunctionSender
 from outbox.senders.nats import NatsSender
 from outbox.senders.opening import open_sender
 from outbox.senders.port import deadline_of
-from outbox.senders.serialized import SerializedSender
+from outbox.worker.shared import SharedSender
 from tests.support.command_line import outbox as command
 from tests.support.destination import Destination, relay_to
 from tests.support.direct import declare_compensation, stored_acks
@@ -67,7 +65,7 @@ print_slowly.deadline = HALF_A_MINUTE  # type: ignore[attr-defined]  # as its us
         (open_sender("stdout:"), 5),
         (Destination(), 5),
         (patient(7), 7),
-        (SerializedSender(open_sender(patient(7))), 7),
+        (SharedSender(open_sender(patient(7))), 7),
         (FunctionSender(print_slowly), 30),
         (FunctionSender(lambda message: None), 5),
     ],
@@ -83,24 +81,6 @@ def test_a_deadline_that_is_no_length_of_time_is_refused(sqlite_engine, deadline
 
     with pytest.raises(TypeError, match=r"the deadline of Destination must be a timedelta greater than 0, not .*write"):
         Relay(Outbox(sqlite_engine), destination)
-
-
-def test_a_shared_sender_is_called_again_beside_a_call_past_its_deadline():
-    """Its own deadline, and not that of others: relay and direct sends wait for each other for so long."""
-    destination, over = patient(0.3), threading.Event()
-    destination.hanging = lambda messages: messages[0].body == b"hangs" and not over.is_set()
-    shared = SerializedSender(open_sender(destination))
-    with ThreadPoolExecutor(1) as pool:
-        hanging = pool.submit(shared.send, [Message("orders", b"hangs")])
-        assert eventually(lambda: destination.calls == 1)
-        began = time.monotonic()
-        shared.send([Message("orders", b"beside")])
-        took = time.monotonic() - began
-        over.set()
-        hanging.result()
-
-    assert destination.bodies == [b"beside", b"hangs"]
-    assert 0.1 < took < 4
 
 
 def test_a_call_within_its_deadline_does_not_look_hung(sqlite_engine, caplog):

@@ -219,7 +219,7 @@ def test_a_commit_does_not_wait_for_its_hint(postgres, pg_engine, how):
         proxy.pass_through()
         elsewhere.dispose()
 
-    assert took < 5
+    assert took < 30
     assert len(bodies(pg_engine)) == 21
 
 
@@ -288,7 +288,7 @@ def test_a_worker_in_this_process_is_woken(sqlite_engine):
             assert eventually(lambda: len(handler.messages) == n + 1)  # noqa: B023 - asked at once
     finally:
         relay.stop()
-        thread.join(10)
+        thread.join(60)
         del listener
 
 
@@ -305,7 +305,7 @@ def test_a_child_process_sends_while_a_lock_of_its_parent_is_held(pg_engine):
                 with suppress(BaseException):
                     pg_engine.dispose(close=False)
                     send(outbox, "child")
-                    status = 0 if eventually(lambda: not outbox.notifier._signal._times, 5) else 2
+                    status = 0 if eventually(lambda: not outbox.notifier._signal._times) else 2
                     time.sleep(0.2)
                 os._exit(status)
         assert ended(child) == 0
@@ -326,7 +326,7 @@ def ended(child: int) -> int:
             result.append(os.waitstatus_to_exitcode(status))
         return bool(result)
 
-    if not eventually(over, 15):
+    if not eventually(over, 120):
         os.kill(child, 9)
         os.waitpid(child, 0)
         return -9
@@ -386,4 +386,4 @@ def test_closed_hints_end_their_thread_however_long_it_takes_to_connect(pg_engin
 
     assert left()
     answered.set()
-    assert eventually(lambda: not left(), 10)
+    assert eventually(lambda: not left())

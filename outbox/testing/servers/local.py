@@ -101,7 +101,7 @@ class LocalServer:
         """Return whether a server answers on our port, and is ours: another one may listen there instead."""
         raise NotImplementedError
 
-    def _comes_up(self, program: Program, patience: float = 30.0) -> bool:
+    def _comes_up(self, program: Program, patience: float = 120.0) -> bool:
         deadline = time.monotonic() + patience
         while program.running():
             if self._answers():

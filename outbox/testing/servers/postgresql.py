@@ -104,7 +104,7 @@ class PostgresServer(LocalServer):
 
     def _answers(self) -> bool:
         try:
-            found = self._execute(sql.SQL("SHOW data_directory"))
+            found = self._execute(sql.SQL("SHOW data_directory"), connect_seconds=5)
         except psycopg.OperationalError:
             return False
         return found == [(str(self.data),)]
@@ -124,10 +124,9 @@ class PostgresServer(LocalServer):
     def _run(self, program: str, *arguments: str | Path) -> None:
         run_to_end([self._programs / program, *arguments], account=self._account, cwd=self.folder)
 
-    def _execute(self, statement: sql.SQL | sql.Composed) -> list[tuple[Any, ...]]:
-        with psycopg.connect(
-            host="127.0.0.1", port=self.port, user="postgres", dbname="postgres", autocommit=True, connect_timeout=5
-        ) as connection:
+    def _execute(self, statement: sql.SQL | sql.Composed, *, connect_seconds: int = 120) -> list[tuple[Any, ...]]:
+        where: dict[str, Any] = {"host": "127.0.0.1", "port": self.port, "user": "postgres", "dbname": "postgres"}
+        with psycopg.connect(**where, autocommit=True, connect_timeout=connect_seconds) as connection:
             cursor = connection.execute(statement)
             return cursor.fetchall() if cursor.description else []
 

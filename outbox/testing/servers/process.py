@@ -139,7 +139,7 @@ class Program:
         """Return whether the program has not ended yet."""
         return self._process.poll() is None
 
-    def end(self, signals: Iterable[signal.Signals], *, patience: float = 15.0) -> None:
+    def end(self, signals: Iterable[signal.Signals], *, patience: float = 60.0) -> None:
         """Send one signal after the other, `patience` seconds apart, until the program has ended.
 
         Then kill what it leaves of its process group: helpers that it has started, and that would outlive it.

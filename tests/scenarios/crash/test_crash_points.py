@@ -106,7 +106,7 @@ def child(argument: str) -> None:
 def run_until_killed(role: str, point: str, hit: int, url: str, path: Path) -> int:
     task = json.dumps({"role": role, "point": point, "hit": hit, "url": url, "path": str(path)})
     program = "import sys; from tests.scenarios.crash.test_crash_points import child; child(sys.argv[1])"
-    return subprocess.run([sys.executable, "-c", program, task], cwd=ROOT, timeout=60, check=False).returncode
+    return subprocess.run([sys.executable, "-c", program, task], cwd=ROOT, timeout=240, check=False).returncode
 
 
 def url_of(engine) -> str:

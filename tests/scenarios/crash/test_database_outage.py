@@ -130,12 +130,12 @@ def working(engine: Engine, behind: Engine, faults: int) -> Iterator[Destination
     load.start()
     relay.start()
     try:
-        assert eventually(lambda: len(destination.messages) > 200, 30), "it did not begin"
+        assert eventually(lambda: len(destination.messages) > 200), "it did not begin"
         yield destination
     finally:
         load.stop()
         wanted = load.committed()
-        eventually(lambda: delivered(destination) == wanted, 30)
+        eventually(lambda: delivered(destination) == wanted)
         relay.stop()
         relay.join(20)
     assert delivered(destination) == wanted

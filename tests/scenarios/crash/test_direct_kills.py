@@ -173,7 +173,7 @@ def test_a_writer_that_dies_at_a_point_of_its_way_loses_nothing(engine: Engine, 
         died = eventually(lambda: not writer.running)
         code = writer.end(signal.SIGKILL)
         battle.kill(writer, writes=True)
-        complete = eventually(battle.complete, 30)
+        complete = eventually(battle.complete)
         time.sleep(3)
     finally:
         for relay in relays:

@@ -144,7 +144,7 @@ def test_other_keys_go_on_beside_a_call_that_hangs_whatever_came_of_its_message(
         time.sleep(0.1)
         return states(engine).get("dead") == 1
 
-    assert eventually(counted, 30)
+    assert eventually(counted)
     if on_dead == "block":
         request(engine, "discard")
         assert eventually(lambda: "dead" not in states(engine), 60)
@@ -174,12 +174,12 @@ def test_what_a_held_key_blocks_stands_in_the_way_of_nothing_else_that_is_parked
     relay.start()
     with outbox.begin() as session:
         outbox.send_all(session, [Message("orders", str(n), key="a") for n in range(1, 22)])
-    assert eventually(lambda: sum(states(engine).values()) == 21, 30)
+    assert eventually(lambda: sum(states(engine).values()) == 21)
     with outbox.begin() as session:
         outbox.send(session, "orders", b"delayed", key="b", delay=timedelta(milliseconds=100))
     beside = eventually(lambda: b"delayed" in destination.bodies, 60)
     destination.release()
-    drained = eventually(lambda: not states(engine), 30)
+    drained = eventually(lambda: not states(engine))
     relay.stop()
     relay.join(20)
 
@@ -196,9 +196,9 @@ def test_a_relay_that_is_started_again_goes_on_beside_the_call_of_the_one_before
     outbox.start(destination, deadline=HASTY)
     send(outbox, a=b"2")
     send(outbox, b=b"3")
-    beside = eventually(lambda: b"3" in destination.bodies, 30)
+    beside = eventually(lambda: b"3" in destination.bodies)
     destination.release()
-    drained = eventually(lambda: len(destination.bodies) == 3, 30)
+    drained = eventually(lambda: len(destination.bodies) == 3)
     outbox.stop()
 
     assert (beside, drained) == (True, True)
@@ -208,15 +208,15 @@ def test_a_relay_that_is_started_again_goes_on_beside_the_call_of_the_one_before
 def test_a_turn_with_others_is_waited_for_before_the_deadline_of_a_call(engine):
     """The destination is well; who waited for it has not hung."""
     slow = Slow()
-    slow.pause = 0.4
+    slow.pause = 1.2
     outbox = Outbox(engine, sender=slow, direct="relay")
-    with outbox.running(deadline=timedelta(seconds=0.6), retry=RetryPolicy(attempts=1)):
-        for n in range(12):
+    with outbox.running(deadline=timedelta(seconds=1.9), retry=RetryPolicy(attempts=1)):
+        for n in range(6):
             with outbox.begin() as session:
                 outbox.send(session, "orders", f"direct {n}")
                 outbox.send(session, "orders", f"keyed {n}", key=f"k{n % 2}")
-            time.sleep(0.3)
-        arrived = eventually(lambda: len({body for _, body in slow.arrived}) == 24, 60)
+            time.sleep(0.9)
+        arrived = eventually(lambda: len({body for _, body in slow.arrived}) == 12, 120)
         found = states(engine)
     outbox.close()
 

@@ -17,7 +17,7 @@ from outbox import Message, Outbox, Reject, Retry, RetryPolicy, Verdict, create_
 from outbox.model.verdict import DONE
 from outbox.store.operations.status import standings
 from outbox.worker.settings import Upkeep
-from tests.support.destination import Destination, failing, fill, relay_to
+from tests.support.destination import LONG_LEASE, Destination, failing, fill, relay_to
 from tests.support.parked import states
 from tests.support.waiting import eventually
 
@@ -69,20 +69,35 @@ def end_connections(engine: Engine) -> None:
 # A late answer
 
 
-def hangs(messages: Sequence[Message]) -> bool:
-    return any(message.body == NINE[-1] for message in messages)
+class Late(Destination):
+    """Holds back each call with the last message, until it is told to answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Set while such a call is under way.
+        self.holds = threading.Event()
+        self.hanging = self._holds_back
+
+    def answers(self) -> None:
+        """Let the calls go on."""
+        self.hanging = lambda _messages: False
+
+    def _holds_back(self, messages: Sequence[Message]) -> bool:
+        is_last = any(message.body == NINE[-1] for message in messages)
+        if is_last:
+            self.holds.set()
+        return is_last
 
 
 def test_a_late_answer_and_a_lost_connection_send_nothing_twice(pg_engine, relaying):
     """The first message of a key is done, the call with the rest is late, and meanwhile the connections are lost."""
-    destination = Destination()
-    destination.hanging = hangs
+    destination = Late()
     fill(relaying, 9, keys=1)
-    with running(relaying, destination, deadline=DEADLINE):
-        assert eventually(lambda: destination.calls == 2)
+    with running(relaying, destination, deadline=DEADLINE, lease=LONG_LEASE):
+        assert destination.holds.wait(60)
         end_connections(pg_engine)
         assert eventually(lambda: epoch(pg_engine) == 2)
-        destination.hanging = lambda _messages: False
+        destination.answers()
         assert eventually(lambda: len(destination.messages) >= 9)
         assert eventually(lambda: unread(pg_engine) == 0 and states(pg_engine) == {})
 
@@ -91,15 +106,15 @@ def test_a_late_answer_and_a_lost_connection_send_nothing_twice(pg_engine, relay
 
 def test_a_late_answer_from_before_another_holder_of_the_lease_does_not_count(engine):
     """The other one may have sent any of them: the whole key goes again, and ends with its last message."""
-    outbox, destination = Outbox(engine), Destination()
-    destination.hanging = hangs
+    outbox, destination = Outbox(engine), Late()
     fill(outbox, 9, keys=1)
-    with running(outbox, destination, deadline=DEADLINE):
-        assert eventually(lambda: destination.calls == 2)
+    # Nothing of the batch is settled before the other one has the lease, however long that takes here.
+    with running(outbox, destination, deadline=timedelta(seconds=3), lease=LONG_LEASE, upkeep=Upkeep(settle_parts=600)):
+        assert destination.holds.wait(60)
         with engine.begin() as connection:
             connection.execute(text("UPDATE outbox_lease SET epoch = epoch + 1, owner = 'another', lease_until = NULL"))
         assert eventually(lambda: epoch(engine) == 3)
-        destination.hanging = lambda _messages: False
+        destination.answers()
         assert eventually(lambda: len(destination.messages) >= 18)
         assert eventually(lambda: unread(engine) == 0 and states(engine) == {})
 

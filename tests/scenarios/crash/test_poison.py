@@ -98,7 +98,7 @@ def test_a_decision_lets_the_key_go_on_in_order(engine, verb):
     request(engine, verb)
     whole = COUNT if verb == "replay" else COUNT - 1
     drained = eventually(lambda: len(destination.messages) >= whole)
-    emptied = eventually(lambda: states(engine) == {}, 5)
+    emptied = eventually(lambda: states(engine) == {})
     fill(outbox, KEYS, keys=KEYS, first=COUNT)
     eventually(lambda: len(destination.messages) >= whole + KEYS)
     relay.stop()

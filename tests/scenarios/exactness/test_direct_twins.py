@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,6 @@ from outbox.model.subscription import Declaration, Subscription
 from outbox.model.verdict import DONE
 from outbox.runtime import failpoints
 from outbox.store.dialects.postgresql import append as postgresql_append
-from outbox.store.log.append import Appended
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.writing.sent import Sent
@@ -116,21 +115,22 @@ def from_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Message] = []
     heard: set[Engine] = set()
 
-    written = Outbox._sent
+    write = Outbox._write
 
-    def observe(outbox: Outbox, link: Any, appended: Appended) -> list[UUID]:
-        given.extend(appended.messages)
-        if link.engine not in heard:
-            heard.add(link.engine)
-            event.listen(link.engine, "commit", lambda _connection: send_now(outbox))
-        return written(outbox, link, appended)
+    def observe(outbox: Outbox, handle: Any, messages: Sequence[Message], *rest: Any, **options: Any) -> list[UUID]:
+        written = write(outbox, handle, messages, *rest, **options)
+        given.extend(messages)
+        if outbox.engine not in heard:
+            heard.add(outbox.engine)
+            event.listen(outbox.engine, "commit", lambda _connection: send_now(outbox))
+        return written
 
     def send_now(outbox: Outbox) -> None:
         sender: Any = outbox._sender
         assert set(sender.send(list(given))) <= {DONE}
         given.clear()
 
-    monkeypatch.setattr(Outbox, "_sent", observe)
+    monkeypatch.setattr(Outbox, "_write", observe)
     monkeypatch.setattr(direct, "DirectSends", Deaf)
 
 
@@ -160,9 +160,9 @@ def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
 def acks_first(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = DirectDelivery._ask
 
-    def early(self: DirectDelivery, sender: object, messages: list[Message]) -> object:
-        self._acknowledge([message.id or 0 for message in messages])
-        return asked(self, sender, messages)  # type: ignore[arg-type]  # as it came
+    def early(self: DirectDelivery, messages: list[Message], *arguments: Any) -> object:
+        self._insert_acks([message.id or 0 for message in messages])
+        return asked(self, messages, *arguments)
 
     monkeypatch.setattr(DirectDelivery, "_ask", early)
 
