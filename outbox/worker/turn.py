@@ -84,8 +84,8 @@ class Turn:
 
     @property
     def due(self) -> bool:
-        """True when there is something to do."""
-        return self.wait.over or self.held.lost
+        """True when there is something to do. Under a lost lease, a step under way still waits for its call."""
+        return self.wait.over or (self.between and self.held.lost)
 
     @property
     def idle(self) -> bool:

@@ -166,9 +166,10 @@ class Worker:
         """Work until a stop was followed, or everything is handled that is to be handled."""
         try:
             while True:
+                # First all looks: one that finds the connection lost would end calls that others have begun.
+                for each in self._subscriptions if not self._stop.asked else ():
+                    each.look(connection)
                 for each in self._subscriptions:
-                    if not self._stop.asked:
-                        each.look(connection)
                     each.step(connection)
                 self._tell_back()
                 turns = [turn for each in self._subscriptions for turn in each.turns.values()]
