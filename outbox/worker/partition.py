@@ -14,7 +14,6 @@ from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.barrier import has_arrived
 from outbox.model.lease import Lease
 from outbox.model.message import Message
-from outbox.model.parking import Parking
 from outbox.model.position import Position, Progress
 from outbox.store.database import Channel
 from outbox.store.log.cursor import Batch, Cursor
@@ -30,14 +29,13 @@ from outbox.worker.handle import BatchHandler, Look
 from outbox.worker.maintenance import Maintenance
 from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
+from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, HandlerPolicy, sort_out
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 from outbox.worker.waiting import SOON_SECONDS, Wait
 
 logger = logging.getLogger("outbox")
 
-_DELAYED = Parking(state="delayed", blocks=False)
 
 T = TypeVar("T")
 
@@ -251,18 +249,7 @@ class PartitionWorker:
             return messages, []
         # What may have arrived does not expire.
         unanswered = self._batch_handler.unanswered(timed, parked=False) if timed else set()
-        to_send: list[Message] = []
-        parkings: Parkings = []
-        for message in messages:
-            if message.expires_at is not None and message.expires_at <= now and message.id not in unanswered:
-                parkings.append((message, EXPIRED))
-            elif message.deliver_at is not None and message.deliver_at > now:
-                parkings.append((message, _DELAYED))
-            elif message.key in held:
-                parkings.append((message, BLOCKED))
-            else:
-                to_send.append(message)
-        return to_send, parkings
+        return sort_out(messages, now, held=held, unanswered=unanswered)
 
     def _settle(self, end: Progress, outcome: Outcome) -> None:
         """Settle what came of a batch."""
@@ -290,7 +277,7 @@ class PartitionWorker:
         """After a stop within a batch, settle up to the last message that was handled; park the open ones before it."""
         self.settle_handled()
         handled = [m.id or 0 for m in self._outcome.done] + [
-            m.id or 0 for m, parking in self._outcome.parked if parking not in (BLOCKED, EXPIRED, _DELAYED)
+            m.id or 0 for m, parking in self._outcome.parked if parking not in (BLOCKED, EXPIRED, DELAYED)
         ]
         if handled:
             last = max(handled)

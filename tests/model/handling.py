@@ -30,6 +30,7 @@ class Item(NamedTuple):
     key: str | None
     attempt: int = 1
     topic: str = "orders"
+    deliver_at: datetime | None = None
     expires_at: datetime | None = None
 
     @property

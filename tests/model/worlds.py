@@ -59,9 +59,10 @@ class Twin(NamedTuple):
 
 
 def _log(*keys: str) -> tuple[LogRow, ...]:
-    """Return messages of these keys; a plus means that it is delayed."""
+    """Return messages of these keys. A plus means that a message is delayed, an exclamation mark that it expires."""
     return tuple(
-        LogRow(id, key.strip("+"), holding.LATER if key.endswith("+") else None) for id, key in enumerate(keys, 1)
+        LogRow(id, key[0], holding.LATER if "+" in key else None, holding.LATER if "!" in key else None)
+        for id, key in enumerate(keys, 1)
     )
 
 
@@ -116,6 +117,7 @@ SCENES: tuple[Scene, ...] = (
     Scene("from two partitions to one", _partitioning(Partitioning, 2, 1), 19_000),
     Scene("retries, dead letters and requests", _holding(Holding, "a", "b", "a"), 4_500),
     Scene("delayed messages", _holding(Holding, "a", "b", "a", "a+"), 15_000),
+    Scene("messages that expire", _holding(Holding, "a!", "a", "a!+"), 100_000),
     Scene("dead letters that block nothing", _holding(Holding, "a", "b", "a", on_dead="continue"), 6_000),
     Scene("an outage", partial(Blaming, *"abcd", away=8), 160),
     Scene("an outage of which the destination speaks", partial(Blaming, *"abcd", away=8, says="unavailable"), 170),
@@ -137,9 +139,7 @@ SCENES: tuple[Scene, ...] = (
     Scene("an extract", partial(Extracting, _BESIDE, crashes=1), 15_000),
     Scene("a dedup key", partial(Deduping, 3, clock=2), 1_500),
     Scene("the inbox of two consumers", partial(Consuming, ("billing", "mail"), messages=2, crashes=2), 1_500),
-    Scene(
-        "three writers, two workers", _relaying(Relaying, _BESIDE, 2, lapses=1), 1_000_000, full=True, most=3_000_000
-    ),
+    Scene("three writers, two workers", _relaying(Relaying, _BESIDE, 2, lapses=1), 550_000, full=True),
     Scene(
         "two transactions of a writer",
         _relaying(Relaying, (("a", "a"), ("a",)), 2, crashes=1, losses=1, lapses=1),
