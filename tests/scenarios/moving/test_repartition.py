@@ -133,7 +133,7 @@ class Load:
 @pytest.fixture
 def load(engine: Engine, tmp_path: Path, full: bool) -> Load:
     """One on a database of its own."""
-    return Load(engine, tmp_path, least=10_000 if full else 200, seconds=900 if full else 180)
+    return Load(engine, tmp_path, least=10_000 if full else 200, seconds=900 if full else 300)
 
 
 @pytest.mark.parametrize("relays", [1, 3])
@@ -144,7 +144,7 @@ def test_nothing_is_lost_repeated_or_overtaken(load, relays):
 
 
 def test_relays_that_are_killed_repeat_a_batch_at_most(load):
-    written, found, kills = load.perform(relays=4, pause=1.5)
+    written, found, kills = load.perform(relays=4, pause=3.0)
 
     assert (faults_of_kills(written, found, kills), kills > 0) == ({}, True)
 
