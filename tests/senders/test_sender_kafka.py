@@ -43,8 +43,10 @@ class TestKafkaSender(SenderContract):
     """Kafka passes the contract."""
 
     @pytest.fixture
-    def destination(self, topics):
-        """Topics of each test's own."""
+    def destination(self, topics, request):
+        """Topics of each test's own. Unless an outage is waited for, a call may take long on a busy machine."""
+        if not {"gone", "silent"}.intersection(request.node.name.split("_")):
+            topics.seconds = 30.0
         return topics
 
 

@@ -61,6 +61,8 @@ class Topics(Destination):
     def __init__(self, kafka: FarKafka) -> None:
         self.prefix = f"p{uuid.uuid4().hex[:12]}"
         self.url = f"kafka://127.0.0.1:{kafka.proxy.port}/{self.prefix}"
+        #: How long a call of its senders may take.
+        self.seconds = 4.0
         self._servers = kafka.server.servers
         self._proxy = kafka.proxy
         self._admin = AdminClient({"bootstrap.servers": self._servers})
@@ -70,7 +72,7 @@ class Topics(Destination):
 
     def open(self) -> KafkaSender:
         """A sender through the proxy; patient enough for a machine that is busy with other tests."""
-        return KafkaSender(self.url, timeout=timedelta(seconds=4))
+        return KafkaSender(self.url, timeout=timedelta(seconds=self.seconds))
 
     def make(self, *topics: str, partitions: int = 3, **settings: str) -> None:
         """Create topics; `settings` are theirs, with _ in place of dots."""
