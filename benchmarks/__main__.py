@@ -22,9 +22,10 @@ from benchmarks.halves import check_pass, half_pending_relay, half_vs_send
 from benchmarks.imports import importing
 from benchmarks.latency import direct_latency, embedded_latency, latency, latency_random
 from benchmarks.measure import FULL, QUICK, Measurement, say
+from benchmarks.partitions import drain_8_partitions, scale_4_processes
 from benchmarks.site import Site
 from benchmarks.spark import spark_extract, spark_noop_vs_jdbc
-from benchmarks.telemetry import telemetry_write
+from benchmarks.telemetry import telemetry_drain, telemetry_write
 from benchmarks.write import write, write_keyed, write_psycopg
 from outbox.testing.servers import PostgresServer
 
@@ -37,12 +38,15 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     **{(f"write_4_connections_{messages}",): partial(write_4_connections, messages=messages) for messages in (1, 5)},
     ("async_write",): async_write,
     ("telemetry_write",): telemetry_write,
+    ("telemetry_drain",): telemetry_drain,
     ("business_1",): business_1,
     ("business_5",): business_5,
     ("business_direct",): business_direct,
     ("drain_vs_claim",): drain_vs_claim,
     ("drain_vs_fetch",): drain_vs_fetch,
     ("drain_pinned_vs_claim",): drain_pinned_vs_claim,
+    ("drain_8_partitions",): drain_8_partitions,
+    ("scale_4_processes",): scale_4_processes,
     ("latency_p50", "latency_p99"): latency,
     **{
         (f"latency_random_{a_second}_p50", f"latency_random_{a_second}_p99"): partial(latency_random, a_second=a_second)

@@ -91,6 +91,9 @@ class Scale:
     half_drained: int = 40_000
     half_turns: int = 5
     extracted: int = 2_000_000
+    #: By several partitions in one process, and in several processes.
+    partitioned: int = 50_000
+    shared: int = 10_000
     #: To a real destination.
     sent: int = 30_000
     #: To a webhook, whose client needs a request for each.
@@ -125,6 +128,8 @@ QUICK = Scale(
     half_drained=2_000,
     half_turns=1,
     extracted=5_000,
+    partitioned=2_000,
+    shared=400,
     sent=600,
     posted=600,
 )

@@ -41,6 +41,7 @@ class Reading:
     topics: tuple[str, ...] | None
     start: Start
     on_dead: OnDead | None
+    partitions: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +121,7 @@ class Pacing:
     help="Where a new subscription begins.",
 )
 @option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key. [block]")
+@option("--partitions", type=click.IntRange(1), help="How many workers may share a new subscription. [1]")
 @option("--once", is_flag=True, help="Send one batch, then end.")
 @option("--until-empty", is_flag=True, help="Send what is there, then end.")
 @option(
@@ -155,7 +157,8 @@ def relay(
     """Send the messages of the log to a destination.
 
     Runs until SIGTERM or SIGINT, which let it finish what is under way; a second one ends it at once. Several
-    processes may run under one name: one works, the others stand by.
+    processes may run under one name: they share its partitions, and those for which none is left stand by. There is one
+    partition, unless --partitions says otherwise when nobody has run the subscription yet.
 
     With several databases or schemas there is a relay for each schema of each database; one that is down delays no
     other. With --once and --until-empty the exit code is 4 when one of them gave up.
@@ -193,6 +196,7 @@ def _direct(to: str, reading: Reading, form: Form, pacing: Pacing) -> Plan:
         envelope=form.envelope,
         on_dead=reading.on_dead,
         deadline=pacing.deadline,
+        partitions=reading.partitions,
     )
     return [(route, RouteSubscription(reading.name, chosen_topics(reading.topics), None))]
 
@@ -203,7 +207,9 @@ def _routed(given: tuple[str, ...], config: Path | None, reading: Reading, pacin
     from outbox.relay.routes import planned
 
     table = routes_of_options(given) if config is None else routes_of_file(config)
-    return planned(table, reading.name, on_dead=reading.on_dead, deadline=pacing.deadline)
+    return planned(
+        table, reading.name, on_dead=reading.on_dead, deadline=pacing.deadline, partitions=reading.partitions
+    )
 
 
 def _source_of(**given: object) -> str:

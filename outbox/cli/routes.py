@@ -22,7 +22,7 @@ _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 #: A variable with the name of its parameter, if it is the whole value of one.
 _BY_VARIABLE = re.compile(rf"(?:[^?&]*=)?{_VARIABLE.pattern}")
 _UNQUOTED = re.compile(r"^\s*\[routes\.[^\"'\]]*\*", re.MULTILINE)
-_FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline")
+_FIELDS = ("to", "prefix", "rename", "envelope", "on_dead", "deadline", "partitions")
 _POLICIES = ("block", "continue")
 
 
@@ -93,6 +93,7 @@ class _Table:
                 envelope=envelope,
                 on_dead=self._one_of("on_dead", _POLICIES),
                 deadline=self._deadline(),
+                partitions=self._partitions(),
             )
         except SenderError as error:
             raise click.UsageError(f"{self._about} {error}") from None
@@ -118,6 +119,12 @@ class _Table:
         ):
             self._refuse("rename", 'must be a table of texts; write rename = {"orders.placed" = "placed-orders"}')
         return rename
+
+    def _partitions(self) -> int | None:
+        number = self._fields.get("partitions")
+        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
+            self._refuse("partitions", "must be a whole number from 1 on; write partitions = 4")
+        return number
 
     def _deadline(self) -> timedelta | None:
         text = self._text("deadline")

@@ -22,11 +22,14 @@ class RouteOptions(SenderOptions, total=False):
     """What all routes may share: the fields of a `Route`, except where it goes."""
 
     on_dead: OnDead | None
+    partitions: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """Where messages of a route go, and how; the fields are those of `Relay`, with `to` for its sender.
+
+    `partitions`: how many workers may share its subscription, from when it is new; None: as stored, else one.
 
     Raises:
         SenderError: no topic can be made so, or there is no such envelope.
@@ -38,6 +41,7 @@ class Route:
     envelope: EnvelopeName | None = None
     on_dead: OnDead | None = None
     deadline: timedelta | None = None
+    partitions: int | None = None
 
     def __post_init__(self) -> None:
         Form(rename=self.rename, prefix=self.prefix, envelope=self.envelope or "raw")
@@ -66,10 +70,15 @@ class RouteSubscription:
     topics: tuple[str, ...] | None
     split_from: str | None
 
-    def declared(self, destination: str, on_dead: OnDead | None) -> Declaration:
+    def declared(self, destination: str, route: Route) -> Declaration:
         """Return what the relay of the route declares, so that the others can check it too."""
         return Declaration(
-            name=self.name, destination=destination, topics=self.topics, on_dead=on_dead, split_from=self.split_from
+            name=self.name,
+            destination=destination,
+            topics=self.topics,
+            on_dead=route.on_dead,
+            split_from=self.split_from,
+            partitions=route.partitions,
         )
 
 
@@ -121,9 +130,7 @@ def opened(plan: Plan) -> list[tuple[OpenedSender, Declaration]]:
     While one of several routes cannot begin, none begins; so each declaration holds those of all.
     """
     senders = [route.open() for route, _ in plan]
-    every = [
-        each.declared(sender.destination, route.on_dead) for sender, (route, each) in zip(senders, plan, strict=True)
-    ]
+    every = [each.declared(sender.destination, route) for sender, (route, each) in zip(senders, plan, strict=True)]
     beside = tuple(every) if len(every) > 1 else ()
     return [(sender, replace(own, beside=beside)) for sender, own in zip(senders, every, strict=True)]
 

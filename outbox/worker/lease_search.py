@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import timedelta
 
-from outbox.errors import LeaseLostError
 from outbox.model.lease import Holder, Lease, Partition
 from outbox.runtime.clock import clock
 from outbox.store.database import Channel
@@ -28,6 +27,9 @@ class LeaseSearch:
         self._length = length
         self._notice = notice
         self._watches: dict[Partition, LeaseWatch] = {}
+        #: Of the last look.
+        self._holders: Mapping[Partition, Holder] = {}
+        self._claims: dict[Partition, Holder | None] = {}
         self._stands_by = self._leases_differ = False
 
     @staticmethod
@@ -35,21 +37,22 @@ class LeaseSearch:
         """Return for how many seconds to wait between two looks."""
         return random.uniform(0.2, 0.4)
 
-    def look(self, channel: Channel, wanted: Collection[Partition], owner: str) -> dict[Lease, float]:
-        """Take the leases that are free among the wanted ones; return each with a moment before it was taken.
-
-        Raises:
-            LeaseLostError: the subscription was dropped.
-        """
-        leases, taken = Leases(channel), dict[Lease, float]()
-        holders = leases.look_all(wanted)
-        self._watches = {each: self._watches.get(each) or LeaseWatch(self._length) for each in wanted}
-        for partition, watch in self._watches.items():
-            if partition not in holders:
-                raise LeaseLostError(f"subscription {partition.subscription!r} was dropped")
-            holder = holders[partition]
+    def look(self, channel: Channel, partitions: Collection[Partition]) -> Mapping[Partition, Holder]:
+        """Return who holds these leases, as far as they are there; each look counts for the claims of `take`."""
+        self._holders = Leases(channel).look_all(partitions)
+        watches = {each: self._watches.get(each) or LeaseWatch(self._length) for each in self._holders}
+        self._claims = {each: watch.look(self._holders[each]) for each, watch in watches.items()}
+        self._watches = watches
+        for holder in self._holders.values():
             self._notice.seen(holder.notice)
-            claim, before = watch.look(holder), clock()
+        return self._holders
+
+    def take(self, channel: Channel, wanted: Collection[Partition], owner: str) -> dict[Lease, float]:
+        """Take the leases that were free at the last look; return each with a moment before it was taken."""
+        leases, taken = Leases(channel), dict[Lease, float]()
+        for partition in wanted:
+            holder, before = self._holders[partition], clock()
+            claim = self._claims[partition]
             lease = None if holder.wanted else leases.acquire(partition, owner, self._length, claim)
             if lease is not None:
                 self._say_that_it_takes_over()

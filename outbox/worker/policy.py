@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from tenacity.wait import wait_base, wait_random_exponential
 
@@ -12,6 +13,7 @@ from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
 
 BLOCKED = Parking(state="blocked", blocks=True)
+DELAYED = Parking(state="delayed", blocks=False)
 EXPIRED = Parking(state="dead", blocks=False, error="expired before it was delivered")
 _MAX_ERROR = 2000
 
@@ -63,3 +65,24 @@ class HandlerPolicy:
         """Return the parking of a message that waits until the destination accepts messages; no attempt is counted."""
         attempts, delay = message.attempt - 1, timedelta(0)
         return Parking(state="waiting", blocks=True, attempts=attempts, error=error[:_MAX_ERROR], delay=delay)
+
+
+def sort_out(
+    messages: Sequence[Message], now: datetime, *, held: Container[str | None], unanswered: Container[int | None]
+) -> tuple[list[Message], list[tuple[Message, Parking]]]:
+    """Separate the messages that can be handled from those that have to be parked at once.
+
+    `held`: keys that are held back. `unanswered`: ids of messages that may have arrived, which do not expire.
+    """
+    to_send: list[Message] = []
+    parkings: list[tuple[Message, Parking]] = []
+    for message in messages:
+        if message.expires_at is not None and message.expires_at <= now and message.id not in unanswered:
+            parkings.append((message, EXPIRED))
+        elif message.deliver_at is not None and message.deliver_at > now:
+            parkings.append((message, DELAYED))
+        elif message.key in held:
+            parkings.append((message, BLOCKED))
+        else:
+            to_send.append(message)
+    return to_send, parkings

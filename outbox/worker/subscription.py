@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,23 +26,28 @@ from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.worker.activity_log import Activity
+from outbox.telemetry.activity_log import Activity
+from outbox.telemetry.events import Listeners
+from outbox.telemetry.failure_log import FailureLog
+from outbox.telemetry.failure_words import words_of
+from outbox.telemetry.teller import Teller
 from outbox.worker.calls import LeasedCaller
 from outbox.worker.connection import Connection, ConnectionLostError
 from outbox.worker.declaring import Declaring
 from outbox.worker.deferral import DEFERRED_SECONDS
 from outbox.worker.done_already import Finished
-from outbox.worker.failure_log import FailureLog
-from outbox.worker.failure_words import words_of
+from outbox.worker.generation import has_changed, met
 from outbox.worker.handle import BatchHandler
 from outbox.worker.heartbeat import HeldLease
 from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
 from outbox.worker.lease_search import LeaseSearch, lease_logger
 from outbox.worker.notice import Notice
+from outbox.worker.outages import Outages
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
+from outbox.worker.share import Share
 from outbox.worker.tries import LONG_PAUSE_SECONDS, Tries, passes
 from outbox.worker.turn import Turn
 
@@ -51,9 +57,17 @@ logger = logging.getLogger("outbox")
 class SubscriptionWorker:
     """Works for one subscription: declares it, takes its leases, and steps its partitions."""
 
-    def __init__(self, database: Database, job: Job, settings: Settings, hung: dict[Partition, HungCalls]) -> None:
-        """`hung`: the calls that did not come back, also those of earlier workers."""
+    def __init__(
+        self,
+        database: Database,
+        job: Job,
+        settings: Settings,
+        hung: dict[Partition, HungCalls],
+        listeners: Listeners,
+    ) -> None:
+        """`hung`: the calls that did not come back, also those of earlier workers. `listeners`: those of the worker."""
         declared = job.declared
+        name, destination, words = declared.name, declared.destination or "its destination", words_of(declared)
         self.job = job
         self.turns: dict[Partition, Turn] = {}
         #: When to look for leases again, by `time.monotonic`.
@@ -61,13 +75,18 @@ class SubscriptionWorker:
         self._settings = settings
         self._hung = hung
         self._declaring = Declaring(declared, job.start)
-        self._notice = Notice(database, declared.name)
-        self._search = LeaseSearch(declared.name, settings.lease, self._notice)
-        self._failure_log = FailureLog(
-            declared.name, declared.destination, words=words_of(declared), note=self._notice.write
-        )
+        self._notice = Notice(database, name, words)
+        self._search = LeaseSearch(name, settings.lease, self._notice)
+        self._share = Share(name, settings.lease)
+        #: The partitions that this worker is to have.
+        self._own: set[Partition] = set()
         done = "sent" if declared.destination else "done"
-        self._activity = Activity(declared.name, done=done, every=settings.upkeep.log_activity)
+        self._activity = Activity(name, done=done, every=settings.upkeep.log_activity)
+        own = Listeners(listeners)
+        for told in (FailureLog(name, words).told, self._activity.told, self._notice.told):
+            own.listen(told)
+        self._teller = Teller(own, database, name)
+        self._outages = Outages(self._teller, destination)
         self._throttled_log = ThrottledLog(logger)
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
@@ -114,15 +133,34 @@ class SubscriptionWorker:
                 self._release(connection, lease)
 
     def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
-        """Take the leases that are free; return each with a moment before it was taken."""
+        """Take the leases of this worker's share that are free; return each with a moment before it was taken."""
+        channel, partitions = connection.channel, stored.all_partitions()
+        holders = self._search.look(channel, partitions)
+        waiting = met(channel, stored, holders)
+        if has_changed(channel, stored, holders, waiting):
+            self._stored, self.look_at = None, 0.0
+            return {}
+        alone = connection.until != "stopped"
+        self._own = set(partitions) if alone else self._share.look(channel, stored, holders, connection.owner)
+        for turn in self.turns.values():
+            if turn.held.lease.partition not in self._own:
+                turn.held.stop.ask()
         open = [
-            each for each in stored.all_partitions() if each not in self.turns and not self._tries_of(each).finished
+            each
+            for each in partitions
+            if each in self._own - waiting and each not in self.turns and not self._tries_of(each).finished
         ]
-        soon = time.monotonic() + self._search.pause()
-        wanted = [partition for partition in open if self._tries_of(partition).again_at <= time.monotonic()]
-        taken = self._search.look(connection.channel, wanted, connection.owner) if wanted else {}
+        now, soon = time.monotonic(), time.monotonic() + self._search.pause()
+        wanted = [partition for partition in open if self._tries_of(partition).again_at <= now]
+        taken = self._search.take(channel, wanted, connection.owner) if wanted else {}
         left = set(open) - {lease.partition for lease in taken}
-        self.look_at = min((max(soon, self._tries_of(each).again_at) for each in left), default=math.inf)
+        again = [max(soon, self._tries_of(each).again_at) for each in left]
+        # Also with all of its share this worker looks whether others have come, and whether all partitions have met.
+        if stored.stop_at is not None:
+            again.append(soon)
+        elif len(partitions) > 1:
+            again.append(now + self._settings.renew_every.total_seconds())
+        self.look_at = min(again, default=math.inf)
         return taken
 
     def step(self, connection: Connection) -> None:
@@ -153,7 +191,6 @@ class SubscriptionWorker:
             if not any(each.failures for each in self._tries.values()) and not any(
                 turn.pauses for turn in self.turns.values()
             ):
-                self._failure_log.went_on()
                 self._notice.withdraw(connection.channel)
         self._activity.tell_if_due(partial(parked_counts, connection.channel, self.job.declared.name))
 
@@ -163,11 +200,21 @@ class SubscriptionWorker:
         if deferral is not None and deferral.asked:
             tries.again_at = time.monotonic() + DEFERRED_SECONDS
         elif not turn.finished and not connection.stop.asked:
-            lease_logger.info("%s: a command wants the lease; giving it back", self.job.declared.name)
+            lease_logger.info("%s: %s; giving it back", self.job.declared.name, self._why(turn))
         self.look_at = min(self.look_at, tries.again_at)
+
+    def _why(self, turn: Turn) -> str:
+        """Return in words why a lease is given back while the worker works."""
+        number = turn.held.lease.partition.partition
+        if turn.arrived:
+            return f"partition {number} has come to where all partitions meet"
+        if turn.held.lease.partition not in self._own:
+            return f"another worker is to have partition {number}"
+        return "a command wants the lease"
 
     def close(self, connection: Connection) -> None:
         """Give all leases back, and drop what belongs to this connection."""
+        self._share.leave(connection.channel, connection.owner)
         for partition in list(self.turns):
             self._end(connection, partition)
         self._stored, self.look_at = None, 0.0
@@ -186,8 +233,13 @@ class SubscriptionWorker:
     def _give_back(self, connection: Connection, held: HeldLease) -> None:
         connection.heartbeat.drop(held)
         self._release(connection, held.lease)
+        error = sys.exception()
+        why = in_one_line(error)[0] if isinstance(error, Exception) else None
+        self._teller.of_partition(held.lease.partition.partition).lease_lost(held.lease.epoch, why)
 
     def _release(self, connection: Connection, lease: Lease) -> None:
+        if connection.stop.asked:
+            self._share.leave(connection.channel, connection.owner)
         # While calls hang it expires instead, or another worker would send their messages beside them.
         if not self._hung_of(lease.partition).unfinished:
             with suppress(Exception):
@@ -208,6 +260,7 @@ class SubscriptionWorker:
         except BaseException:
             self._release(connection, lease)
             raise
+        self._teller.of_partition(lease.partition.partition).lease_taken(lease.epoch)
         try:
             # Declared again, because somebody may have altered the subscription while this worker waited for the lease.
             self._stored = subscription = self._declare(connection)
@@ -231,6 +284,7 @@ class SubscriptionWorker:
             needs=min(policy.deadline, settings.lease / 2).total_seconds(),
             deadline=policy.deadline.total_seconds(),
             wake=connection.wake,
+            teller=self._teller,
         )
         batch_handler = BatchHandler(
             calls,
@@ -239,7 +293,7 @@ class SubscriptionWorker:
             most=settings.limits.rows,
             part_seconds=settings.upkeep.settle_parts,
             hung=hung,
-            failure_log=self._failure_log,
+            outages=self._outages,
         )
         partition_worker = PartitionWorker(
             connection.channel,
@@ -249,10 +303,10 @@ class SubscriptionWorker:
             batch_handler,
             policy,
             grace=Grace(grace, settings.poll) if grace else None,
+            stop=subscription.stop_at,
             finished=_finished_of(connection.channel, subscription),
-            failure_log=self._failure_log,
             unsettled=self._tries_of(held.lease.partition).unsettled,
-            activity=self._activity,
+            teller=self._teller.of_partition(held.lease.partition.partition),
         )
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
         if self.job.deferral is not None:

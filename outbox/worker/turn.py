@@ -21,6 +21,10 @@ class Work(Protocol):
     """The work for one partition under one lease: what a `PartitionWorker` does."""
 
     @property
+    def arrived(self) -> bool:
+        """True when there is nothing more to handle before the number of partitions changes."""
+
+    @property
     def due_in(self) -> float:
         """Seconds until something is due."""
 
@@ -74,9 +78,14 @@ class Turn:
         return True
 
     @property
+    def arrived(self) -> bool:
+        """True when the partition stands where all of them meet."""
+        return self._work.arrived
+
+    @property
     def due(self) -> bool:
-        """True when there is something to do."""
-        return self.wait.over or self.held.lost
+        """True when there is something to do. Under a lost lease, a step under way still waits for its call."""
+        return self.wait.over or (self.between and self.held.lost)
 
     @property
     def idle(self) -> bool:
@@ -126,7 +135,7 @@ class Turn:
             raise HungHandlerError("a call of the handler never came back; what it has is held until the process ends")
 
     def _ends(self) -> bool:
-        """Return whether the worker stops, or the lease is given back.
+        """Return whether the worker stops, or the lease is given back, also because all partitions meet.
 
         While a call of the handler hangs it is not: what is changed by a command would be done beside that call.
         """
@@ -135,4 +144,5 @@ class Turn:
         if self._hung.unfinished:
             # Forgotten, until it is asked again, unless the worker stops.
             self.held.stop.withdraw()
-        return self.held.stop.asked
+            return self.held.stop.asked
+        return self.held.stop.asked or self._work.arrived

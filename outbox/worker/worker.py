@@ -18,6 +18,7 @@ from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.dialect import Hint
 from outbox.store.failure import in_one_line
+from outbox.telemetry.events import EVERYWHERE, DatabaseAway, DatabaseBack, Listeners
 from outbox.worker.connection import Connection, ConnectionLostError, Until
 from outbox.worker.heartbeat import Heartbeat
 from outbox.worker.hung import HungCalls
@@ -49,14 +50,18 @@ class Worker:
         *,
         stop: Stop | None = None,
         hung: dict[Partition, HungCalls] | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         """`stop`: this worker is one of those that it stops. `hung`: the calls of earlier workers that did not come
-        back, by partition.
+        back, by partition. `listeners`: told what happens.
         """
         self._database = database
         self._settings = settings or Settings()
         hung = {} if hung is None else hung
-        self._subscriptions = [SubscriptionWorker(database, job, self._settings, hung) for job in jobs]
+        self._listeners = Listeners(EVERYWHERE) if listeners is None else listeners
+        self._subscriptions = [SubscriptionWorker(database, job, self._settings, hung, self._listeners) for job in jobs]
+        #: The moment since which the database is away; None while it is not.
+        self._away_since: float | None = None
         self._new_owner()
         in_child(self._new_owner)
         self.wake = Wake()
@@ -139,8 +144,8 @@ class Worker:
                         finally:
                             worked = connection.worked
                     return
-                except ConnectionLostError:
-                    pass
+                except ConnectionLostError as lost:
+                    self._tell_away(lost.error)
                 except HungHandlerError:
                     raise
                 except Exception as error:
@@ -161,10 +166,12 @@ class Worker:
         """Work until a stop was followed, or everything is handled that is to be handled."""
         try:
             while True:
+                # First all looks: one that finds the connection lost would end calls that others have begun.
+                for each in self._subscriptions if not self._stop.asked else ():
+                    each.look(connection)
                 for each in self._subscriptions:
-                    if not self._stop.asked:
-                        each.look(connection)
                     each.step(connection)
+                self._tell_back()
                 turns = [turn for each in self._subscriptions for turn in each.turns.values()]
                 if not turns and (self._stop.asked or all(each.finished for each in self._subscriptions)):
                     return
@@ -191,6 +198,19 @@ class Worker:
             for turn in idle:
                 turn.hinted(hint)
 
+    def _tell_away(self, error: Exception) -> None:
+        now = time.monotonic()
+        self._away_since = now if self._away_since is None else self._away_since
+        if self._listeners:
+            why, seconds = in_one_line(error)[0], now - self._away_since
+            self._listeners.tell(DatabaseAway(database=self._database, error=why, seconds=seconds))
+
+    def _tell_back(self) -> None:
+        if self._away_since is not None:
+            seconds, self._away_since = time.monotonic() - self._away_since, None
+            if self._listeners:
+                self._listeners.tell(DatabaseBack(database=self._database, seconds=seconds))
+
     def _hint(self, channel: Channel) -> Hint | None:
         hint, hinted, self._hinted = channel.hinted(), self._hinted, False
         return hint or (Hint() if hinted else None)
@@ -199,6 +219,7 @@ class Worker:
         """Log the error if another try may succeed; otherwise raise it."""
         if passes(self._database, error, known=all(each.known for each in self._subscriptions)):
             self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
+            self._tell_away(error)
             return
         for each in self._subscriptions:
             each.note(in_one_line(error)[0])

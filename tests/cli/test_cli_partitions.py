@@ -35,6 +35,21 @@ def stored(channel):
     return found.partitions, found.next_partitions, found.generation
 
 
+def test_the_first_relay_says_how_many(engine, channel, shop, tmp_path):
+    """Later ones take what is stored; one that asks for another number is refused."""
+    to = f"file://{tmp_path / 'sent'}"
+    with shop.begin() as session:
+        shop.send_all(session, [Message("orders", b"x", key=key) for key in KEYS])
+
+    first = outbox(engine, "relay", "--to", to, "--partitions", "4", "--until-empty")
+    second = outbox(engine, "relay", "--to", to, "--until-empty")
+    third = outbox(engine, "relay", "--to", to, "--partitions", "2", "--until-empty")
+
+    assert (first.code, second.code, third.code, stored(channel)) == (0, 0, 2, (4, None, 2))
+    assert "alter relay --partitions 2" in third.err
+    assert len((tmp_path / "sent").read_text().splitlines()) == len(KEYS)
+
+
 def test_one_partition_becomes_four_at_once(engine, channel, relay):
     ended = outbox(engine, "subscriptions", "alter", "relay", "--partitions", "4")
 

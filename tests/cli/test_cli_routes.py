@@ -68,6 +68,7 @@ rename = {"orders.placed" = "placed-orders"}
 envelope = "debezium"
 on_dead = "continue"
 deadline = "10s"
+partitions = 2
 
 [routes."*"]
 to = "file://{rest}"
@@ -88,7 +89,10 @@ def test_a_file_has_the_routes(shop, tmp_path):
     first = json.loads(orders.read_text().splitlines()[0])
     assert first["headers"] == {"id": first["message_id"]}
     listed = outbox(shop, "subscriptions", "list", "--json").json["subscriptions"]
-    assert [(each["name"], each["on_dead"]) for each in listed] == [("relay", "block"), ("relay:orders.*", "continue")]
+    assert [(each["name"], each["on_dead"], each["partitions"]) for each in listed] == [
+        ("relay", "block", 1),
+        ("relay:orders.*", "continue", 2),
+    ]
 
 
 def test_a_process_goes_on_with_one_route_while_the_other_is_down(pg_engine, tmp_path):
@@ -207,6 +211,8 @@ OF_FILES = {
     "no time": ("[routes.'*']\nto='stdout:'\ndeadline='0s'", "deadline: must be greater than 0"),
     "a number of seconds": ("[routes.'*']\nto='stdout:'\ndeadline=5", "deadline: must be a text in quotation marks"),
     "a policy": ("[routes.'*']\nto='stdout:'\non_dead='go'", "on_dead: must be one of block, continue, not 'go'"),
+    "no partitions": ("[routes.'*']\nto='stdout:'\npartitions=0", "partitions: must be a whole number from 1 on"),
+    "a text": ("[routes.'*']\nto='stdout:'\npartitions='2'", "partitions: must be a whole number from 1 on"),
     "an envelope": (
         "[routes.'*']\nto='stdout:'\nenvelope='avro'",
         "envelope: must be one of raw, cloudevents",

@@ -17,7 +17,7 @@ from outbox.model.parking import Parking
 from outbox.model.retry import RetryPolicy
 from outbox.model.verdict import DONE, Reject, Retry, Unavailable, Verdict
 from outbox.worker.parked import ParkedKeys
-from outbox.worker.policy import BLOCKED, HandlerPolicy
+from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy, sort_out
 from tests.model import rules
 from tests.model.explorer import Moves
 from tests.model.handling import Item, judged
@@ -25,7 +25,6 @@ from tests.model.rules import BETWEEN, LogRow, Parked, ParkedRow
 
 #: A moment that has come, and one that has not.
 NOW, LATER = 0, 1
-_DELAYED = Parking(state="delayed", blocks=False)
 Answer = Literal["done", "failed", "rejected", "unavailable"]
 _REFUSALS: tuple[Answer, ...] = ("failed", "rejected", "unavailable")
 _VERDICTS: dict[Answer, Verdict] = {
@@ -68,6 +67,7 @@ class State(NamedTuple):
 
     `arrived`: the log ids of the messages that the destination has; `last`: its last one of each key. `discarded`: what
     people did not want any more. `replayed`: what they wanted after others were let pass.
+    `expired`: messages of the log whose time is over.
     """
 
     committed: int
@@ -79,6 +79,7 @@ class State(NamedTuple):
     discarded: frozenset[int]
     troubles: Troubles
     replayed: frozenset[int] = frozenset()
+    expired: frozenset[int] = frozenset()
     broken: str | None = None
 
 
@@ -171,7 +172,13 @@ class Holding:
         if state.committed < len(self._log):
             new = self._log[state.committed]
             yield f"message {new.id} of {new.key} is committed", state._replace(committed=state.committed + 1)
+        for message in self._log[state.passed :]:
+            if message.expires_at == LATER and message.id not in state.expired:
+                yield f"message {message.id} expires", state._replace(expired=state.expired | {message.id})
         for row in state.parked:
+            if row.expires_at == LATER and row.state != "dead":
+                late = state.parked - {row} | {row._replace(expires_at=NOW)}
+                yield f"message {row.id} expires", state._replace(parked=late)
             if row.due_at == LATER:
                 came = state.parked - {row} | {row._replace(due_at=NOW)}
                 yield f"message {row.id} falls due", state._replace(parked=came)
@@ -250,8 +257,9 @@ class Holding:
             yield "what was delayed takes its place", state._replace(parked=placed, memory=keys.memory())
         due = self.ready(state, memory)
         if due:
-            items = [Item(row.id, row.key, row.attempts + 1) for row in due]
-            yield from self._hand_over(state, memory, items, upto=None, parkings=())
+            items = [Item(row.id, row.key, row.attempts + 1) for row in due if not rules.expired(row, NOW)]
+            late = [(Item(row.id, row.key), EXPIRED) for row in due if rules.expired(row, NOW)]
+            yield from self._hand_over(state, memory, items, upto=None, parkings=late)
         yield from self._read(state, memory)
 
     def _request(self, state: State, memory: Memory) -> Moves[State]:
@@ -274,26 +282,28 @@ class Holding:
         if not batch:
             return
         held = self.held(state, memory, [row.key for row in batch if row.key is not None])
-        parkings: list[tuple[Item, Parking]] = []
-        items: list[Item] = []
-        for row in batch:
-            item = Item(row.id, row.key)
-            if row.deliver_at == LATER:
-                parkings.append((item, _DELAYED))
-            elif row.key in held:
-                parkings.append((item, BLOCKED))
-            else:
-                items.append(item)
-        yield from self._hand_over(state, memory, items, upto=batch[-1].id, parkings=tuple(parkings))
+        messages: Any = [self._item(state, row) for row in batch]
+        now: Any = NOW
+        items, parkings = sort_out(messages, now, held=held, unanswered=())
+        yield from self._hand_over(state, memory, items, upto=batch[-1].id, parkings=parkings)
+
+    def _item(self, state: State, row: LogRow) -> Item:
+        """Return a message of the log; its moments are numbers."""
+        deliver_at: Any = row.deliver_at
+        expires_at: Any = self._expires(state, row)
+        return Item(row.id, row.key, deliver_at=deliver_at, expires_at=expires_at)
+
+    def _expires(self, state: State, row: LogRow) -> int | None:
+        return NOW if row.id in state.expired else row.expires_at
 
     def _hand_over(
         self,
         state: State,
         memory: Memory,
-        items: list[Item],
+        items: Sequence[Any],
         *,
         upto: int | None,
-        parkings: tuple[tuple[Item, Parking], ...],
+        parkings: Sequence[tuple[Any, Parking]],
     ) -> Moves[State]:
         where = "the log" if upto is not None else "what is parked"
         for answers in _answers(items, state.troubles.refusals):
@@ -302,7 +312,7 @@ class Holding:
             behind = {item.id: "behind it" for item, parking in failed if parking is BLOCKED}
             if upto is None:
                 failed = [(item, parking) for item, parking in failed if parking is not BLOCKED]
-            passes = {item.id for item, parking in failed if not parking.blocks}
+            passes = {item.id for item, parking in (*parkings, *failed) if not parking.blocks}
             after = state
             for item in items:
                 if item.id in handled.done:
@@ -359,7 +369,8 @@ class Holding:
             return state._replace(parked=rows, memory=keys.memory())
         rows = state.parked
         for item, parking in unsettled.parkings:
-            rows = rules.parked(rows, [self._log[item.id - 1]], parking, NOW)
+            row = self._log[item.id - 1]
+            rows = rules.parked(rows, [row._replace(expires_at=self._expires(state, row))], parking, NOW)
         keys = self._keys(rows, memory)
         keys.hold(item.key for item, parking in unsettled.parkings if parking.blocks and parking is not BLOCKED)
         return state._replace(parked=rows, passed=unsettled.upto, memory=keys.memory())
@@ -368,7 +379,7 @@ class Holding:
         return Keys(self.still_held(rows, memory), self._most_keys)
 
 
-def _answers(items: list[Item], refusals: int) -> Iterator[tuple[Answer, ...]]:
+def _answers(items: Sequence[Item], refusals: int) -> Iterator[tuple[Answer, ...]]:
     """Yield the ways in which a destination may answer.
 
     What it says of a message behind a refused one of the same key changes nothing. It says that it is unavailable only

@@ -148,6 +148,7 @@ class ParkedRow(NamedTuple):
     attempts: int = 0
     due_at: int | None = None
     request: str | None = None
+    expires_at: int | None = None
 
 
 class LogRow(NamedTuple):
@@ -156,6 +157,7 @@ class LogRow(NamedTuple):
     id: int
     key: str | None
     deliver_at: int | None = None
+    expires_at: int | None = None
 
 
 Parked = frozenset[ParkedRow]
@@ -173,6 +175,7 @@ def parked(rows: Parked, messages: Iterable[LogRow], parking: Parking, now: int)
             each.id * BETWEEN,
             parking.attempts,
             each.deliver_at if parking.state == "delayed" else _due(parking, now),
+            expires_at=each.expires_at,
         )
         for each in messages
         if each.id not in known
@@ -210,9 +213,12 @@ def discarded(rows: Parked, ids: Collection[int]) -> Parked:
 
 
 def replayed(rows: Parked, ids: Collection[int], now: int) -> Parked:
-    """Return the rows after those are due whose replay a person has requested; their attempts begin again."""
+    """Return the rows after those are due whose replay a person has requested.
+
+    Their attempts begin again, and they do not expire any more.
+    """
     return frozenset(
-        row._replace(state="retry", attempts=0, due_at=now, blocks=row.key is not None, request=None)
+        row._replace(state="retry", attempts=0, due_at=now, blocks=row.key is not None, request=None, expires_at=None)
         if row.id in ids and row.request == "replay"
         else row
         for row in rows
@@ -241,9 +247,25 @@ def _unready(rows: Parked, row: ParkedRow, now: int) -> bool:
     )
 
 
+def _behind_blocked(rows: Parked, row: ParkedRow) -> bool:
+    """Return whether an earlier row of the key is blocked."""
+    return any(
+        each.key == row.key is not None
+        and each.blocks
+        and each.state == "blocked"
+        and (each.place, each.id) < (row.place, row.id)
+        for each in rows
+    )
+
+
 def released_keys(rows: Parked, now: int) -> set[str]:
     """Return the keys with blocked rows that nothing holds back."""
     return {row.key for row in rows if row.state == "blocked" and row.key is not None and not _unready(rows, row, now)}
+
+
+def expired(row: ParkedRow, now: int) -> bool:
+    """Return whether a row that is ready has expired."""
+    return row.expires_at is not None and row.expires_at <= now
 
 
 def ready(rows: Parked, released: Collection[str], now: int, limit: int) -> list[ParkedRow]:
@@ -252,8 +274,9 @@ def ready(rows: Parked, released: Collection[str], now: int, limit: int) -> list
         row
         for row in rows
         if (
-            (row.state in ("waiting", "retry") and row.due_at is not None and row.due_at <= now)
-            or (row.state == "blocked" and (row.key is None or row.key in released))
+            (row.key is None or row.key in released or not _behind_blocked(rows, row))
+            if row.state in ("waiting", "retry") and row.due_at is not None and row.due_at <= now
+            else row.state == "blocked" and (row.key is None or row.key in released)
         )
         and not _unready(rows, row, now)
     ]

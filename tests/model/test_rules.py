@@ -253,8 +253,11 @@ class TwoParked:
     def message(self) -> None:
         """Append a message to the log."""
         deliver_at = self._chance.choice((None, -self._chance.randrange(1, FAR), FAR))
-        row = LogRow(len(self.log) + 1, self._chance.choice((None, "a", "b", "c")), deliver_at)
-        columns = {"id": row.id, "key": row.key, "deliver_at": None if deliver_at is None else after(deliver_at)}
+        expires_at = self._chance.choice((None, None, -FAR, FAR))
+        row = LogRow(len(self.log) + 1, self._chance.choice((None, "a", "b", "c")), deliver_at, expires_at)
+        times = {"deliver_at": deliver_at, "expires_at": expires_at}
+        moments = {column: None if seconds is None else after(seconds) for column, seconds in times.items()}
+        columns = {"id": row.id, "key": row.key, **moments}
         values = {"message_id": uuid.UUID(int=row.id), "topic": "orders", "slot": 0, "body": b"", **columns}
         with self._engine.begin() as connection:
             connection.execute(insert(self.tables.message), values)
@@ -284,14 +287,14 @@ class TwoParked:
     def there(self) -> Iterator[ParkedRow]:
         """Yield the rows of the database."""
         c = self.tables.parked.c
-        columns = (c.id, c.key, c.state, c.blocks, c.place, c.attempts, c.due_at, c.request)
+        columns = (c.id, c.key, c.state, c.blocks, c.place, c.attempts, c.due_at, c.request, c.expires_at)
         with self._engine.connect() as connection:
             for row in connection.execute(select(*columns)):
-                yield ParkedRow(*row[:6], sign(row[6]), row[7])
+                yield ParkedRow(*row[:6], sign(row[6]), row[7], sign(row[8]))
 
     def said(self) -> Iterator[ParkedRow]:
         """Yield the rows of the model."""
-        return (row._replace(due_at=sign(row.due_at)) for row in self.rows)
+        return (row._replace(due_at=sign(row.due_at), expires_at=sign(row.expires_at)) for row in self.rows)
 
 
 def test_parked_messages_are_parked_changed_and_found(
@@ -307,8 +310,10 @@ def test_parked_messages_are_parked_changed_and_found(
         assert set(two.there()) == set(two.said()), verb.__name__
         released = chance.choice((set[str](), {"a"}, {"a", "b", "c"}, rules.released_keys(two.rows, 0)))
         limit = chance.choice((1, 3, 100))
-        assert [each.message.id for each in two.parked.ready(released, (), limit, 1 << 20)] == [
-            row.id for row in rules.ready(two.rows, released, 0, limit)
+        ready = two.parked.ready(released, (), limit, 1 << 20)
+        assert [(each.message.id, each.message.attempt, each.state, each.expired) for each in ready] == [
+            (row.id, row.attempts + 1, row.state, rules.expired(row, 0))
+            for row in rules.ready(two.rows, released, 0, limit)
         ]
         assert two.parked.keys(100) == rules.keys_held(two.rows)
         assert two.parked.keys(0) == (None if rules.keys_held(two.rows) else set())

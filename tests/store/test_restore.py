@@ -1,16 +1,23 @@
 """A dump restored on another server: nothing is sent before somebody says so, and nothing is missed after."""
 
+from contextlib import closing
+from datetime import timedelta
+
 import pytest
 from sqlalchemy import text
 
 from outbox import DatabaseError, Message, Outbox, Relay, SubscriptionError
+from outbox.admin.repartition import repartition
 from outbox.model.lease import Partition
 from outbox.model.position import EARLIEST, Position
+from outbox.model.subscription import Declaration
 from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
 from outbox.store.operations.restore import Again, accept, rehearse, restore
 from outbox.store.subscriptions.leases import Leases
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.settings import Settings
+from tests.support.partitions import KEYS, apart
 
 #: How far the ids of the other server are above those of this one.
 FAR = 1_000_000
@@ -97,6 +104,24 @@ def test_a_subscription_that_nobody_has_run_has_nothing_sent_again(outbox, pg_en
 
     assert again == [Again("billing", 0), Again("relay", 0)]
     assert (sent.bodies, later.bodies) == ([b"1", b"2", b"3"], [b"1", b"2", b"3"])
+
+
+def test_partitions_that_stand_apart_have_nothing_sent_again(outbox, pg_engine):
+    """What one of them has passed was in its own slots; the position where they were to meet means nothing here."""
+    sent = Collected()
+    with closing(outbox.database.open()) as channel:
+        subscriptions = Subscriptions(channel)
+        subscriptions.declare(Declaration(name="relay", destination="sender:test_restore.Collected"))
+        passed = apart(outbox, channel)
+        repartition(channel, "relay", 3, wait=timedelta(0))
+        pretend_copy(pg_engine)
+
+        again = restore(channel)
+        stored = subscriptions.get("relay")
+    Relay(outbox, sent).until_empty()
+
+    assert (stored.partitions, stored.next_partitions, stored.stop_at) == (2, None, None)
+    assert (again, len(sent.bodies)) == ([Again("relay", 0)], len(KEYS) - passed)
 
 
 def test_what_is_sent_again_is_known_before(outbox, pg_engine):

@@ -53,13 +53,14 @@ class OnePartition:
         return list(batch.messages)
 
 
-def apart(shop: Outbox, channel: Channel) -> None:
-    """Two partitions that stand at different positions."""
+def apart(shop: Outbox, channel: Channel) -> int:
+    """Two partitions that stand at different positions; returns how many messages the foremost has passed."""
     subscriptions = Subscriptions(channel)
     with subscriptions.changing():
         subscriptions.repartition("relay", 2)
     first = OnePartition(channel, subscriptions.get("relay").partition(0))
     with shop.begin() as session:
         shop.send_all(session, [Message("orders", b"x", key=key) for key in KEYS])
-    first.step()
+    passed = len(first.step())
     Leases(channel).release(first.lease)
+    return passed

@@ -22,13 +22,14 @@ from outbox.model.lease import Lease, Partition
 from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
 from outbox.runtime.stop import Stop
+from outbox.telemetry.events import Listeners
 from outbox.worker.calls import Call, LeasedCaller
 from outbox.worker.handle import BatchHandler, Look
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import BLOCKED, HandlerPolicy
 from outbox.worker.waiting import Wait
-from tests.support.stage import EARLIER, again, messages
+from tests.support.stage import EARLIER, again, messages, outages_told_to
 
 POLICY = HandlerPolicy(
     retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=1), pause=wait_fixed(0), max_hung=3
@@ -189,6 +190,7 @@ class Machine(RuleBasedStateMachine):
             POLICY,
             stop=self.stop,
             most=4,
+            outages=outages_told_to(Listeners()),
             part_seconds=self.epoch % 2,
             hung=self.hung,
         )

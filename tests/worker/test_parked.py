@@ -9,10 +9,11 @@ from sqlalchemy import Engine, text, update
 
 from outbox import Message, Outbox, Reject, Relay, Retry, Unavailable, Verdict
 from outbox.errors import LeaseLostError
+from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
 from outbox.store.subscriptions.parked import Parked
-from outbox.worker.policy import HandlerPolicy
+from outbox.worker.policy import BLOCKED, EXPIRED, HandlerPolicy
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Settlement
 from tests.support.destination import Destination, expected, failing, fill, relay_to
@@ -293,6 +294,28 @@ def test_a_replayed_message_comes_before_later_ones_of_its_key(engine):
 
     keys = range(10, 15)
     assert [destination.of_key(f"k{key}") for key in keys] == [expected(key, 30, 15) for key in keys]
+
+
+def test_a_message_that_is_replayed_waits_for_blocked_ones_before_it(engine, channel):
+    """It expired while they waited behind a message that is tried again; a worker takes over before that is due."""
+    outbox, parked = Outbox(engine), Parked(channel, "relay")
+    with outbox.begin() as session:
+        ids = outbox.send_all(session, [Message("orders", b"", key="a") for _ in range(3)])
+    first, second, third = range(1, 1 + len(ids))
+    with channel.transaction():
+        parked.park({Parking(state="retry", blocks=True, delay=timedelta(0)): [first], BLOCKED: [second]})
+        parked.park({EXPIRED: [third]})
+    request(engine, "replay")
+    with channel.transaction():
+        parked.replay([third])
+
+    found: list[list[int | None]] = []
+    for released in ((), {"a"}):
+        found.append([each.message.id for each in parked.ready(released, (), 10, 1_000)])
+        with channel.transaction():
+            parked.remove([first])
+
+    assert found == [[first], [second, third]]
 
 
 @pytest.mark.parametrize(("first", "last"), [("discard", "replay"), ("replay", "discard")])

@@ -84,8 +84,9 @@ _RELEASED = f"""
     SELECT DISTINCT p.key FROM {{parked}} AS p
     WHERE p.subscription = :subscription AND p.state = 'blocked' AND p.key IS NOT NULL {{of_slots}} AND NOT {_UNREADY}
 """
-#: The heads of keys that are due, and messages that stood behind heads which are gone. By the partial indexes on due_at
-#: and place. Bodies are fetched after the cut, so that they do not pass through sorting and counting.
+#: The heads of keys that are due, and messages that stood behind heads which are gone. One that is due, and has blocked
+#: ones before it, waits for their turn: it was replayed after it had let later ones pass. By the partial indexes on
+#: due_at and place. Bodies are fetched after the cut, so that they do not pass through sorting and counting.
 _READY = f"""
     SELECT {COLUMNS.format(body="CASE WHEN c.cut <= :bytes OR c.nth = 1 THEN body END", direct="NULL AS direct")},
            attempts + 1, state, CASE WHEN expires_at <= {{now}} THEN 1 ELSE 0 END
@@ -97,6 +98,7 @@ _READY = f"""
                   AND ((p.state IN ('waiting', 'retry') AND p.due_at <= {{moment}})
                        OR (p.state = 'blocked' AND (p.key IS NULL OR {{released}})))
                   AND NOT {_UNREADY}
+                  AND (p.state = 'blocked' OR NOT EXISTS ({_EARLIER} AND e.state = 'blocked') OR {{released}})
                 ORDER BY p.place, p.id LIMIT :limit) AS r) AS c
     JOIN {{parked}} AS m ON m.subscription = :subscription AND m.id = c.ready_id
     ORDER BY c.nth

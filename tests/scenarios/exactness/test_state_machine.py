@@ -26,8 +26,7 @@ from outbox.store.log.cursor import Batch
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.worker.partition import _DELAYED
-from outbox.worker.policy import BLOCKED
+from outbox.worker.policy import BLOCKED, DELAYED
 from outbox.worker.settle import Parkings
 from outbox.worker.waiting import drive
 from tests.scenarios.exactness.actors import (
@@ -193,7 +192,7 @@ class Machine(Writers):
         to_send, parkings = list[Message](), Parkings()
         for message in messages:
             if message.deliver_at is not None and message.deliver_at > batch.now:
-                parkings.append((message, _DELAYED))
+                parkings.append((message, DELAYED))
             elif message.key in held:
                 parkings.append((message, BLOCKED))
             else:

@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
-from tests.scenarios.soak.plan import Action
+from tests.scenarios.soak.plan import PARTITIONS, Action
 from tests.scenarios.soak.world import World, noted
 from tests.support.pausing import paused
 from tests.support.supervised import Supervised
 from tests.support.waiting import eventually
 
 #: Seconds for what has to happen in the end, on a machine that is busy.
-_PATIENCE = 120.0
+_PATIENCE = 300.0
 #: Seconds for a relay that is to die at its worst moment; one that stands by never comes to that moment.
 _WORST_PATIENCE = 5.0
 _DISCARDED = 2
@@ -31,6 +31,7 @@ class Actions:
         self._world = world
         #: The messages that a person gave up.
         self.discarded: set[str] = set()
+        self._altered = 0
         self._kinds: dict[tuple[str, str], Callable[[Action], None]] = {
             ("relays", "kill"): self._kill_relay,
             ("relays", "worst"): self._kill_at_worst,
@@ -45,6 +46,7 @@ class Actions:
             ("commands", "purge"): lambda _: self._command("purge", "--older-than", "2s"),
             ("commands", "grace"): self._alter,
             ("commands", "dead"): self._dead,
+            ("commands", "partitions"): lambda action: self._repartition(action.number),
             ("commands", "split"): self._split,
             ("commands", "move"): self._move,
         }
@@ -60,6 +62,12 @@ class Actions:
     def do(self, action: Action) -> None:
         """Do it, and undo it when its time is over."""
         self._kinds[action.lane, action.kind](action)
+
+    def begin(self) -> None:
+        """Give every subscription its partitions, when relays have declared them all."""
+        assert eventually(lambda: len(self._subscriptions()) == len(self._world.routes), _PATIENCE)
+        for name in self._subscriptions():
+            self._command("subscriptions", "alter", name, "--partitions", str(PARTITIONS))
 
     def replay(self) -> None:
         """Have all dead letters sent again."""
@@ -153,6 +161,13 @@ class Actions:
         """`is_done` tells whether a command that failed has done its work all the same."""
         self._world.command(*arguments, is_done=is_done, until=time.monotonic() + _PATIENCE)
 
+    def _repartition(self, number: int) -> None:
+        """Each subscription gets another number in its turn."""
+        names = self._subscriptions()
+        name = names[self._altered % len(names)]
+        self._altered += 1
+        self._command("subscriptions", "alter", name, "--partitions", str(number))
+
     def _alter(self, action: Action) -> None:
         self._command("subscriptions", "alter", "relay", "--grace", "0.5s" if action.number else "0s")
 
@@ -184,7 +199,11 @@ class Actions:
         self._deploy(action, routes, lambda: self._command(*command, is_done=self._is_split))
 
     def _is_split(self) -> bool:
-        return ("relay:mails",) in self._world.rows_at_last("SELECT name FROM outbox_subscription")
+        return "relay:mails" in self._subscriptions()
+
+    def _subscriptions(self) -> list[str]:
+        rows = self._world.rows_at_last("SELECT name FROM outbox_subscription ORDER BY name")
+        return [str(name) for (name,) in rows]
 
     def _move(self, action: Action) -> None:
         to = "nats" if self._world.routes["stock"] == "kafka" else "kafka"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 #: A figure, and the second at which it was taken.
 Series = Sequence[tuple[float, float]]
@@ -14,7 +13,7 @@ _LEAST = 4
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The medians of the two windows of a series."""
+    """The peaks of the two windows of a series."""
 
     before: float
     after: float
@@ -42,4 +41,4 @@ def _change(series: Series) -> Change:
     """Compare the third quarter with the last one; the first half is the warm-up."""
     figures = [figure for _, figure in series]
     half, last = len(figures) // 2, len(figures) * 3 // 4
-    return Change(median(figures[half:last]), median(figures[last:]))
+    return Change(max(figures[half:last]), max(figures[last:]))

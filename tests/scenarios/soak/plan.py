@@ -11,6 +11,8 @@ from typing import Literal
 
 #: The processes of each kind.
 RELAYS, WRITERS = 3, 4
+#: The number of partitions of each subscription at the beginning, and the numbers that it may get later.
+PARTITIONS, OTHER_PARTITIONS = 8, (1, 2, 3, 5, 8)
 
 #: The actions of one lane come one after the other; those of different lanes overlap.
 Lane = Literal["relays", "writers", "postgresql", "nats", "kafka", "commands"]
@@ -20,7 +22,7 @@ Lane = Literal["relays", "writers", "postgresql", "nats", "kafka", "commands"]
 class Action:
     """An action, `at` seconds after the beginning. One that lasts is undone after `seconds`.
 
-    `number`: which of the processes of its lane it concerns; or which of two ways a command takes.
+    `number`: which of the processes of its lane it concerns; which of two ways a command takes; how many partitions.
     """
 
     at: float
@@ -34,8 +36,9 @@ class Action:
 #: kill: SIGKILL. worst: a relay dies when it has sent a batch and not settled it. stop: SIGSTOP, then SIGCONT.
 #: end: SIGTERM. fast, immediate: PostgreSQL is restarted. backend: one of its backends is killed, and the server
 #: recovers. refuse: a proxy refuses connections. silence: the proxy passes nothing on. cut: the proxy loses an answer.
-#: purge, grace: commands that delete what is old, and that alter a policy. dead: the destinations refuse some messages
-#: for a while; then some dead letters are discarded, and the others are replayed.
+#: purge, grace, partitions: commands that delete what is old, alter a policy, and change the number of partitions.
+#: dead: the destinations refuse some messages for a while; then some dead letters are discarded, and the others are
+#: replayed.
 KINDS: Mapping[Lane, Mapping[str, int]] = MappingProxyType(
     {
         "relays": {"kill": 3, "worst": 3, "stop": 3, "end": 1},
@@ -43,7 +46,7 @@ KINDS: Mapping[Lane, Mapping[str, int]] = MappingProxyType(
         "postgresql": {"fast": 1, "immediate": 1, "backend": 1, "stop": 1},
         "nats": {"kill": 1, "stop": 1, "refuse": 1, "silence": 1, "cut": 1},
         "kafka": {"kill": 1, "stop": 1, "refuse": 1, "silence": 1, "cut": 1},
-        "commands": {"purge": 1, "grace": 1, "dead": 1},
+        "commands": {"purge": 1, "grace": 1, "dead": 1, "partitions": 3},
     }
 )
 #: Commands that come with a restart of all relays. split: topics get a subscription of their own. move: a subscription
@@ -92,7 +95,7 @@ def _actions(lane: Lane, chance: random.Random, seconds: float) -> Iterator[Acti
         number = {
             "relays": chance.randrange(spared, RELAYS),
             "writers": chance.randrange(WRITERS),
-            "commands": chance.randrange(2),
+            "commands": chance.choice(OTHER_PARTITIONS) if kind == "partitions" else chance.randrange(2),
         }.get(lane, 0)
         yield Action(at=round(at, 2), lane=lane, kind=kind, number=number, seconds=round(lasts, 2))
         at += lasts + chance.uniform(*_PAUSES[lane])

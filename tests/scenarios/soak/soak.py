@@ -16,22 +16,21 @@ import psycopg
 from tests.scenarios.soak.actions import Actions
 from tests.scenarios.soak.growth import Change, changes
 from tests.scenarios.soak.judge import Bounds, Findings, Outcome, judge
-from tests.scenarios.soak.plan import KINDS, RESTARTING, Action, latest, plan_of
+from tests.scenarios.soak.plan import KINDS, PARTITIONS, RESTARTING, Action, latest, plan_of
 from tests.scenarios.soak.world import BATCH, DEADLINE_SECONDS, LEASE_SECONDS, World
 from tests.support.waiting import eventually
 
-#: The subscriptions of the plan, and the partitions of each: what a restart of PostgreSQL may take back is a batch of
-#: each of them.
-_SUBSCRIPTIONS, _PARTITIONS = 3, 1
+#: The subscriptions of the plan. A restart of PostgreSQL may take back a batch of each of their partitions.
+_SUBSCRIPTIONS = 3
 #: Seconds between two tries of a destination that is away, at most.
 _PAUSE = 5.0
 BOUNDS = Bounds(
-    unsettled=BATCH * _SUBSCRIPTIONS * _PARTITIONS,
+    unsettled=BATCH * _SUBSCRIPTIONS * PARTITIONS,
     deadline=DEADLINE_SECONDS,
     slack=LEASE_SECONDS + _PAUSE + DEADLINE_SECONDS,
 )
 #: Seconds until everything has been sent, on a machine that is busy.
-_PATIENCE = 180.0
+_PATIENCE = 300.0
 #: A relay loads the driver of a destination when it first gets messages for it: 12 MB. Connections come and go with
 #: those who are restarted.
 _MEMORY_SHARE, _MEMORY_MORE = 0.05, 15.0
@@ -78,6 +77,7 @@ class Soak:
 
     def perform(self) -> Report:
         """Let everything happen, wait until all is sent, and judge."""
+        self._actions.begin()
         began = time.monotonic()
         sampling = [threading.Thread(target=each) for each in (self._sample_memory, self._sample_connections)]
         for each in sampling:

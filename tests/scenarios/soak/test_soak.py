@@ -46,5 +46,5 @@ def test_a_figure_that_rises_is_reported() -> None:
 
     found = changes({"rising": rising, "warm": warm, "short": rising[:10]}, least_seconds=50)
 
-    assert found == {"rising": Change(112, 137), "warm": Change(50, 50)}
+    assert found == {"rising": Change(124, 149), "warm": Change(50, 50)}
     assert [name for name, each in found.items() if each.is_growth(share=0.1, more=5)] == ["rising"]

@@ -16,7 +16,7 @@ from typing import Any
 from outbox.model.message import Message
 from outbox.model.verdict import Done, Reject, Unavailable, Verdict
 from outbox.senders.opening import open_sender
-from outbox.senders.port import deadline_of
+from outbox.senders.port import concurrency_of, deadline_of
 from tests.scenarios.soak.judge import Call
 from tests.support.records import RecordFile
 
@@ -64,7 +64,7 @@ class WatchedSender:
 
     def __init__(self, url: str) -> None:
         self._sender = open_sender(url.removeprefix(_PREFIX))
-        self.deadline = deadline_of(self._sender)
+        self.deadline, self.concurrency = deadline_of(self._sender), concurrency_of(self._sender)
         self._journal = RecordFile(Path(os.environ[JOURNAL]))
         self._refusing = Path(os.environ[REFUSING])
 

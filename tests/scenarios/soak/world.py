@@ -38,7 +38,7 @@ from tests.support.supervised import ROOT, Supervised
 #: Of the relays.
 BATCH, LEASE_SECONDS, DEADLINE_SECONDS = 50, 5.0, 3.0
 _RELAY_OPTIONS = ("--lease", f"{LEASE_SECONDS:g}s", "--batch-size", str(BATCH))
-_COMMAND_SECONDS = 120.0
+_COMMAND_SECONDS = 300.0
 _AGAIN_SECONDS = 1.0
 
 
