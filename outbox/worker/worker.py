@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 
-from outbox.errors import HungHandlerError
 from outbox.model.lease import Partition
 from outbox.runtime.fork import in_child
 from outbox.runtime.process import unique_name
@@ -132,7 +131,7 @@ class Worker:
             while not self._stop.asked:
                 worked = False
                 try:
-                    with closing(self._database.open()) as channel:
+                    with closing(self._open()) as channel:
                         connection = self._connection(channel, until)
                         try:
                             self._work_on(connection)
@@ -141,10 +140,6 @@ class Worker:
                     return
                 except ConnectionLostError:
                     pass
-                except HungHandlerError:
-                    raise
-                except Exception as error:
-                    self._explain_or_raise(error)
                 failures = 1 if worked else failures + 1
                 self._stop.rest(pause(failures))
         finally:
@@ -192,15 +187,24 @@ class Worker:
             for turn in idle:
                 turn.hinted(hint)
 
+    def _open(self) -> Channel:
+        with self._explained():
+            return self._database.open()
+
     def _hint(self, channel: Channel) -> Hint | None:
-        hint, hinted, self._hinted = channel.hinted(), self._hinted, False
+        with self._explained():
+            hint, hinted, self._hinted = channel.hinted(), self._hinted, False
         return hint or (Hint() if hinted else None)
 
-    def _explain_or_raise(self, error: Exception) -> None:
-        """Log the error if another try may succeed; otherwise raise it."""
-        if passes(self._database, error, known=all(each.known for each in self._subscriptions)):
-            self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
-            return
-        for each in self._subscriptions:
-            each.note(in_one_line(error)[0])
-        raise error
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Log an error after which another try may succeed, and raise `ConnectionLostError`; note any other one."""
+        try:
+            yield
+        except Exception as error:
+            if passes(self._database, error, known=all(each.known for each in self._subscriptions)):
+                self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
+                raise ConnectionLostError from error
+            for each in self._subscriptions:
+                each.note(in_one_line(error)[0])
+            raise
