@@ -25,7 +25,7 @@ from benchmarks.measure import FULL, QUICK, Measurement, say
 from benchmarks.partitions import drain_8_partitions, scale_4_processes
 from benchmarks.site import Site
 from benchmarks.spark import spark_extract, spark_noop_vs_jdbc
-from benchmarks.telemetry import telemetry_write
+from benchmarks.telemetry import telemetry_drain, telemetry_write
 from benchmarks.write import write, write_keyed, write_psycopg
 from outbox.testing.servers import PostgresServer
 
@@ -38,6 +38,7 @@ BENCHMARKS: Mapping[tuple[str, ...], Callable[[Site], list[Measurement]]] = {
     **{(f"write_4_connections_{messages}",): partial(write_4_connections, messages=messages) for messages in (1, 5)},
     ("async_write",): async_write,
     ("telemetry_write",): telemetry_write,
+    ("telemetry_drain",): telemetry_drain,
     ("business_1",): business_1,
     ("business_5",): business_5,
     ("business_direct",): business_direct,

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
+from statistics import median
 from typing import Any
 
 from sqlalchemy import Connection
 
-from benchmarks.measure import Measurement, at_most
+from benchmarks.drain import drain
+from benchmarks.measure import Measurement, Turns, at_least, at_most
 from benchmarks.site import Site
 from benchmarks.write import compared, on_core
 from benchmarks.writers import BODY, ORDERS
 from outbox import Outbox
+from outbox.telemetry.teller import PartitionTeller, Teller
 from outbox.writing.transaction import Transactions
 
 #: In place of listeners: nothing that could ever listen, so that no line of code that tells an event is reached.
@@ -33,3 +38,39 @@ def telemetry_write(site: Site) -> list[Measurement]:
 
         sides = (partial(on_core, place.engine, partial(send, each)) for each in (outbox, silent))
         return [compared("telemetry_write", site.scale, at_most(1.01), *sides)]
+
+
+def telemetry_drain(site: Site) -> list[Measurement]:
+    """Messages a second of a relay while nobody listens, against the same where nothing is told."""
+    count, turns = site.scale.flat_drained, Turns("telemetry_drain")
+    with site.place() as place:
+        place.fill(count)
+        drain(place, count, "first")
+        for number in range(site.scale.rounds):
+            told: list[float] = []
+            silent: list[float] = []
+            for turn in range(site.scale.business_turns):
+                told.append(drain(place, count, f"told-{number}-{turn}"))
+                with _nothing_told():
+                    silent.append(drain(place, count, f"silent-{number}-{turn}"))
+            turns.add(median(told), median(silent))
+    return [Measurement(name=turns.name, goal=at_least(0.99), unit="msg/s", ours=turns.ours, other=turns.other)]
+
+
+@contextmanager
+def _nothing_told() -> Iterator[None]:
+    """Let workers tell nothing of their batches, not even what their own log lines need."""
+    verbs: list[tuple[type, str]] = [
+        (Teller, "handed_over"), (PartitionTeller, "batch_read"), (PartitionTeller, "settled"),
+    ]  # fmt: skip
+    former = [getattr(kind, verb) for kind, verb in verbs]
+    for kind, verb in verbs:
+        setattr(kind, verb, _silent)
+    try:
+        yield
+    finally:
+        for (kind, verb), told in zip(verbs, former, strict=True):
+            setattr(kind, verb, told)
+
+
+def _silent(*_: object) -> None: ...

@@ -14,10 +14,9 @@ from outbox.cli.failures import UNFINISHED, report_failure
 from outbox.cli.options import Target, me
 from outbox.cli.output import age, say
 from outbox.errors import DatabaseError
-from outbox.model.message import Message
 from outbox.model.retry import RetryPolicy
 from outbox.model.subscription import Declaration, Start, compensation_of
-from outbox.model.verdict import Done, Unavailable, Verdict, describe
+from outbox.model.verdict import Done, Unavailable
 from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
 from outbox.relay.routes import Plan, opened
@@ -34,6 +33,7 @@ from outbox.store.subscriptions.notices import RefusalNotice
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.telemetry.events import Event, HandedOver
 from outbox.worker.connection import Until
 from outbox.worker.settings import Settings
 
@@ -55,11 +55,10 @@ class Pace:
     patience: timedelta
 
 
-class Counted(OpenedSender):
-    """A sender that counts what was stored, and remembers when the destination last answered."""
+class Counted:
+    """Listens to a relay: counts what was stored, and remembers when the destination last answered."""
 
-    def __init__(self, sender: OpenedSender) -> None:
-        super().__init__(sender, sender.destination)
+    def __init__(self) -> None:
         self.sent = 0
         #: The last error of the destination about a message that it did not accept.
         self.refusal: str | None = None
@@ -70,18 +69,17 @@ class Counted(OpenedSender):
         """The time since the destination answered, or since the beginning."""
         return timedelta(seconds=time.monotonic() - self.answered_at)
 
-    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Send messages by the sender; count those that were stored, and note when the destination answered."""
-        try:
-            verdicts = super().send(messages)
-        except Exception as error:
-            self.refusal = describe(error)
-            raise
-        self.refusal = next((each.error for each in verdicts if isinstance(each, Unavailable)), self.refusal)
-        self.sent += sum(isinstance(verdict, Done) for verdict in verdicts)
-        if not all(isinstance(verdict, Unavailable) for verdict in verdicts):
+    def told(self, event: Event) -> None:
+        """Count what a call has stored, and note whether the destination answered it."""
+        if not isinstance(event, HandedOver):
+            return
+        if event.verdicts is None:
+            self.refusal = event.error
+            return
+        self.refusal = next((each.error for each in event.verdicts if isinstance(each, Unavailable)), self.refusal)
+        self.sent += sum(isinstance(verdict, Done) for verdict in event.verdicts)
+        if not all(isinstance(verdict, Unavailable) for verdict in event.verdicts):
             self.answered_at = time.monotonic()
-        return verdicts
 
 
 class Relaying:
@@ -95,7 +93,8 @@ class Relaying:
         #: The exit code, when it has ended by itself.
         self.code = 0
         self._target = target
-        self._sender = Counted(sender)
+        self._sender = sender
+        self._counted = Counted()
         self._declared = declared
         self._pace = pace
         self._stop = Stop()
@@ -105,7 +104,7 @@ class Relaying:
     @property
     def stopping(self) -> bool:
         """True after it gave up, or should have: not if the database does not answer, because it waits for that."""
-        return self._stop.asked or self._sender.silent > self._pace.patience
+        return self._stop.asked or self._counted.silent > self._pace.patience
 
     def work(self, until: Until, stop: Stop) -> None:
         """Open the database, say where it begins, and send until stopped, or what is there; `code` says how it went.
@@ -134,11 +133,11 @@ class Relaying:
 
     def say_what_was_sent(self) -> None:
         """Say that the relay has stopped, and how many messages it has sent."""
-        say(self._labelled(f"{self.name}: stopped; {self._sender.sent} sent"))
+        say(self._labelled(f"{self.name}: stopped; {self._counted.sent} sent"))
 
     def give_up_if_silent(self) -> None:
         """Stop if the destination does not answer for too long, or the lease never comes."""
-        if self._sends and self._sender.silent > self._pace.patience:
+        if self._sends and self._counted.silent > self._pace.patience:
             self._gave_up = True
             self._stop.ask()
 
@@ -155,6 +154,7 @@ class Relaying:
 
     def _relay_of(self, database: Database) -> Relay:
         outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
+        outbox.listen(self._counted.told)
         pace = self._pace
         return Relay(
             outbox, self._sender, declared=self._declared, start=pace.start, retry=pace.retry, settings=pace.settings
@@ -167,7 +167,7 @@ class Relaying:
         """
         relay = self._relay_of(channel.database)
         enough = time.monotonic() + self._pace.patience.total_seconds()
-        self._sender.answered_at = time.monotonic()
+        self._counted.answered_at = time.monotonic()
         self._sends = True
         try:
             relay.work(until, self._stop)
@@ -187,14 +187,14 @@ class Relaying:
         elif self._nothing_moved(channel) and not self._stop.asked:
             why = f"{self._sender.destination} accepted nothing{self._refusal}"
         else:
-            say(self._labelled(f"{self.name}: {self._sender.sent} sent{parked}"))
+            say(self._labelled(f"{self.name}: {self._counted.sent} sent{parked}"))
             return
         say(f"Error: {self._labelled(f'{why}{parked}')}")
         self.code = UNFINISHED
 
     def _nothing_moved(self, channel: Channel) -> bool:
         """Return whether messages wait for the destination and it has accepted none at all; then it may be away."""
-        if self._sender.sent:
+        if self._counted.sent:
             return False
         names = (self.name, compensation_of(self.name))
         return any(Parked(channel, each).waiting(1) for each in names)
@@ -227,11 +227,11 @@ class Relaying:
         if live := [each for each in holders.values() if each.live]:
             return f"{waited}: worker {live[0].owner} holds the lease of {self.name}"
         silence = f"in which {self._sender.destination} accepted nothing{self._refusal}"
-        return f"{waited} {silence}; {self._sender.sent} sent before"
+        return f"{waited} {silence}; {self._counted.sent} sent before"
 
     @property
     def _refusal(self) -> str:
-        return "" if self._sender.refusal is None else f" ({self._sender.refusal})"
+        return "" if self._counted.refusal is None else f" ({self._counted.refusal})"
 
     def _left_parked(self, channel: Channel) -> str:
         """Return in words what is parked, because the end of a run need not be the end of the work."""

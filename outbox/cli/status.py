@@ -291,7 +291,7 @@ def _of_blocked(standing: SubscriptionStatus) -> list[str]:
 
 def _of_trouble(trouble: Trouble, standing: SubscriptionStatus, look: _Look) -> str | None:
     """Return in words what did not succeed; None if it is not worth a warning."""
-    from outbox.store.failure import without_server
+    from outbox.runtime.text import without_server
 
     since = _since(trouble.since, look.now)
     is_check, name = standing.subscription.kind == "check", standing.subscription.name

@@ -23,6 +23,7 @@ from outbox.runtime.stop import Stop
 from outbox.senders.opening import Destination, SenderOptions, open_sender
 from outbox.store.database import Database
 from outbox.store.label import label_of
+from outbox.telemetry.events import Listeners
 from outbox.worker.calls import Caller
 from outbox.worker.connection import Until
 from outbox.worker.hung import HungCalls
@@ -43,6 +44,8 @@ class Source(Protocol):
     notifier: Notifier
     #: The calls that did not come back, by partition.
     hung_calls: dict[Partition, HungCalls]
+    #: Those who are told what happens.
+    listeners: Listeners
 
 
 class Relay:
@@ -106,7 +109,9 @@ class Relay:
             # Writers create the compensation, at a position before their first row.
             Job(declared=left_behind, caller=caller, policy=policy, start=None),
         ]
-        self._worker = Worker(outbox.database, jobs, settings, stop=self._stop, hung=outbox.hung_calls)
+        self._worker = Worker(
+            outbox.database, jobs, settings, stop=self._stop, hung=outbox.hung_calls, listeners=outbox.listeners
+        )
         self._supervisor: Supervisor | None = None
         self._reset()
         in_child(self._reset)

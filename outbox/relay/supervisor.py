@@ -23,7 +23,7 @@ from outbox.runtime.throttled_log import Throttle
 from outbox.runtime.wakeup import Wake
 from outbox.store.failure import in_one_line
 from outbox.store.label import told_apart
-from outbox.worker.activity_log import activity_logger
+from outbox.telemetry.activity_log import activity_logger
 from outbox.worker.connection import Until
 from outbox.worker.lease_search import lease_logger
 

@@ -23,6 +23,7 @@ from outbox.store.half_messages.pending import HalfTransactions
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.telemetry.events import Listeners
 from outbox.writing.notifier import Notifier
 from outbox.writing.transaction import Transactions
 
@@ -42,6 +43,7 @@ class Home(Protocol):
     database: Database
     notifier: Notifier
     transactions: Transactions
+    listeners: Listeners
 
 
 class Broker:

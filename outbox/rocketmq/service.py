@@ -50,7 +50,8 @@ class CheckService:
             start="latest",
             deferral=deferral,
         )
-        self._worker = Worker(broker.database, [job], settings or Settings(limits=Limits(rows=_ROWS)), stop=self._stop)
+        pace = settings or Settings(limits=Limits(rows=_ROWS))
+        self._worker = Worker(broker.database, [job], pace, stop=self._stop, listeners=broker.outbox.listeners)
 
     @property
     def stopping(self) -> bool:

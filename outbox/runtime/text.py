@@ -46,5 +46,12 @@ def labelled(label: str, name: str, text: str) -> str:
     return f"{label}: {text}"
 
 
+def without_server(error: str, destination: str) -> str:
+    """Return a sender's error without the server in it, if `destination`, which is shown beside it, names the same."""
+    scheme, separator, rest = destination.partition("://")
+    server = f"{scheme}{separator}{rest.partition('/')[0]}"
+    return error.replace(f"{server}: ", "") if separator else error
+
+
 def _short(number: float) -> str:
     return f"{number:.0f}" if number >= 10 else f"{number:.1f}".removesuffix(".0")

@@ -18,10 +18,3 @@ def in_one_line(error: Exception) -> tuple[str, bool]:
     line = next(iter(str(cause).splitlines()), "")
     foreseen = isinstance(cause, psycopg.Error | sqlite3.Error)
     return f"{type(cause).__name__}: {line}" if foreseen else f"unexpected {type(cause).__name__}", foreseen
-
-
-def without_server(error: str, destination: str) -> str:
-    """Return a sender's error without the server in it, if `destination`, which is shown beside it, names the same."""
-    scheme, separator, rest = destination.partition("://")
-    server = f"{scheme}{separator}{rest.partition('/')[0]}"
-    return error.replace(f"{server}: ", "") if separator else error

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from outbox.model.message import Message
-from outbox.model.verdict import Done, Verdict
+from outbox.model.subscription import compensation_of
+from outbox.model.verdict import Done
 from outbox.outbox import Outbox
 from outbox.relay.relay import Relay
-from outbox.senders.opening import Destination, OpenedSender, open_sender
+from outbox.senders.opening import Destination
+from outbox.telemetry.events import Event, HandedOver
 from outbox.testing.scripted import ScriptedSender
 
 
@@ -24,25 +25,20 @@ def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "rel
         name: the subscription, which begins with the earliest message; each name gets each message once.
         options: other options of `Relay`.
     """
-    destination = ScriptedSender() if sender is None else sender
-    recorder = _Recorder(open_sender(destination))
+    relay = Relay(outbox, ScriptedSender() if sender is None else sender, name=name, **options)
+    stored: list[Message] = []
+
+    @outbox.listen
+    def note(event: Event) -> None:
+        if isinstance(event, HandedOver) and event.subscription in (name, compensation_of(name)):
+            answered = zip(event.messages, event.verdicts or (), strict=False)
+            stored.extend(message for message, verdict in answered if isinstance(verdict, Done))
+
     try:
-        Relay(outbox, recorder, name=name, **options).until_empty()
+        relay.until_empty()
     finally:
+        outbox.unlisten(note)
         # A sender of the caller's own stays open: it may be used again.
-        if isinstance(destination, str):
-            recorder.close()
-    return recorder.stored
-
-
-class _Recorder(OpenedSender):
-    """Calls a sender, and keeps the messages that it stored."""
-
-    def __init__(self, sender: OpenedSender) -> None:
-        super().__init__(sender, sender.destination)
-        self.stored: list[Message] = []
-
-    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        verdicts = super().send(messages)
-        self.stored += [m for m, verdict in zip(messages, verdicts, strict=False) if isinstance(verdict, Done)]
-        return verdicts
+        if isinstance(sender, str):
+            relay.close()
+    return stored

@@ -12,9 +12,10 @@ from typing import Protocol
 
 from outbox.model.lease import Lease
 from outbox.model.message import Message
-from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict
+from outbox.model.verdict import Done, Reject, Retry, Unavailable, Verdict, describe
 from outbox.runtime.clock import clock
 from outbox.runtime.fork import in_child
+from outbox.telemetry.teller import Teller
 
 Handler = Callable[[Sequence[Message]], Sequence[Verdict]]
 _Asked = tuple["Call", Handler]
@@ -66,8 +67,8 @@ class Call:
     A finished call has verdicts, or an error, or was too `late` to be made.
     """
 
-    __slots__ = ("_ended", "_needs", "_right", "_wake", "deadline", "error", "finished", "late", "messages", "started",
-                 "verdicts")  # fmt: skip
+    __slots__ = ("_ended", "_needs", "_right", "_teller", "_wake", "deadline", "error", "finished", "late",
+                 "messages", "started", "verdicts")  # fmt: skip
 
     def __init__(
         self,
@@ -77,16 +78,18 @@ class Call:
         needs: float = 0.0,
         deadline: float = math.inf,
         wake: Alarm | None = None,
+        teller: Teller | None = None,
     ) -> None:
         """`right`: the handler is called only while this right lasts for the seconds that the call `needs`; None: it
         is called at any time. `deadline`: how many seconds the call may take from its turn on. `wake`: set when the
-        call comes back, and when its turn comes later than it was asked for.
+        call comes back, and when its turn comes later than it was asked for. `teller`: tells that it has come back.
         """
         self.messages = messages
         self.deadline = deadline
         self._right = right
         self._needs = needs
         self._wake = wake
+        self._teller = teller
         #: The moment when its turn came, by `time.monotonic`; None while it waits.
         self.started: float | None = None
         self._ended: float | None = None
@@ -140,6 +143,9 @@ class Call:
             # Also SystemExit: it would end only this thread, and then nothing would perform the next call.
             self.error = error
         self._ended = time.monotonic()
+        if self._teller is not None and not self.late:
+            error_text = None if self.error is None else describe(self.error)
+            self._teller.handed_over(self.messages, self.verdicts, error_text, self.seconds)
 
     def finish(self) -> None:
         """Let the one who waits for it know that it has come back."""
@@ -293,16 +299,19 @@ class _Turns:
 class LeasedCaller:
     """Makes calls under one lease, for one partition."""
 
-    def __init__(self, caller: Caller, held: LeaseRight, *, needs: float, deadline: float, wake: Alarm) -> None:
+    def __init__(
+        self, caller: Caller, held: LeaseRight, *, needs: float, deadline: float, wake: Alarm, teller: Teller
+    ) -> None:
         """`needs`: for so many seconds the lease has to last when a call begins. `deadline`: of a call, in seconds.
 
-        `wake`: wakes the thread that steps the partition.
+        `wake`: wakes the thread that steps the partition. `teller`: tells of its calls.
         """
         self._caller = caller
         self._held = held
         self._needs = needs
         self._deadline = deadline
         self._wake = wake
+        self._teller = teller
 
     @property
     def lease(self) -> Lease | None:
@@ -324,7 +333,9 @@ class LeasedCaller:
 
     def begin(self, messages: Sequence[Message]) -> Call:
         """Have the handler called with these messages when the turn comes, and return at once."""
-        call = Call(messages, self._held, needs=self._needs, deadline=self._deadline, wake=self._wake)
+        call = Call(
+            messages, self._held, needs=self._needs, deadline=self._deadline, wake=self._wake, teller=self._teller
+        )
         self._caller.begin(call)
         return call
 

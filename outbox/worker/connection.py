@@ -17,7 +17,11 @@ Until = Literal["stopped", "empty", "once"]
 
 
 class ConnectionLostError(Exception):
-    """Raised when the connection was lost, after its cause was logged."""
+    """Raised when the connection was lost, after its cause was logged. `error`: the cause."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +44,7 @@ class Connection:
         """Raise `ConnectionLostError` if the connection is lost, now that this error has come."""
         # On a standby it counts as lost, because the address may lead to another server by now.
         if isinstance(error, StandbyError) or not self._answers():
-            raise ConnectionLostError from error
+            raise ConnectionLostError(error) from error
 
     def _answers(self) -> bool:
         try:

@@ -15,9 +15,9 @@ from outbox.runtime.stop import Stop
 from outbox.worker.batch_size import BatchSize
 from outbox.worker.blame import Blame
 from outbox.worker.calls import Call, LeasedCaller, StrangeAnswerError
-from outbox.worker.failure_log import FailureLog
 from outbox.worker.hung import HungCall, HungCalls
 from outbox.worker.known import identity_of
+from outbox.worker.outages import Outages
 from outbox.worker.outcome import Clock, Outcome, Pending
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.waiting import Wait
@@ -51,9 +51,9 @@ class BatchHandler:
         *,
         stop: Stop,
         most: int,
+        outages: Outages,
         part_seconds: float = 1.0,
         hung: HungCalls | None = None,
-        failure_log: FailureLog | None = None,
     ) -> None:
         """`stop`: leaves the rest of a batch open. `most`: a call has at most so many messages. `part_seconds`: a batch
         that takes longer comes in parts. `hung`: the calls that did not come back, also those of earlier leases.
@@ -63,7 +63,8 @@ class BatchHandler:
         self._stop = stop
         self._part_seconds = part_seconds
         self._hung = HungCalls() if hung is None else hung
-        self._failure_log = failure_log
+        #: What the destination does not accept, over all leases of the subscription.
+        self.outages = outages
         self._size = BatchSize(least=policy.least, most=most, deadline=policy.deadline.total_seconds())
         self._blame = Blame()
 
@@ -159,7 +160,7 @@ class BatchHandler:
 
     def _wait_for_destination(self, batch: Pending, *, others_help: bool) -> Steps:
         """Pause, after the outcomes so far. `others_help`: after it, only other messages could be tried."""
-        self._tell(batch, batch.findings.errors_by_topic(batch.messages))
+        self._tell(batch, batch.findings.errors_by_topic(batch.messages), pauses=True)
         batch.outcome.paused = True
         if batch.has_part():
             yield self._part(batch, pauses=True)
@@ -211,10 +212,9 @@ class BatchHandler:
             sick = batch.findings.errors_by_topic(m for m in batch.outcome.open if m.topic in batch.outcome.sick)
             self._tell(batch, sick | waiting)
 
-    def _tell(self, batch: Pending, errors: dict[str, str]) -> None:
-        if self._failure_log is not None and errors:
-            by_all = batch.findings.away or batch.findings.error_of_all(errors.values())
-            self._failure_log.refused(errors, by_all=by_all)
+    def _tell(self, batch: Pending, errors: dict[str, str], *, pauses: bool = False) -> None:
+        by_all = (batch.findings.away or batch.findings.error_of_all(errors.values())) if errors else None
+        self.outages.refused(errors, by_all=by_all, pauses=pauses)
 
     def _call(self, chunk: list[Message]) -> Generator[Wait, None, Call | None]:
         """Call the handler; return the call when it has come back or is past its deadline, or None after a stop.
@@ -406,6 +406,4 @@ class BatchHandler:
     def _pause(self) -> Wait:
         """Return a pause, longer than the one before, which a stop ends."""
         self._blame.pauses += 1
-        if self._failure_log is not None:
-            self._failure_log.paused()
         return Wait(time.monotonic() + seconds_to_wait(self._policy.pause, self._blame.pauses), stop=self._stop)

@@ -10,10 +10,11 @@ from outbox.errors import LeaseLostError
 from outbox.model.lease import Lease
 from outbox.model.position import Position
 from outbox.store.database import Channel
+from outbox.store.failure import in_one_line
 from outbox.store.idempotency import dedup, inbox
 from outbox.store.subscriptions.workers import LiveWorkers
+from outbox.telemetry.teller import PartitionTeller
 from outbox.worker.done_already import Finished
-from outbox.worker.failure_log import FailureLog
 from outbox.worker.settings import Upkeep
 from outbox.worker.settle import Settlement
 
@@ -37,13 +38,13 @@ class Maintenance:
         lease: Lease,
         settlement: Settlement,
         finished: Finished | None,
-        failure_log: FailureLog | None,
         upkeep: Upkeep,
+        teller: PartitionTeller,
     ) -> None:
         """`finished`: knows which messages of the subscription are done already; None: nobody else does them."""
         now = time.monotonic()
         self._database = channel.database
-        self._failure_log = failure_log
+        self._teller = teller
         self._again = upkeep.prune_again
 
         def settled(_base: Position) -> bool:
@@ -80,6 +81,6 @@ class Maintenance:
             raise
         except Exception as error:
             # A lost connection is noticed by the next read.
-            if self._failure_log is not None and not self._database.transient(error):
-                self._failure_log.chore_refused(chore.name, error)
+            if not self._database.transient(error):
+                self._teller.upkeep_refused(chore.name, in_one_line(error)[0])
             return False

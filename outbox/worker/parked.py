@@ -12,11 +12,10 @@ from tenacity.wait import wait_exponential
 
 from outbox.model.message import Message
 from outbox.model.retry import seconds_to_wait
-from outbox.runtime.text import counted, one_line
+from outbox.runtime.text import one_line
 from outbox.store.subscriptions.parked import Parked, Ready, Request
-from outbox.worker.activity_log import Activity
+from outbox.telemetry.teller import PartitionTeller
 from outbox.worker.done_already import Finished
-from outbox.worker.failure_log import FailureLog
 from outbox.worker.handle import BatchHandler
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import BLOCKED, EXPIRED
@@ -110,18 +109,16 @@ class ParkedQueue:
         settlement: Settlement,
         batch_handler: BatchHandler,
         settings: Settings,
-        failure_log: FailureLog | None = None,
+        teller: PartitionTeller,
         finished: Finished | None = None,
-        activity: Activity | None = None,
     ) -> None:
-        """`finished`: knows which messages are done already. `activity`: counts accepted messages."""
+        """`finished`: knows which messages are done already."""
         self._parked = parked
         self._settlement = settlement
         self._batch_handler = batch_handler
         self._limits = settings.limits
-        self._failure_log = failure_log
+        self._teller = teller
         self._finished = finished
-        self._activity = activity
         self._bury_at = 0.0
         self.keys = ParkedKeys(parked, settings.upkeep.most_keys)
         self._sick: dict[str, _Sick] = {}
@@ -136,7 +133,6 @@ class ParkedQueue:
 
     def parked(self, parkings: Parkings) -> None:
         """Take note of messages of the log that were parked now."""
-        self._tell(parkings)
         # The key of a blocked message is held already. If only the order of its parked messages holds it, it must stay
         # in `released`, and `hold` would remove it.
         self.keys.hold(message.key for message, parking in parkings if parking.blocks and parking is not BLOCKED)
@@ -231,9 +227,8 @@ class ParkedQueue:
                     yield outcome
                 if not isinstance(outcome, Outcome):
                     continue
-                self._tell_accepted(outcome)
-                if self._activity is not None:
-                    self._activity.count(outcome.done)
+                if self._batch_handler.outages and outcome.accepted_topics:
+                    self.tell_accepted(outcome.accepted_topics)
                 # Messages that are blocked by their key are parked as blocked already.
                 changed = expired + [each for each in outcome.parked if each[1] is not BLOCKED]
                 worked = self._settle(outcome.done + already, changed) or worked
@@ -247,6 +242,7 @@ class ParkedQueue:
         """Write the outcomes of parked messages; return whether there were any."""
         if not (done or changed):
             return False
+        began = time.monotonic()
         try:
             self._settlement.settle_parked([message.id or 0 for message in done], changed)
         except BaseException:
@@ -254,22 +250,19 @@ class ParkedQueue:
             raise
         self.keys.reconsider({m.key for m in (*done, *(m for m, _ in changed)) if m.key is not None})
         self.keys.hold(message.key for message, parking in changed if parking.blocks)
-        self._tell(changed)
+        self._teller.settled(done, changed, time.monotonic() - began)
         return True
 
-    def _tell(self, parkings: Parkings) -> None:
-        if self._failure_log is not None:
-            self._failure_log.settled(parkings)
+    def tell_accepted(self, topics: Collection[str], beside: Sequence[Message] = (), *, or_more: bool = False) -> None:
+        """Tell which outages are over, now that messages of these topics were accepted.
 
-    def _tell_accepted(self, outcome: Outcome) -> None:
-        if self._failure_log is not None and self._failure_log.in_trouble and outcome.accepted_topics:
-            self._failure_log.accepted(outcome.accepted_topics, self.waited)
-
-    def waited(self, topic: str | None, more: int = 0, *, at_least: bool = False) -> str:
-        """Say how many messages have waited for the destination to accept a topic, or anything; `more`: of the log."""
-        number = self._parked.waited(topic, _MOST_WAITED) + more
-        said = f"{number} or more" if at_least or number >= _MOST_WAITED else str(number)
-        return counted(said, "message")
+        Called before the settle, while the messages that were parked for the destination can be counted. `beside`:
+        messages of the log that have waited as well, `or_more`.
+        """
+        for outage in self._batch_handler.outages.over(topics):
+            inside = sum(outage.topic in (None, each.topic) for each in beside)
+            waited = self._parked.waited(outage.topic, _MOST_WAITED) + inside
+            self._batch_handler.outages.back(outage, waited, or_more=or_more or waited >= _MOST_WAITED)
 
     def _sick_topics(self) -> list[str]:
         return [topic for topic, sick in self._sick.items() if sick.until > time.monotonic()]

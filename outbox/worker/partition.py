@@ -21,9 +21,8 @@ from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.worker.activity_log import Activity
+from outbox.telemetry.teller import PartitionTeller
 from outbox.worker.done_already import Finished
-from outbox.worker.failure_log import FailureLog
 from outbox.worker.fetch import Prefetcher
 from outbox.worker.handle import BatchHandler, Look
 from outbox.worker.maintenance import Maintenance
@@ -55,16 +54,15 @@ class PartitionWorker:
         batch_handler: BatchHandler,
         policy: HandlerPolicy,
         *,
+        teller: PartitionTeller,
         grace: Grace | None = None,
         stop: Position | None = None,
         finished: Finished | None = None,
-        failure_log: FailureLog | None = None,
         unsettled: Unsettled | None = None,
-        activity: Activity | None = None,
     ) -> None:
         """`grace`: for how long rows are left alone after their commit. `stop`: the log is handled up to there, where
         all partitions meet. `finished`: knows which messages are done already. `unsettled`: what the worker could not
-        write before. `activity`: counts accepted messages.
+        write before.
         """
         self._channel = channel
         self._lease = lease
@@ -78,13 +76,10 @@ class PartitionWorker:
         self._settlement = Settlement(channel, lease, self._incarnation, unsettled)
         self._settlement.rehearse(newest.progress)
         parked = Parked(channel, lease.partition.subscription, lease.partition)
-        self._parked_queue = ParkedQueue(
-            parked, self._settlement, batch_handler, settings, failure_log, finished, activity
-        )
+        self._parked_queue = ParkedQueue(parked, self._settlement, batch_handler, settings, teller, finished)
         self._prefetcher = Prefetcher(channel, Cursor(log, newest.progress, grace, stop))
         self._finished = finished
-        self._failure_log = failure_log
-        self._activity = activity
+        self._teller = teller
         self._stored, self._stop = newest.progress, stop
         self._passed = False
         self._stored_at = time.monotonic()
@@ -99,7 +94,7 @@ class PartitionWorker:
         self._limits = settings.limits
         self._upkeep = settings.upkeep
         self._settle_within = settings.settle_within.total_seconds()
-        self._maintenance = Maintenance(channel, lease, self._settlement, finished, failure_log, settings.upkeep)
+        self._maintenance = Maintenance(channel, lease, self._settlement, finished, settings.upkeep, teller)
 
     def close(self) -> None:
         """End the thread that reads ahead, and keep the outcomes that are not settled for the next lease."""
@@ -137,6 +132,7 @@ class PartitionWorker:
             # A window is open, so there is more: the server reads it while we handle this batch.
             self._prefetcher.read_ahead()
         if batch.messages:
+            self._teller.batch_read(batch.messages, batch.now)
             yield from self._handle(batch, postpone=postpone and batch.end.target is None)
         else:
             self._store_in_passing(batch)
@@ -164,7 +160,7 @@ class PartitionWorker:
     def settle_handled(self) -> None:
         """Settle the messages that were handled and are not settled yet."""
         if self._handled is not None:
-            self._store(self._handled, [])
+            self._store(self._handled)
 
     def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, None]:
         messages = self._left(batch.messages)
@@ -208,24 +204,13 @@ class PartitionWorker:
 
     def _take(self, outcome: Outcome, to_send: list[Message], batch: Batch) -> None:
         """Note a part of the outcome of a batch; settle it if the batch goes on."""
-        self._tell_accepted(outcome, to_send, batch)
-        if self._activity is not None:
-            self._activity.count(outcome.done, batch.now)
+        if self._batch_handler.outages and outcome.accepted_topics:
+            waited, or_more = (to_send, batch.end.target is not None) if outcome.paused else ([], False)
+            self._parked_queue.tell_accepted(outcome.accepted_topics, waited, or_more=or_more)
         self._outcome.done += outcome.done
         self._outcome.parked += outcome.parked
         if outcome.next is not None:
             self._settle_before(outcome.next, batch)
-
-    def _tell_accepted(self, outcome: Outcome, messages: list[Message], batch: Batch) -> None:
-        """Log that an outage is over; before the settle, while the messages that were parked for it can be counted."""
-        if self._failure_log is None or not self._failure_log.in_trouble or not outcome.accepted_topics:
-            return
-
-        def waited(topic: str | None) -> str:
-            inside = sum(topic in (None, each.topic) for each in messages) if outcome.paused else 0
-            return self._parked_queue.waited(topic, inside, at_least=outcome.paused and batch.end.target is not None)
-
-        self._failure_log.accepted(outcome.accepted_topics, waited)
 
     def _left(self, messages: list[Message]) -> list[Message]:
         """Return the messages that are not done already.
@@ -253,24 +238,27 @@ class PartitionWorker:
 
     def _settle(self, end: Progress, outcome: Outcome) -> None:
         """Settle what came of a batch."""
-        self._store(end, outcome.parked)
+        self._store(end, outcome)
         self._outcome = Outcome()
 
-    def _store(self, end: Progress, parkings: Parkings) -> None:
-        """Park messages, and store progress that is behind all batches that were handled before."""
-        self._settlement.settle(end, parkings)
+    def _store(self, end: Progress, outcome: Outcome | None = None) -> None:
+        """Store an outcome, and progress that is behind it and behind all batches that were handled before."""
+        began, outcome = time.monotonic(), outcome or Outcome()
+        self._settlement.settle(end, outcome.parked)
+        done = self._handled_messages + outcome.done if self._handled_messages else outcome.done
         self._handled, self._settle_at = None, math.inf
         self._handled_messages, self._handled_bytes = [], 0
-        if parkings:
-            self._parked_queue.parked(parkings)
+        if outcome.parked:
+            self._parked_queue.parked(outcome.parked)
         self._stored, self._passed, self._stored_at = end, False, time.monotonic()
+        self._teller.settled(done, outcome.parked, self._stored_at - began)
 
     def _settle_before(self, next: Message, batch: Batch) -> None:
         """Settle the messages before the first that is not handled yet, while the batch goes on."""
         last = (next.id or 0) - 1
         settled, left = _split(self._outcome, last)
         if settled.done or settled.parked:
-            self._store(batch.upto(last), settled.parked)
+            self._store(batch.upto(last), settled)
             self._outcome = left
 
     def _settle_partly(self, batch: Batch, open: list[Message]) -> None:
@@ -296,7 +284,7 @@ class PartitionWorker:
         every = self._upkeep.store_passed if self._passed else self._upkeep.store_idle
         arrives = self._stop is not None and has_arrived(batch.end, self._stop)
         if batch.end != self._stored and (idle >= every or arrives):
-            self._store(batch.end, [])
+            self._store(batch.end)
             if not batch.seen:
                 self._prefetcher.forget().move_to(batch.end)
 

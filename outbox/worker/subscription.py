@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,14 +26,16 @@ from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
-from outbox.worker.activity_log import Activity
+from outbox.telemetry.activity_log import Activity
+from outbox.telemetry.events import Listeners
+from outbox.telemetry.failure_log import FailureLog
+from outbox.telemetry.failure_words import words_of
+from outbox.telemetry.teller import Teller
 from outbox.worker.calls import LeasedCaller
 from outbox.worker.connection import Connection, ConnectionLostError
 from outbox.worker.declaring import Declaring
 from outbox.worker.deferral import DEFERRED_SECONDS
 from outbox.worker.done_already import Finished
-from outbox.worker.failure_log import FailureLog
-from outbox.worker.failure_words import words_of
 from outbox.worker.generation import has_changed, met
 from outbox.worker.handle import BatchHandler
 from outbox.worker.heartbeat import HeldLease
@@ -40,6 +43,7 @@ from outbox.worker.hung import HungCalls
 from outbox.worker.job import Job
 from outbox.worker.lease_search import LeaseSearch, lease_logger
 from outbox.worker.notice import Notice
+from outbox.worker.outages import Outages
 from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
@@ -53,9 +57,17 @@ logger = logging.getLogger("outbox")
 class SubscriptionWorker:
     """Works for one subscription: declares it, takes its leases, and steps its partitions."""
 
-    def __init__(self, database: Database, job: Job, settings: Settings, hung: dict[Partition, HungCalls]) -> None:
-        """`hung`: the calls that did not come back, also those of earlier workers."""
+    def __init__(
+        self,
+        database: Database,
+        job: Job,
+        settings: Settings,
+        hung: dict[Partition, HungCalls],
+        listeners: Listeners,
+    ) -> None:
+        """`hung`: the calls that did not come back, also those of earlier workers. `listeners`: those of the worker."""
         declared = job.declared
+        name, destination, words = declared.name, declared.destination or "its destination", words_of(declared)
         self.job = job
         self.turns: dict[Partition, Turn] = {}
         #: When to look for leases again, by `time.monotonic`.
@@ -63,16 +75,18 @@ class SubscriptionWorker:
         self._settings = settings
         self._hung = hung
         self._declaring = Declaring(declared, job.start)
-        self._notice = Notice(database, declared.name)
-        self._search = LeaseSearch(declared.name, settings.lease, self._notice)
-        self._share = Share(declared.name, settings.lease)
+        self._notice = Notice(database, name, words)
+        self._search = LeaseSearch(name, settings.lease, self._notice)
+        self._share = Share(name, settings.lease)
         #: The partitions that this worker is to have.
         self._own: set[Partition] = set()
-        self._failure_log = FailureLog(
-            declared.name, declared.destination, words=words_of(declared), note=self._notice.write
-        )
         done = "sent" if declared.destination else "done"
-        self._activity = Activity(declared.name, done=done, every=settings.upkeep.log_activity)
+        self._activity = Activity(name, done=done, every=settings.upkeep.log_activity)
+        own = Listeners(listeners)
+        for told in (FailureLog(name, words).told, self._activity.told, self._notice.told):
+            own.listen(told)
+        self._teller = Teller(own, database, name)
+        self._outages = Outages(self._teller, destination)
         self._throttled_log = ThrottledLog(logger)
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
@@ -177,7 +191,6 @@ class SubscriptionWorker:
             if not any(each.failures for each in self._tries.values()) and not any(
                 turn.pauses for turn in self.turns.values()
             ):
-                self._failure_log.went_on()
                 self._notice.withdraw(connection.channel)
         self._activity.tell_if_due(partial(parked_counts, connection.channel, self.job.declared.name))
 
@@ -220,6 +233,9 @@ class SubscriptionWorker:
     def _give_back(self, connection: Connection, held: HeldLease) -> None:
         connection.heartbeat.drop(held)
         self._release(connection, held.lease)
+        error = sys.exception()
+        why = in_one_line(error)[0] if isinstance(error, Exception) else None
+        self._teller.of_partition(held.lease.partition.partition).lease_lost(held.lease.epoch, why)
 
     def _release(self, connection: Connection, lease: Lease) -> None:
         if connection.stop.asked:
@@ -244,6 +260,7 @@ class SubscriptionWorker:
         except BaseException:
             self._release(connection, lease)
             raise
+        self._teller.of_partition(lease.partition.partition).lease_taken(lease.epoch)
         try:
             # Declared again, because somebody may have altered the subscription while this worker waited for the lease.
             self._stored = subscription = self._declare(connection)
@@ -267,6 +284,7 @@ class SubscriptionWorker:
             needs=min(policy.deadline, settings.lease / 2).total_seconds(),
             deadline=policy.deadline.total_seconds(),
             wake=connection.wake,
+            teller=self._teller,
         )
         batch_handler = BatchHandler(
             calls,
@@ -275,7 +293,7 @@ class SubscriptionWorker:
             most=settings.limits.rows,
             part_seconds=settings.upkeep.settle_parts,
             hung=hung,
-            failure_log=self._failure_log,
+            outages=self._outages,
         )
         partition_worker = PartitionWorker(
             connection.channel,
@@ -287,9 +305,8 @@ class SubscriptionWorker:
             grace=Grace(grace, settings.poll) if grace else None,
             stop=subscription.stop_at,
             finished=_finished_of(connection.channel, subscription),
-            failure_log=self._failure_log,
             unsettled=self._tries_of(held.lease.partition).unsettled,
-            activity=self._activity,
+            teller=self._teller.of_partition(held.lease.partition.partition),
         )
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
         if self.job.deferral is not None:

@@ -17,6 +17,7 @@ from outbox.runtime.wakeup import Wake
 from outbox.store.database import Channel, Database
 from outbox.store.dialects.dialect import Hint
 from outbox.store.failure import in_one_line
+from outbox.telemetry.events import EVERYWHERE, DatabaseAway, DatabaseBack, Listeners
 from outbox.worker.connection import Connection, ConnectionLostError, Until
 from outbox.worker.heartbeat import Heartbeat
 from outbox.worker.hung import HungCalls
@@ -48,14 +49,18 @@ class Worker:
         *,
         stop: Stop | None = None,
         hung: dict[Partition, HungCalls] | None = None,
+        listeners: Listeners | None = None,
     ) -> None:
         """`stop`: this worker is one of those that it stops. `hung`: the calls of earlier workers that did not come
-        back, by partition.
+        back, by partition. `listeners`: told what happens.
         """
         self._database = database
         self._settings = settings or Settings()
         hung = {} if hung is None else hung
-        self._subscriptions = [SubscriptionWorker(database, job, self._settings, hung) for job in jobs]
+        self._listeners = Listeners(EVERYWHERE) if listeners is None else listeners
+        self._subscriptions = [SubscriptionWorker(database, job, self._settings, hung, self._listeners) for job in jobs]
+        #: The moment since which the database is away; None while it is not.
+        self._away_since: float | None = None
         self._new_owner()
         in_child(self._new_owner)
         self.wake = Wake()
@@ -138,8 +143,8 @@ class Worker:
                         finally:
                             worked = connection.worked
                     return
-                except ConnectionLostError:
-                    pass
+                except ConnectionLostError as lost:
+                    self._tell_away(lost.error)
                 failures = 1 if worked else failures + 1
                 self._stop.rest(pause(failures))
         finally:
@@ -161,6 +166,7 @@ class Worker:
                     each.look(connection)
                 for each in self._subscriptions:
                     each.step(connection)
+                self._tell_back()
                 turns = [turn for each in self._subscriptions for turn in each.turns.values()]
                 if not turns and (self._stop.asked or all(each.finished for each in self._subscriptions)):
                     return
@@ -191,6 +197,19 @@ class Worker:
         with self._explained():
             return self._database.open()
 
+    def _tell_away(self, error: Exception) -> None:
+        now = time.monotonic()
+        self._away_since = now if self._away_since is None else self._away_since
+        if self._listeners:
+            why, seconds = in_one_line(error)[0], now - self._away_since
+            self._listeners.tell(DatabaseAway(database=self._database, error=why, seconds=seconds))
+
+    def _tell_back(self) -> None:
+        if self._away_since is not None:
+            seconds, self._away_since = time.monotonic() - self._away_since, None
+            if self._listeners:
+                self._listeners.tell(DatabaseBack(database=self._database, seconds=seconds))
+
     def _hint(self, channel: Channel) -> Hint | None:
         with self._explained():
             hint, hinted, self._hinted = channel.hinted(), self._hinted, False
@@ -204,7 +223,7 @@ class Worker:
         except Exception as error:
             if passes(self._database, error, known=all(each.known for each in self._subscriptions)):
                 self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
-                raise ConnectionLostError from error
+                raise ConnectionLostError(error) from error
             for each in self._subscriptions:
                 each.note(in_one_line(error)[0])
             raise

@@ -20,6 +20,7 @@ GOALS = {
     "write_4_connections_5": "<= 1.15",
     "async_write": "<= 1.10",
     "telemetry_write": "<= 1.01",
+    "telemetry_drain": ">= 0.99",
     "business_1": ">= 0.90",
     "business_5": ">= 0.90",
     "business_direct": ">= 0.80",

@@ -12,12 +12,14 @@ from uuid import UUID
 from outbox.model.parking import Parking
 from outbox.model.verdict import DONE, Unavailable, Verdict
 from outbox.runtime.stop import Stop
+from outbox.telemetry.events import Listeners
 from outbox.worker.blame import Blame
 from outbox.worker.calls import Call
 from outbox.worker.handle import BatchHandler, Look
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import HandlerPolicy
+from tests.support.stage import outages_told_to
 
 _NEVER = Stop()
 _BEHIND = Unavailable("an earlier message of its key was not stored")
@@ -52,7 +54,15 @@ class Handler:
     def __init__(self, policy: HandlerPolicy, blame: Blame | None = None) -> None:
         """`blame`: remembers which messages failed alone."""
         calls: Any = _Calls()
-        self._handler = BatchHandler(calls, policy, stop=_NEVER, most=100, part_seconds=math.inf, hung=HungCalls())
+        self._handler = BatchHandler(
+            calls,
+            policy,
+            stop=_NEVER,
+            most=100,
+            outages=outages_told_to(Listeners()),
+            part_seconds=math.inf,
+            hung=HungCalls(),
+        )
         if blame is not None:
             self._handler._blame = blame
 

@@ -15,10 +15,12 @@ from outbox.model.lease import Lease
 from outbox.model.verdict import DONE
 from outbox.runtime.stop import Stop
 from outbox.runtime.wakeup import Wake
+from outbox.telemetry.events import Listeners
+from outbox.telemetry.teller import Teller
 from outbox.worker.calls import Caller, LeasedCaller
-from outbox.worker.failure_log import FailureLog
 from outbox.worker.handle import BatchHandler, Look
 from outbox.worker.hung import HungCalls
+from outbox.worker.outages import Outages
 from outbox.worker.outcome import Clock, Outcome
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.waiting import Wait
@@ -26,9 +28,17 @@ from outbox.worker.waiting import Wait
 POLICY = HandlerPolicy(
     retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=5), pause=wait_fixed(0.001)
 )
+DESTINATION = "nats://h:4222"
+#: In place of the one that events name, which nobody asks for.
+NO_DATABASE: Any = None
 #: For handlers that take their time.
 HASTY = replace(POLICY, deadline=timedelta(seconds=0.1))
 EARLIER = Unavailable("an earlier message of its key was not stored")
+
+
+def outages_told_to(listeners: Listeners) -> Outages:
+    """The outages of a subscription; those who listen are told of them."""
+    return Outages(Teller(listeners, NO_DATABASE, "relay"), DESTINATION)
 
 
 def messages(*keys: str | None, first: int = 1, topic: str = "orders") -> list[Message]:
@@ -119,21 +129,22 @@ class Stage:
         held: Held | None = None,
         hung: HungCalls | None = None,
         others: bool = False,
-        failure_log: FailureLog | None = None,
     ) -> None:
+        #: Those who are told what comes of the calls.
+        self.listeners = Listeners()
         self.stop = StopAfter(looks)
         self.wake = Wake()
         self.caller = Caller(handler)
         self._others = others
-        deadline = policy.deadline.total_seconds()
+        deadline, teller = policy.deadline.total_seconds(), Teller(self.listeners, NO_DATABASE, "relay")
         self.batch_handler = BatchHandler(
-            LeasedCaller(self.caller, held or Held(), needs=1.0, deadline=deadline, wake=self.wake),
+            LeasedCaller(self.caller, held or Held(), needs=1.0, deadline=deadline, wake=self.wake, teller=teller),
             policy,
             stop=self.stop,
             most=most,
             part_seconds=part_seconds,
             hung=hung,
-            failure_log=failure_log,
+            outages=outages_told_to(self.listeners),
         )
 
     def parts(

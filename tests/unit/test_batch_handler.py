@@ -11,11 +11,11 @@ from tenacity import wait_none
 
 from outbox import Message, Reject, Retry, Unavailable, Verdict
 from outbox.model.verdict import DONE
+from outbox.telemetry.failure_log import FailureLog
+from outbox.telemetry.failure_words import Sending
 from outbox.worker.calls import Call
-from outbox.worker.failure_log import FailureLog
-from outbox.worker.failure_words import CheckingBack
-from outbox.worker.policy import BLOCKED, HandlerPolicy
-from tests.support.stage import HASTY, POLICY, Handler, Held, Stage, again, ids, messages, only, raising, seen
+from outbox.worker.policy import HandlerPolicy
+from tests.support.stage import DESTINATION, HASTY, Handler, Held, Stage, again, ids, messages, only, raising, seen
 
 # How many messages a call holds
 
@@ -257,72 +257,6 @@ def test_what_waits_because_there_was_nothing_else_to_try_keeps_the_destinations
     ]
 
 
-@pytest.fixture
-def clock():
-    """A clock that a test sets, in seconds."""
-    return [100.0]
-
-
-def test_a_topic_that_is_not_accepted_is_told_once_in_a_while(caplog, clock):
-    """Of many a few are named, and the number of the others."""
-    failure_log = FailureLog("relay", "nats://h:4222", clock=lambda: clock[-1])
-
-    for moment in (100.0, 130.0, 161.0):
-        clock.append(moment)
-        failure_log.refused({"orders": "no\x1b[2J\nstream"})
-    failure_log.refused({f"t{n}": f"no {n}" for n in range(7)})
-
-    refused = "relay: nats://h:4222 does not accept topic"
-    assert [record.message for record in caplog.records] == [
-        f"{refused} orders, its messages wait: no\ufffd[2J stream",
-        f"{refused} orders, its messages wait (since 1 min): no\ufffd[2J stream",
-        *[f"{refused} t{n}, its messages wait: no {n}" for n in range(5)],
-        "relay: nor does it accept 2 more topics",
-    ]
-
-
-def test_a_server_that_is_away_is_told_as_such_and_so_is_the_end_of_it(caplog, clock):
-    """One that is accepted again while the server was not reported as away is told by its topic."""
-    failure_log = FailureLog("relay", "nats://h:4222/shop", clock=lambda: clock[-1])
-    away = "NATS: nats://h:4222: connection refused"
-
-    failure_log.refused({"orders": away}, by_all=away)
-    clock.append(110.0)
-    failure_log.refused({"mail": away}, by_all=away)
-    clock.append(152.0)
-    failure_log.accepted({"mail"}, {None: "3 messages", "mail": "1 message"}.__getitem__)
-
-    assert [record.message for record in caplog.records] == [
-        "relay: nats://h:4222/shop accepts nothing, messages wait: NATS: connection refused",
-        "relay: nats://h:4222/shop accepts messages again after 52 s; 3 messages had waited",
-    ]
-    assert not failure_log.in_trouble
-
-
-def test_a_topic_is_accepted_again_when_a_message_of_it_is(caplog, clock):
-    failure_log = FailureLog("relay", "nats://h:4222", clock=lambda: clock[-1])
-    failure_log.refused({"orders": "no stream"})
-    failure_log.accepted({"mail"}, str)
-    assert failure_log.in_trouble
-
-    clock.append(280.0)
-    failure_log.accepted({"orders", "mail"}, lambda topic: f"1 message of {topic}")
-
-    said = "relay: nats://h:4222 accepts topic orders again after 3 min; 1 message of orders had waited"
-    assert caplog.records[-1].message == said
-
-
-def test_a_destination_that_flaps_fills_no_log(caplog, clock):
-    failure_log = FailureLog("relay", "nats://h:4222", clock=lambda: clock[-1])
-
-    for second in range(50):
-        clock.append(100.0 + second)
-        failure_log.refused({"orders": "away"}, by_all="away")
-        failure_log.accepted({"orders"}, lambda _: "1 message")
-
-    assert len(caplog.records) == 2
-
-
 @pytest.mark.parametrize(
     ("answer", "topics", "accepted", "said"),
     [
@@ -337,12 +271,13 @@ def test_a_destination_that_flaps_fills_no_log(caplog, clock):
 def test_it_is_told_whether_the_server_or_a_topic_is_meant(caplog, answer, topics, accepted, said):
     """A sender may say that nothing is accepted; where it does not, several topics with one answer say so."""
     handler = Handler(lambda message: DONE if message.topic in accepted else answer(message))
-    stage = Stage(handler, looks=20, failure_log=FailureLog("relay", "nats://h:4222"))
+    stage = Stage(handler, looks=20)
+    stage.listeners.listen(FailureLog("relay", Sending("relay", DESTINATION)).told)
     all = [each for n, topic in enumerate(accepted + topics) for each in messages(f"k{n}", topic=topic, first=n + 1)]
 
     stage.run(all, wait_for_destination=True)
 
-    assert f"relay: nats://h:4222 {said}" in [record.message for record in caplog.records]
+    assert f"relay: {DESTINATION} {said}" in [record.message for record in caplog.records]
 
 
 def test_a_probe_of_a_server_that_is_away_costs_one_call_of_one_message():
@@ -378,60 +313,6 @@ def test_each_probe_of_a_server_that_is_away_is_another_message():
         stage.run(all, wait_for_destination=False, quota=0)
 
     assert handler.calls == [[1], [2], [4], [1], [2]]
-
-
-def test_a_paused_worker_notes_it_once_after_a_second(clock):
-    notes = []
-    failure_log = FailureLog(
-        "relay", "nats://h:4222", note=lambda text, since: notes.append((text, since)), clock=lambda: clock[-1]
-    )
-    failure_log.refused({"orders": "no stream"})
-
-    for moment in (100.5, 101.0, 105.0):
-        clock.append(moment)
-        failure_log.paused()
-    failure_log.went_on()
-    failure_log.paused()
-
-    text = "waits for nats://h:4222 to accept topic orders: no stream"
-    assert notes == [(text, 1.0), (text, 5.0)]
-
-
-def test_a_check_back_speaks_of_half_messages_of_its_group(caplog, clock):
-    """All of them have one topic, which says nothing to those who read the log."""
-    notes, topic = [], "RMQ_SYS_TRANS_HALF_TOPIC"
-    words = CheckingBack("shop")
-    failure_log = FailureLog(
-        "check:shop", "check:shop", words=words, note=lambda text, _: notes.append(text), clock=lambda: clock[-1]
-    )
-    failure_log.refused({topic: "no answer in 20 s"})
-    clock.append(165.0)
-    failure_log.paused()
-    failure_log.refused({topic: "no answer in 20 s"})
-    failure_log.accepted({topic}, lambda _: "2 messages")
-    failure_log.settled([(message, POLICY.dead(message, "UNKNOWN")) for message in messages("tx-1", "tx-2", "tx-1")])
-
-    halves, decide = "half messages of producer group shop", "to decide, run: outbox half list --given-up --group shop"
-    assert notes == [f"waits for an answer about {halves}: no answer in 20 s"]
-    assert [record.message for record in caplog.records] == [
-        f"check:shop: nothing is found out about {halves}, they wait: no answer in 20 s",
-        f"check:shop: nothing is found out about {halves}, they wait (since 1.1 min): no answer in 20 s",
-        f"check:shop: {halves} are decided on again after 1.1 min; 2 messages had waited",
-        f"check:shop: 2 more transactions were given up, the first is tx-1: UNKNOWN; {decide}",
-    ]
-
-
-def test_dead_letters_are_told_a_line_for_all_of_a_batch(caplog):
-    parkings = [(message, POLICY.dead(message, f"bad {message.id}")) for message in messages("b", "a", first=7)]
-
-    FailureLog("relay").settled([*reversed(parkings), (messages("c")[0], BLOCKED)])
-    FailureLog("relay").settled(parkings[:1])
-
-    first = "the first is message 7 of topic orders: bad 7; to decide, run: outbox dead list --name relay"
-    assert [record.message for record in caplog.records] == [
-        f"relay: 2 more dead letters, {first}",
-        f"relay: 1 more dead letter, {first}",
-    ]
 
 
 def test_without_room_the_rest_pauses():

@@ -22,13 +22,14 @@ from outbox.model.lease import Lease, Partition
 from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
 from outbox.runtime.stop import Stop
+from outbox.telemetry.events import Listeners
 from outbox.worker.calls import Call, LeasedCaller
 from outbox.worker.handle import BatchHandler, Look
 from outbox.worker.hung import HungCalls
 from outbox.worker.outcome import Outcome
 from outbox.worker.policy import BLOCKED, HandlerPolicy
 from outbox.worker.waiting import Wait
-from tests.support.stage import EARLIER, again, messages
+from tests.support.stage import EARLIER, again, messages, outages_told_to
 
 POLICY = HandlerPolicy(
     retry=RetryPolicy(attempts=3, wait=wait_fixed(0)), deadline=timedelta(seconds=1), pause=wait_fixed(0), max_hung=3
@@ -177,7 +178,13 @@ class Machine(RuleBasedStateMachine):
         self.hung.read_from("server")
         self.stop = Stop()
         self.handler = BatchHandler(
-            cast("LeasedCaller", Line(self, lease)), POLICY, stop=self.stop, most=4, part_seconds=0.0, hung=self.hung
+            cast("LeasedCaller", Line(self, lease)),
+            POLICY,
+            stop=self.stop,
+            most=4,
+            outages=outages_told_to(Listeners()),
+            part_seconds=0.0,
+            hung=self.hung,
         )
         #: How many messages were accepted under this lease, and how many were when a message last failed alone, and
         #: when it did before. A late answer may have been accepted at any time.

@@ -1,12 +1,14 @@
 """A worker tells once a minute what it has done, and says nothing of an idle minute."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from outbox import Done, Outbox
 from outbox.model.message import Message
-from outbox.worker.activity_log import Activity
+from outbox.telemetry.activity_log import Activity
+from outbox.telemetry.events import BatchRead, Settled
 from outbox.worker.settings import Settings, Upkeep
 from tests.support.waiting import eventually
 
@@ -34,13 +36,20 @@ def written(seconds: float, number: int = 1, delay: float = 0.0) -> list[Message
     return found
 
 
+def count(work: Activity, messages: list[Message]) -> None:
+    """A worker reads messages and settles them at once."""
+    where: dict[str, Any] = {"database": None, "subscription": "relay", "partition": 0}
+    work.told(BatchRead(**where, messages=messages, now=NOW))
+    work.told(Settled(**where, messages=messages, seconds=0.0))
+
+
 def test_a_line_says_how_many_how_quickly_and_what_waits(clock, told):
-    work = Activity("relay", clock=lambda: clock[-1])
-    work.count(written(0.004, 990), NOW)
-    work.count(written(30, 10), NOW)
+    work = Activity("relay", every=60.0, clock=lambda: clock[-1])
+    count(work, written(0.004, 990))
+    count(work, written(30, 10))
     clock.append(160.0)
     work.tell({"waiting": 3, "blocked": 2, "retry": 0, "dead": 9, "delayed": 9})
-    work.count(written(7200, 1, delay=7199), NOW)
+    count(work, written(7200, 1, delay=7199))
     clock.append(220.0)
     work.tell({})
 
@@ -51,16 +60,16 @@ def test_a_line_says_how_many_how_quickly_and_what_waits(clock, told):
 
 
 def test_the_slow_ones_are_not_left_out(clock, told):
-    work = Activity("relay", clock=lambda: clock[-1])
-    work.count(written(0.004, 980), NOW)
-    work.count(written(30, 20), NOW)
+    work = Activity("relay", every=60.0, clock=lambda: clock[-1])
+    count(work, written(0.004, 980))
+    count(work, written(30, 20))
     work.tell({})
 
     assert "99 % of them within 32 s of being written" in told()[0]
 
 
 def test_an_idle_minute_is_told_only_if_something_waits(clock, told):
-    work = Activity("relay", clock=lambda: clock[-1])
+    work = Activity("relay", every=60.0, clock=lambda: clock[-1])
     work.tell_if_due(dict)
     clock.append(161.0)
     work.tell_if_due(dict)

@@ -20,6 +20,8 @@ from outbox.store.log.limits import Limits
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
+from outbox.telemetry.events import Listeners
+from outbox.telemetry.teller import PartitionTeller
 from outbox.worker.handle import BatchHandler
 from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
@@ -129,6 +131,8 @@ class ScriptedHandOver:
         self.parking = FATES["retry"]
         self.die = False
         self.given: list[int] = []
+        #: Nothing is ever refused.
+        self.outages = ()
 
     def held(self) -> Held:
         """Nothing hangs here."""
@@ -172,7 +176,8 @@ class Holder:
         assert newest is not None
         self.settlement = Settlement(channel, lease, log.now(channel).incarnation)
         batch_handler = cast("BatchHandler", self.batch_handler)
-        self.parked = ParkedQueue(Parked(channel, "relay"), self.settlement, batch_handler, Settings(limits=LIMITS))
+        parked, teller = Parked(channel, "relay"), PartitionTeller(Listeners(), channel.database, "relay", 0)
+        self.parked = ParkedQueue(parked, self.settlement, batch_handler, Settings(limits=LIMITS), teller)
         self.cursor, self.place = Cursor(log, newest.progress), model.stored
         self.ahead: list[Fetched] = []
         self.handed: Handed | None = None

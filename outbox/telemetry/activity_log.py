@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 from outbox.model.message import Message
 from outbox.runtime.clock import clock as monotonic
 from outbox.runtime.text import age, counted
-from outbox.worker.settings import Upkeep
+from outbox.telemetry.events import BatchRead, Event, Settled
 
 #: A logger of its own, because many people want to see these lines and few others.
 activity_logger = logging.getLogger("outbox.activity")
@@ -24,18 +24,13 @@ _WAITING = ("waiting", "retry", "blocked")
 
 
 class Activity:
-    """The messages that one worker has done since its last log line.
+    """Counts the messages that one subscription has done since its last log line.
 
     To count them costs a few look-ups for a batch, and nothing for a message.
     """
 
     def __init__(
-        self,
-        subscription: str,
-        *,
-        done: str = "sent",
-        every: float = Upkeep.log_activity,
-        clock: Callable[[], float] = monotonic,
+        self, subscription: str, *, done: str = "sent", every: float, clock: Callable[[], float] = monotonic
     ) -> None:
         """`done`: the word for what a worker of this kind does with messages. `every`: seconds between two lines."""
         self._subscription = subscription
@@ -46,23 +41,24 @@ class Activity:
         self._number = 0
         #: How many messages took at most the time of a step.
         self._took: Counter[int] = Counter()
-        #: How far the database's clock is ahead of this machine's.
-        self._ahead = timedelta(0)
+        #: The time of the database when the clock was 0; until a batch was read, that of this machine.
+        self._zero = datetime.now(UTC) - timedelta(seconds=self._clock())
 
-    def count(self, messages: Sequence[Message], now: datetime | None = None) -> None:
-        """Count messages that were accepted now; the time of its oldest message counts for a whole batch.
+    def told(self, event: Event) -> None:
+        """Count messages that are done; the time of its oldest message counts for all of a settle."""
+        match event:
+            case BatchRead(now=now):
+                self._zero = now - timedelta(seconds=self._clock())
+            case Settled(messages=messages):
+                self._count(messages)
+            case _:
+                pass
 
-        `now`: the time by the database's clock, where the caller knows it.
-        """
-        if not messages:
-            return
-        here = datetime.now(UTC)
-        if now is not None:
-            self._ahead = now - here
+    def _count(self, messages: Sequence[Message]) -> None:
         written = [each for each in (_since(messages[0]), _since(messages[-1])) if each is not None]
         self._number += len(messages)
         if written:
-            seconds = (here + self._ahead - min(written)).total_seconds()
+            seconds = (self._zero + timedelta(seconds=self._clock()) - min(written)).total_seconds()
             self._took[_step(seconds)] += len(messages)
 
     @property
