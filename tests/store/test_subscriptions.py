@@ -157,14 +157,6 @@ def test_subscriptions_read_the_same_log_each_on_its_own(outbox):
     assert texts(delivered(outbox.database, name="one")) == ["3"]
 
 
-def rows_of(engine: Engine) -> list[Any]:
-    """Who holds which lease, and how far the partitions came."""
-    with engine.connect() as connection:
-        holders = "SELECT subscription, owner, epoch, renewals, lease_until FROM outbox_lease WHERE partition >= 0"
-        questions = (holders, "SELECT * FROM outbox_progress ORDER BY epoch, n")
-        return [tuple(row) for question in questions for row in connection.execute(text(question))]
-
-
 def altered_while_standing_by(outbox: Outbox, channel: Channel, relay: Relay, caplog, **changes: Any) -> None:
     """Let a relay wait for the lease of somebody who changes its subscription, and then work until nothing is left."""
     caplog.set_level("INFO", "outbox.lease")
