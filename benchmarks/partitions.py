@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from datetime import timedelta
 from functools import partial
 from multiprocessing.connection import Connection as Pipe
 
@@ -19,9 +20,13 @@ from outbox.store.subscriptions.subscriptions import Subscriptions
 
 _PATIENCE = 300.0
 _SHARED_PARTITIONS = 16
-_PACE = Settings(limits=Limits(rows=100))
-#: How many partitions have a worker, and how many workers have one.
-_SHARES = "SELECT count(*), count(DISTINCT owner) FROM outbox_lease WHERE subscription = %s AND owner IS NOT NULL"
+#: A filled table gives no hint, and each process is to notice it at once.
+_PACE = Settings(limits=Limits(rows=100), poll=(timedelta(milliseconds=20), timedelta(milliseconds=50)))
+#: How many workers have partitions, and how many each of them has at least and at most.
+_SHARES = """
+    SELECT count(*), min(number), max(number)
+    FROM (SELECT count(*) AS number FROM outbox_lease WHERE subscription = %s AND owner IS NOT NULL GROUP BY owner) AS w
+"""
 
 
 class SlowSender:
@@ -119,7 +124,8 @@ def _wait_until_shared(place: Place, name: str, processes: int) -> None:
     until = time.monotonic() + _PATIENCE
     with place.connect() as connection:
         connection.autocommit = True
-        while connection.execute(_SHARES, (name,)).fetchone() != (_SHARED_PARTITIONS, processes):
+        share = _SHARED_PARTITIONS // processes
+        while connection.execute(_SHARES, (name,)).fetchone() != (processes, share, share):
             _require_time(until, "the partitions are not shared")
 
 

@@ -11,11 +11,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
-from outbox.errors import HungHandlerError, LeaseLostError, SubscriptionError
+from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.lease import Lease, Partition
 from outbox.model.subscription import Subscription
 from outbox.runtime.stop import Stop
-from outbox.runtime.throttled_log import ThrottledLog
 from outbox.store.database import Channel, Database
 from outbox.store.failure import in_one_line
 from outbox.store.half_messages.op import DecidedHalves
@@ -36,6 +35,7 @@ from outbox.worker.connection import Connection, ConnectionLostError
 from outbox.worker.declaring import Declaring
 from outbox.worker.deferral import DEFERRED_SECONDS
 from outbox.worker.done_already import Finished
+from outbox.worker.failures import Failures
 from outbox.worker.generation import has_changed, met
 from outbox.worker.handle import BatchHandler
 from outbox.worker.heartbeat import HeldLease
@@ -48,7 +48,7 @@ from outbox.worker.partition import PartitionWorker
 from outbox.worker.polling import Polling
 from outbox.worker.settings import Settings
 from outbox.worker.share import Share
-from outbox.worker.tries import LONG_PAUSE_SECONDS, Tries, passes
+from outbox.worker.tries import Tries
 from outbox.worker.turn import Turn
 
 logger = logging.getLogger("outbox")
@@ -75,22 +75,21 @@ class SubscriptionWorker:
         self._settings = settings
         self._hung = hung
         self._declaring = Declaring(declared, job.start)
-        self._notice = Notice(database, name, words)
-        self._search = LeaseSearch(name, settings.lease, self._notice)
+        notice = Notice(database, name, words)
+        self._search = LeaseSearch(name, settings.lease, notice)
+        self._failures = Failures(name, notice, optional=job.start is None)
         self._share = Share(name, settings.lease)
         #: The partitions that this worker is to have.
         self._own: set[Partition] = set()
         done = "sent" if declared.destination else "done"
         self._activity = Activity(name, done=done, every=settings.upkeep.log_activity)
         own = Listeners(listeners)
-        for told in (FailureLog(name, words).told, self._activity.told, self._notice.told):
+        for told in (FailureLog(name, words).told, self._activity.told, notice.told):
             own.listen(told)
         self._teller = Teller(own, database, name)
         self._outages = Outages(self._teller, destination)
-        self._throttled_log = ThrottledLog(logger)
         #: The subscription as it was declared on this connection.
         self._stored: Subscription | None = None
-        self._tries: dict[Partition | None, Tries] = {}
 
     @property
     def known(self) -> bool:
@@ -101,13 +100,12 @@ class SubscriptionWorker:
     def finished(self) -> bool:
         """True when each partition has handled what it was to handle, or nobody has created the subscription."""
         if self._stored is None:
-            return self._tries_of(None).finished
-        return all(self._tries_of(each).finished for each in self._stored.all_partitions())
+            return self._failures.tries().finished
+        return all(self._failures.tries(each).finished for each in self._stored.all_partitions())
 
     def begin(self) -> None:
         """Begin to work, with everything still to be handled."""
-        for each in self._tries.values():
-            each.finished = False
+        self._failures.begin()
 
     def look(self, connection: Connection) -> None:
         """Declare the subscription and take the leases that are free, when it is time to look; wait for nothing."""
@@ -116,10 +114,10 @@ class SubscriptionWorker:
         self.look_at, taken = math.inf, dict[Lease, float]()
         with self._tried(connection, None):
             self._stored = self._stored or self._declare(connection)
-            self._tries_of(None).failures = 0
+            self._failures.tries().failures = 0
             if self._stored is None:
                 # Somebody else creates it, and there is nothing to do before.
-                self._tries_of(None).finished = True
+                self._failures.tries().finished = True
                 self.look_at = time.monotonic() + self._settings.upkeep.find_compensation
                 return
             taken = self._take_leases(connection, self._stored)
@@ -148,13 +146,13 @@ class SubscriptionWorker:
         open = [
             each
             for each in partitions
-            if each in self._own - waiting and each not in self.turns and not self._tries_of(each).finished
+            if each in self._own - waiting and each not in self.turns and not self._failures.tries(each).finished
         ]
         now, soon = time.monotonic(), time.monotonic() + self._search.pause()
-        wanted = [partition for partition in open if self._tries_of(partition).again_at <= now]
+        wanted = [partition for partition in open if self._failures.tries(partition).again_at <= now]
         taken = self._search.take(channel, wanted, connection.owner) if wanted else {}
         left = set(open) - {lease.partition for lease in taken}
-        again = [max(soon, self._tries_of(each).again_at) for each in left]
+        again = [max(soon, self._failures.tries(each).again_at) for each in left]
         # Also with all of its share this worker looks whether others have come, and whether all partitions have met.
         if stored.stop_at is not None:
             again.append(soon)
@@ -177,9 +175,9 @@ class SubscriptionWorker:
             self._end(connection, partition)
             raise
         if turn.between:
-            self._note_step(connection, self._tries_of(partition))
+            self._note_step(connection, self._failures.tries(partition))
         if not goes_on:
-            self._tries_of(partition).finished = turn.finished
+            self._failures.tries(partition).finished = turn.finished
             self._leave(connection, turn)
             self._end(connection, partition)
 
@@ -188,15 +186,13 @@ class SubscriptionWorker:
         if not tries.unsettled:
             tries.failures = 0
             connection.worked = True
-            if not any(each.failures for each in self._tries.values()) and not any(
-                turn.pauses for turn in self.turns.values()
-            ):
-                self._notice.withdraw(connection.channel)
+            if not self._failures.some and not any(turn.pauses for turn in self.turns.values()):
+                self._failures.withdraw_note(connection.channel)
         self._activity.tell_if_due(partial(parked_counts, connection.channel, self.job.declared.name))
 
     def _leave(self, connection: Connection, turn: Turn) -> None:
         """Leave the lease to whoever wants it."""
-        tries, deferral = self._tries_of(turn.held.lease.partition), self.job.deferral
+        tries, deferral = self._failures.tries(turn.held.lease.partition), self.job.deferral
         if deferral is not None and deferral.asked:
             tries.again_at = time.monotonic() + DEFERRED_SECONDS
         elif not turn.finished and not connection.stop.asked:
@@ -221,7 +217,7 @@ class SubscriptionWorker:
 
     def note(self, line: str) -> None:
         """Write why the worker does not work to where `outbox status` reads it."""
-        self._notice.write(line)
+        self._failures.note(line)
 
     def _end(self, connection: Connection, partition: Partition) -> None:
         turn = self.turns.pop(partition)
@@ -305,7 +301,7 @@ class SubscriptionWorker:
             grace=Grace(grace, settings.poll) if grace else None,
             stop=subscription.stop_at,
             finished=_finished_of(connection.channel, subscription),
-            unsettled=self._tries_of(held.lease.partition).unsettled,
+            unsettled=self._failures.tries(held.lease.partition).unsettled,
             teller=self._teller.of_partition(held.lease.partition.partition),
         )
         logger.info("subscription %s: lease taken, epoch %d", subscription.name, held.lease.epoch)
@@ -316,10 +312,6 @@ class SubscriptionWorker:
 
     def _hung_of(self, partition: Partition) -> HungCalls:
         return self._hung.setdefault(partition, HungCalls())
-
-    def _tries_of(self, partition: Partition | None) -> Tries:
-        """Return the tries of a partition; None: to declare the subscription."""
-        return self._tries.setdefault(partition, Tries())
 
     # Errors
 
@@ -333,47 +325,20 @@ class SubscriptionWorker:
             ConnectionLostError: the connection is lost, so the other partitions of the worker begin again as well.
             Exception: what a person has to mend, or only a new process.
         """
-        tries = self._tries_of(partition)
+        tries = self._failures.tries(partition)
         try:
             yield
             return
         except (HungHandlerError, ConnectionLostError):
             raise
         except LeaseLostError as error:
-            self._throttled_log.warning("%s", error)
-            tries.wait()
+            self._failures.lease_lost(error, tries)
         except Exception as error:
-            tries.failures += 1
-            tries.wait()
-            self._explain_or_raise(error, tries, connection)
+            self._failures.explain_or_raise(error, tries, connection, known=self.known)
             connection.require(error)
         # Declared again before the next try, because somebody may have altered the subscription, or dropped it.
         self._stored = None
         self.look_at = min(self.look_at, tries.again_at)
-
-    def _explain_or_raise(self, error: Exception, tries: Tries, connection: Connection) -> None:
-        """Log the error if another try may succeed; otherwise raise it."""
-        name, endless = self.job.declared.name, connection.until == "stopped"
-        passing = passes(connection.channel.database, error, known=self.known)
-        line, _ = in_one_line(error)
-        # Where its declaration is refused, that was noted already, because such a worker may have no lease.
-        noted = isinstance(error, SubscriptionError)
-        if tries.unsettled and tries.unsettled.explains(error) and (passing or endless):
-            # Also errors that only a person can mend, because a new process would send the batch again.
-            line = f"settling fails, and nothing is sent until it works again: {line}"
-        elif passing:
-            self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
-            return
-        elif self.job.start is None and endless:
-            # The other subscriptions of the worker do not depend on this one.
-            tries.wait(LONG_PAUSE_SECONDS)
-            line = f"cannot work, trying again: {line}"
-        else:
-            if not noted:
-                self._notice.write(line)
-            raise error
-        if self._throttled_log.warning("%s: %s", name, line) and not noted:
-            self._notice.write(line)
 
 
 def _finished_of(channel: Channel, subscription: Subscription) -> Finished | None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 
-from outbox.errors import HungHandlerError
 from outbox.model.lease import Partition
 from outbox.runtime.fork import in_child
 from outbox.runtime.process import unique_name
@@ -137,7 +136,7 @@ class Worker:
             while not self._stop.asked:
                 worked = False
                 try:
-                    with closing(self._database.open()) as channel:
+                    with closing(self._open()) as channel:
                         connection = self._connection(channel, until)
                         try:
                             self._work_on(connection)
@@ -146,10 +145,6 @@ class Worker:
                     return
                 except ConnectionLostError as lost:
                     self._tell_away(lost.error)
-                except HungHandlerError:
-                    raise
-                except Exception as error:
-                    self._explain_or_raise(error)
                 failures = 1 if worked else failures + 1
                 self._stop.rest(pause(failures))
         finally:
@@ -198,6 +193,10 @@ class Worker:
             for turn in idle:
                 turn.hinted(hint)
 
+    def _open(self) -> Channel:
+        with self._explained():
+            return self._database.open()
+
     def _tell_away(self, error: Exception) -> None:
         now = time.monotonic()
         self._away_since = now if self._away_since is None else self._away_since
@@ -212,15 +211,19 @@ class Worker:
                 self._listeners.tell(DatabaseBack(database=self._database, seconds=seconds))
 
     def _hint(self, channel: Channel) -> Hint | None:
-        hint, hinted, self._hinted = channel.hinted(), self._hinted, False
+        with self._explained():
+            hint, hinted, self._hinted = channel.hinted(), self._hinted, False
         return hint or (Hint() if hinted else None)
 
-    def _explain_or_raise(self, error: Exception) -> None:
-        """Log the error if another try may succeed; otherwise raise it."""
-        if passes(self._database, error, known=all(each.known for each in self._subscriptions)):
-            self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
-            self._tell_away(error)
-            return
-        for each in self._subscriptions:
-            each.note(in_one_line(error)[0])
-        raise error
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Log an error after which another try may succeed, and raise `ConnectionLostError`; note any other one."""
+        try:
+            yield
+        except Exception as error:
+            if passes(self._database, error, known=all(each.known for each in self._subscriptions)):
+                self._throttled_log.warning("the database is away, trying again: %s", type(error).__name__)
+                raise ConnectionLostError(error) from error
+            for each in self._subscriptions:
+                each.note(in_one_line(error)[0])
+            raise

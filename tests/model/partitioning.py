@@ -222,7 +222,9 @@ class Partitioning:
         if state.change == "asks" or any(_is(each, state.generation, partition) for each in worker.held):
             return False
         stop, progress = state.generation.stop, state.generation.standing[partition]
-        met = stop is not None and has_arrived(progress, stop)
+        # One that has met the others is taken once more if its lease was not given back.
+        back = state.generation.partitions[partition].lease.owner is None
+        met = back and stop is not None and has_arrived(progress, stop)
         return self.share(state)[partition] == str(number) and not met
 
     def _handle(self, state: State, number: int, held: Held, name: str) -> Moves[State]:

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
@@ -17,7 +18,6 @@ from outbox.store.database import Channel
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.support.destination import Destination, failing, relay_to
-from tests.support.leases import notice
 from tests.support.parked import states
 from tests.support.readers import Collector, declared, delivered, send, texts, worker
 from tests.support.waiting import eventually
@@ -72,6 +72,10 @@ def test_a_worker_that_declares_something_else_is_refused(outbox, differing, tol
     with pytest.raises(SubscriptionError, match=rf"subscription 'relay' {told}$"):
         delivered(outbox.database, **differing)
 
+    with closing(outbox.database.open()) as channel:
+        holder = Leases(channel).look(Partition("relay"))
+    # The lease is that of a worker that may be well.
+    assert holder is not None and holder.notice is None
     assert texts(delivered(outbox.database)) == ["2"]
 
 
@@ -151,29 +155,6 @@ def test_subscriptions_read_the_same_log_each_on_its_own(outbox):
 
     assert (first, texts(delivered(outbox.database, name="two"))) == (["1", "2"], ["1", "2", "3"])
     assert texts(delivered(outbox.database, name="one")) == ["3"]
-
-
-def test_a_subscription_of_several_partitions_is_refused(outbox):
-    """A worker of this version owns one; it would take the first for all of the log, or leave the others alone."""
-    delivered(outbox.database)
-    with outbox.engine.begin() as connection:
-        connection.execute(text("UPDATE outbox_subscription SET partitions = 2"))
-    send(outbox, "1")
-    before, handler = rows_of(outbox.engine), Collector()
-
-    with pytest.raises(SubscriptionError, match="relay has 2 partitions; this version owns one"):
-        worker(outbox.database, handler).until_empty()
-
-    assert (handler.messages, rows_of(outbox.engine)) == ([], before)
-    assert notice(outbox.engine) == "relay has 2 partitions; this version owns one"
-
-
-def rows_of(engine: Engine) -> list[Any]:
-    """Who holds which lease, and how far the partitions came."""
-    with engine.connect() as connection:
-        holders = "SELECT subscription, owner, epoch, renewals, lease_until FROM outbox_lease WHERE partition >= 0"
-        questions = (holders, "SELECT * FROM outbox_progress ORDER BY epoch, n")
-        return [tuple(row) for question in questions for row in connection.execute(text(question))]
 
 
 def altered_while_standing_by(outbox: Outbox, channel: Channel, relay: Relay, caplog, **changes: Any) -> None:

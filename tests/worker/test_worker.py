@@ -182,7 +182,7 @@ from outbox.worker.worker import Worker
 
 worker = Worker(Outbox(create_engine("sqlite:///never-opened")).database, [])
 signal.signal(signal.SIGALRM, lambda *_: worker.stop())
-for _ in range(3000):
+for _ in range(600):
     signal.setitimer(signal.ITIMER_REAL, random.uniform(0.00001, 0.0002))
     for _ in range(50):
         worker.wake.wait(0)

@@ -104,7 +104,11 @@ class Soak:
             time.sleep(max(0.0, began + action.at - time.monotonic()))
             if time.monotonic() > began + latest(action, self._seconds):
                 continue
+            begins = time.monotonic()
             self._actions.do(action)
+            print(
+                f"{begins - began:.1f} to {time.monotonic() - began:.1f}: {action.lane} {action.kind} {action.number}"
+            )
             self._done[f"{action.lane} {action.kind}"] += 1
 
     def _sample_memory(self) -> None:
