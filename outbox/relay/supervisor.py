@@ -236,11 +236,13 @@ class _Supervised:
         self._ended = ended
         self._throttle = Throttle()
         self._thread: threading.Thread | None = None
+        #: True at the end of the thread, which is alive for a moment more.
+        self._over = False
         self._asked_at: float | None = None
 
     @property
     def alive(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and not self._over and self._thread.is_alive()
 
     @property
     def stopping(self) -> bool:
@@ -287,6 +289,7 @@ class _Supervised:
                 error.add_note(self.label)
             self.error = error
         finally:
+            self._over = True
             self._ended()
 
     def _work_until_stopped(self) -> None:

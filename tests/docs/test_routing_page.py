@@ -18,7 +18,7 @@ def test_the_code_runs_from_top_to_bottom(tmp_path, monkeypatch):
 
     page = run(PAGE, "docs/routing.md")
 
-    assert [relay.name for relay in page["relays"]._relays] == ["relay:orders.*", "relay"]
+    assert [relay.name for relay in page["relays"]._works] == ["relay:orders.*", "relay"]
     migrate.upgrade(page["outbox"].engine)
     page["relays"].close()
 

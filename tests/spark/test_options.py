@@ -112,7 +112,7 @@ def test_mistakes(options, words):
 
 def test_what_may_be_chosen_is_told_once():
     with pytest.raises(OptionError) as caught:
-        parsed(table="orders")
+        parsed(table="invoices")
     assert (str(caught.value).count("parked"), str(caught.value).endswith("; choose one of them")) == (1, True)
 
     with pytest.raises(OptionError, match=r"; did you mean progress\?$"):

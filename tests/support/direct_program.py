@@ -89,6 +89,7 @@ def is_gone(outbox: Outbox) -> None:
 
 def leaves_a_thread(outbox: Outbox) -> None:
     def late() -> None:
+        threading.main_thread().join()
         time.sleep(0.5)
         send(outbox, "2")
 
@@ -145,7 +146,8 @@ def hangs(outbox: Outbox) -> None:
 
 def is_short(outbox: Outbox) -> None:
     """Ends before direct sends have begun."""
-    send(outbox, "1", "2")
+    with outbox.begin() as session:
+        outbox.send_all(session, [Message("orders", "1"), Message("orders", "2")])
 
 
 def writes(outbox: Outbox) -> None:

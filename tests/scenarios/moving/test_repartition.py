@@ -144,7 +144,7 @@ def test_nothing_is_lost_repeated_or_overtaken(load, relays):
 
 
 def test_relays_that_are_killed_repeat_a_batch_at_most(load):
-    written, found, kills = load.perform(relays=4, pause=3.0)
+    written, found, kills = load.perform(relays=4, pause=2.0)
 
     assert (faults_of_kills(written, found, kills), kills > 0) == ({}, True)
 
