@@ -145,9 +145,9 @@ def hangs(outbox: Outbox) -> None:
 
 
 def is_short(outbox: Outbox) -> None:
-    """Ends before direct sends have begun."""
+    """Ends before direct sends have begun. Between two calls of `send` they might begin."""
     with outbox.begin() as session:
-        outbox.send_all(session, [Message("orders", "1"), Message("orders", "2")])
+        outbox.send_all(session, [Message("orders", body) for body in ("1", "2")])
 
 
 def writes(outbox: Outbox) -> None:
