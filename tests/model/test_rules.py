@@ -37,8 +37,8 @@ from tests.model.rules import AckRow, DedupRow, LeaseRow, LogRow, ParkedRow, Pro
 NAME = "relay"
 PARTITION = Partition(NAME)
 LENGTH = timedelta(minutes=10)
-#: What has come, and what has not, is so many seconds away from now.
-FAR = 1000
+#: What has come, and what has not, is so many seconds away from `NOW`, which is when the tests began, long ago perhaps.
+FAR = 1_000_000
 NOW = datetime.now(UTC)
 STATES: tuple[State, ...] = ("delayed", "waiting", "retry", "blocked", "dead")
 
