@@ -59,7 +59,7 @@ class BatchHandler:
         that takes longer comes in parts. `hung`: the calls that did not come back, also those of earlier leases.
         """
         self._calls = calls
-        self._policy = policy
+        self.policy = policy
         self._stop = stop
         self._part_seconds = part_seconds
         self._hung = HungCalls() if hung is None else hung
@@ -71,7 +71,7 @@ class BatchHandler:
     @property
     def gave_up(self) -> bool:
         """True when so many calls of the handler hang that only a new process helps."""
-        return sum(call.hangs for call in self._calls.overdue) >= self._policy.max_hung
+        return sum(call.hangs for call in self._calls.overdue) >= self.policy.max_hung
 
     def held(self) -> Held:
         """Return which parked messages are not to be tried, because they are in calls that did not come back."""
@@ -202,7 +202,7 @@ class BatchHandler:
         if look.others and len(heads) <= batch.quota:
             batch.quota -= len(heads)
             error_of = batch.findings.error_of
-            batch.resolve([], [(message, self._policy.waiting(message, error_of(message))) for message in heads])
+            batch.resolve([], [(message, self.policy.waiting(message, error_of(message))) for message in heads])
 
     def _tell_what_waits(self, batch: Pending) -> None:
         if batch.outcome.parked or batch.outcome.sick:
@@ -253,7 +253,7 @@ class BatchHandler:
         other messages go before it, and of several such messages the one that was tried longest ago goes first. So
         every message is tried some time, although the one in front of it is never accepted.
         """
-        if len(self._calls.overdue) >= self._policy.max_hung:
+        if len(self._calls.overdue) >= self.policy.max_hung:
             return []
         if not (batch.findings.tried or self._hung or self._blame.some_suspects):
             return batch.messages[: self._size.next]
@@ -279,7 +279,7 @@ class BatchHandler:
             logger.warning("a call with %d messages did not come back in time", len(call.messages))
             self._size.hung()
             return self._nobody_knows(
-                batch, call.messages, f"no answer within {self._policy.deadline.total_seconds()} s"
+                batch, call.messages, f"no answer within {self.policy.deadline.total_seconds()} s"
             )
         if call.verdicts is None:
             if isinstance(call.error, StrangeAnswerError):
@@ -296,7 +296,7 @@ class BatchHandler:
             return False
         message = messages[0]
         if self._blame.failed_alone(message):
-            batch.resolve([], [(message, self._policy.failed(message, error))])
+            batch.resolve([], [(message, self.policy.failed(message, error))])
             return True
         batch.findings.failed(message, error)
         return False
@@ -329,15 +329,15 @@ class BatchHandler:
     def _parking(self, batch: Pending, message: Message, verdict: Verdict, *, alone: bool) -> Parking | None:
         match verdict:
             case Retry(error, after, counts):
-                return self._policy.failed(message, error, after, counts=counts)
+                return self.policy.failed(message, error, after, counts=counts)
             case Reject(error):
-                return self._policy.dead(message, error)
+                return self.policy.dead(message, error)
             case Unavailable(error, everything):
                 batch.findings.away = error if everything else None
                 accepts = batch.findings.some_accepted or self._blame.accepted_since_failure(message)
                 if accepts and batch.quota > 0:
                     batch.quota -= 1
-                    return self._policy.waiting(message, error)
+                    return self.policy.waiting(message, error)
                 self._size.one()
                 batch.findings.errors[message.id] = error
                 if alone:
@@ -370,7 +370,7 @@ class BatchHandler:
             message = None if hung.alone is None else batch.by_id().get(hung.alone.id)
             if message is not None and self._blame.accepted_since_failure(message):
                 hung.blamed = True
-                batch.resolve([], [(message, self._policy.failed(message, "hangs, while others are accepted"))])
+                batch.resolve([], [(message, self.policy.failed(message, "hangs, while others are accepted"))])
         return bool(finished)
 
     def _use_answers(self, batch: Pending, hung: HungCall) -> None:
@@ -396,7 +396,7 @@ class BatchHandler:
                 batch.quota -= len(stuck)
                 why = "its call has not come back; it is held until the call does, or the process is started again"
                 logger.warning("a call with %d messages hangs for %d s: %s", len(ids), call.seconds, why)
-                batch.resolve([], [(message, self._policy.waiting(message, why)) for message in stuck])
+                batch.resolve([], [(message, self.policy.waiting(message, why)) for message in stuck])
 
     def _accepted(self, batch: Pending, count: int) -> None:
         self._blame.accepted(count)
@@ -406,4 +406,4 @@ class BatchHandler:
     def _pause(self) -> Wait:
         """Return a pause, longer than the one before, which a stop ends."""
         self._blame.pauses += 1
-        return Wait(time.monotonic() + seconds_to_wait(self._policy.pause, self._blame.pauses), stop=self._stop)
+        return Wait(time.monotonic() + seconds_to_wait(self.policy.pause, self._blame.pauses), stop=self._stop)

@@ -14,11 +14,9 @@ from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.barrier import has_arrived
 from outbox.model.lease import Lease
 from outbox.model.message import Message
-from outbox.model.position import Position, Progress
+from outbox.model.position import Progress
 from outbox.store.database import Channel
-from outbox.store.log.cursor import Batch, Cursor
-from outbox.store.log.grace import Grace
-from outbox.store.log.log import Log
+from outbox.store.log.cursor import Batch, Reading
 from outbox.store.subscriptions.parked import Parked
 from outbox.store.subscriptions.progress import ProgressLog
 from outbox.telemetry.teller import PartitionTeller
@@ -28,7 +26,7 @@ from outbox.worker.handle import BatchHandler, Look
 from outbox.worker.maintenance import Maintenance
 from outbox.worker.outcome import Outcome
 from outbox.worker.parked import ParkedQueue
-from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, HandlerPolicy, sort_out
+from outbox.worker.policy import BLOCKED, DELAYED, EXPIRED, sort_out
 from outbox.worker.settings import Settings
 from outbox.worker.settle import Parkings, Settlement, Unsettled
 from outbox.worker.waiting import SOON_SECONDS, Wait
@@ -49,26 +47,19 @@ class PartitionWorker:
         self,
         channel: Channel,
         lease: Lease,
-        log: Log,
-        settings: Settings,
+        reading: Reading,
         batch_handler: BatchHandler,
-        policy: HandlerPolicy,
+        settings: Settings,
         *,
         teller: PartitionTeller,
-        grace: Grace | None = None,
-        stop: Position | None = None,
         finished: Finished | None = None,
         unsettled: Unsettled | None = None,
     ) -> None:
-        """`grace`: for how long rows are left alone after their commit. `stop`: the log is handled up to there, where
-        all partitions meet. `finished`: knows which messages are done already. `unsettled`: what the worker could not
-        write before.
-        """
+        """`finished`: knows which messages are done already. `unsettled`: what the worker could not write before."""
         self._channel = channel
         self._lease = lease
         self._batch_handler = batch_handler
-        self._policy = policy
-        self._incarnation = log.now(channel).incarnation
+        self._incarnation = reading.log.now(channel).incarnation
         batch_handler.read_from(self._incarnation)
         newest = ProgressLog(channel).newest(lease.partition)
         if newest is None:
@@ -77,10 +68,10 @@ class PartitionWorker:
         self._settlement.rehearse(newest.progress)
         parked = Parked(channel, lease.partition.subscription, lease.partition)
         self._parked_queue = ParkedQueue(parked, self._settlement, batch_handler, settings, teller, finished)
-        self._prefetcher = Prefetcher(channel, Cursor(log, newest.progress, grace, stop))
+        self._prefetcher = Prefetcher(channel, reading.after(newest.progress))
         self._finished = finished
         self._teller = teller
-        self._stored, self._stop = newest.progress, stop
+        self._stored, self._stop = newest.progress, reading.stop
         self._passed = False
         self._stored_at = time.monotonic()
         #: Batches that were handled and are not settled: up to which progress, their messages, and how large.
@@ -190,7 +181,7 @@ class PartitionWorker:
     def _hand_over(self, to_send: list[Message], batch: Batch) -> Generator[Wait, None, Outcome]:
         """Call the handler, settle in parts while that takes long, and return the last part."""
         outcome = Outcome()
-        quota = self._parked_queue.quota(self._policy.max_waiting)
+        quota = self._parked_queue.quota(self._batch_handler.policy.max_waiting)
         with closing(self._batch_handler.run(to_send, wait_for_destination=True, quota=quota, clock=batch)) as handling:
             for each in handling:
                 if isinstance(each, Wait):
@@ -270,7 +261,9 @@ class PartitionWorker:
         if handled:
             last = max(handled)
             why = "the worker stopped before it was sent"
-            self._outcome.parked += [(m, self._policy.waiting(m, why)) for m in open if (m.id or 0) < last]
+            self._outcome.parked += [
+                (m, self._batch_handler.policy.waiting(m, why)) for m in open if (m.id or 0) < last
+            ]
             settled, _ = _split(self._outcome, last)
             self._settle(batch.upto(last), settled)
         # The other open messages will be read again from the stored progress.

@@ -18,6 +18,7 @@ from outbox.runtime.stop import Stop
 from outbox.store.database import Channel, Database
 from outbox.store.failure import in_one_line
 from outbox.store.half_messages.op import DecidedHalves
+from outbox.store.log.cursor import Reading
 from outbox.store.log.grace import Grace
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
@@ -294,12 +295,13 @@ class SubscriptionWorker:
         partition_worker = PartitionWorker(
             connection.channel,
             held.lease,
-            Log(settings.limits, subscription.selection, held.lease.partition),
-            settings,
+            Reading(
+                log=Log(settings.limits, subscription.selection, held.lease.partition),
+                grace=Grace(grace, settings.poll) if grace else None,
+                stop=subscription.stop_at,
+            ),
             batch_handler,
-            policy,
-            grace=Grace(grace, settings.poll) if grace else None,
-            stop=subscription.stop_at,
+            settings,
             finished=_finished_of(connection.channel, subscription),
             unsettled=self._failures.tries(held.lease.partition).unsettled,
             teller=self._teller.of_partition(held.lease.partition.partition),

@@ -53,6 +53,22 @@ class Batch:
         return Progress(self.window.base, self.window.target, id)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a partition reads: its part of the log, after a grace, and up to a position.
+
+    `grace`: for how long rows are left alone after their commit. `stop`: where all partitions meet; None: no end.
+    """
+
+    log: Log
+    grace: Grace | None = None
+    stop: Position | None = None
+
+    def after(self, progress: Progress) -> Cursor:
+        """Return a cursor that reads on from there."""
+        return Cursor(self.log, progress, self.grace, self.stop)
+
+
 class Cursor:
     """Reads the log batch by batch: a small window in one read, a larger one page by page.
 
