@@ -6,9 +6,11 @@ import time
 from datetime import timedelta
 
 from outbox.admin.borrowing import WAIT, borrowed, changing
+from outbox.errors import SubscriptionError
 from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
+from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.leases import Leases
@@ -41,6 +43,7 @@ def repartition(channel: Channel, name: str, partitions: int, *, wait: timedelta
         SubscriptionError: it is no relay; or the number is out of range.
         WorkerAliveError: a worker holds a lease, and did not give it back in time; nothing was changed.
         LeaseLostError: a worker took a lease meanwhile; nothing was changed.
+        SubscriptionError: a worker has taken the change back, because one of its calls hangs.
     """
     subscriptions = Subscriptions(channel)
     stored = subscriptions.get(name)
@@ -53,7 +56,13 @@ def repartition(channel: Channel, name: str, partitions: int, *, wait: timedelta
         with changing(channel, leases, incarnation):
             subscriptions.repartition(name, partitions)
         crash_point("command.after_alter")
-    return _met(channel, name, wait)
+    found = _met(channel, name, wait)
+    if found.next_partitions is None and found.partitions != partitions:
+        raise SubscriptionError(
+            f"{name} keeps its {counted(found.partitions, 'partition')}, because a call of a relay hangs, and its lease"
+            " cannot be given back meanwhile; order the change again when the destination answers"
+        )
+    return found
 
 
 def _met(channel: Channel, name: str, wait: timedelta) -> Subscription:

@@ -177,14 +177,17 @@ class Relay:
     def work(self, until: Until, stop: Stop) -> None:
         """Do as `run`, `until_empty` or `once`, until `stop` is asked, too; the sender stays open."""
         with self._alone(), self._stop.within(stop):
-            self._work(until)
+            self._work(until, stop)
 
-    def _work(self, until: Until) -> None:
+    def _work(self, until: Until, outer: Stop | None = None) -> None:
         listener = self._outbox.notifier.listen(self._worker.hint) if until == "stopped" else None
         try:
             self._worker.work(until)
         finally:
             del listener
+            if outer is not None and self._stop.asked:
+                # It may be that an error has ended the work just now: it is not to be tried again.
+                outer.ask()
             self._stop.withdraw()
 
     def close(self) -> None:

@@ -165,7 +165,7 @@ class Supervisor:
         if errors and len(self._supervised) == 1 and self._pause is None:
             raise errors[0]
         if errors:
-            raise ExceptionGroup(f"{len(errors)} of {len(self._supervised)} relays failed", errors)
+            raise BaseExceptionGroup(f"{len(errors)} of {len(self._supervised)} relays failed", errors)
 
     def close(self) -> None:
         """Close the works, after `until_empty` or `once`; `run` does it by itself."""
@@ -228,7 +228,7 @@ class _Supervised:
         self, work: Work, label: str, pause: wait_base | None, stop: Stop, *, ended: Callable[[], None]
     ) -> None:
         self.label = label or work.name
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._work = work
         self._about = (label, work.name) if label else None
         self._pause = pause
@@ -284,7 +284,7 @@ class _Supervised:
                 self._work_until_stopped()
             else:
                 self._work.work(until, self._stop)
-        except Exception as error:
+        except BaseException as error:  # also SystemExit, after which this thread works no more
             if self._about is not None:
                 error.add_note(self.label)
             self.error = error

@@ -7,6 +7,8 @@ import socket
 import time
 from contextlib import suppress
 
+from outbox.runtime.fork import in_child
+
 #: A selector rounds its timeout up to whole milliseconds, so shorter waits sleep.
 _SHORTEST_SECONDS = 0.001
 #: Not select(), because an application may have more descriptors open than it can watch; and not epoll, because a new
@@ -21,6 +23,11 @@ class Wake:
     """
 
     def __init__(self) -> None:
+        self._open()
+        # A child would take the wake-ups of its parent.
+        in_child(self._open)
+
+    def _open(self) -> None:
         self._reader, self._writer = socket.socketpair()
         self._reader.setblocking(False)
         self._writer.setblocking(False)

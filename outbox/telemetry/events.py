@@ -261,7 +261,10 @@ class Listeners:
         for function in self._functions:
             try:
                 function(event)
-            except Exception:
+            except KeyboardInterrupt:
+                raise
+            except BaseException:
+                # Also a CancelledError or SystemExit of the function, which would end the thread that tells.
                 if function not in self._failed:
                     self._failed.add(function)
                     logger.exception("a listener to events failed; its further errors are not logged: %r", function)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from queue import SimpleQueue
 from typing import Protocol
 
@@ -228,13 +229,20 @@ class _Turns:
         return [call for call in self._overdue if not call.finished]
 
     def ask(self, call: Call, handler: Handler) -> None:
+        asked = (call, handler)
         with self._lock:
-            self._waiting.append((call, handler))
-            self._give(asking=call)
+            self._waiting.append(asked)
+            try:
+                self._give(asking=call)
+            except BaseException:
+                # There is no thread for it. Whoever asked learns that, so it must not be made later.
+                if asked in self._waiting:
+                    self._waiting.remove(asked)
+                raise
 
     def look(self, call: Call) -> float:
         with self._lock:
-            self._give()
+            self._give_if_possible()
             if call.started is not None:
                 return call.due
             begun = [each.due for each in self._under_way if each.started is not None]
@@ -264,11 +272,17 @@ class _Turns:
             self._overdue = [*self.still_overdue, *(call for call in self._under_way if call.over)]
             self._under_way = [call for call in self._under_way if not call.over]
         while self._waiting and len(self._under_way) < self._concurrency:
+            # First the thread, because there may be none: then the call waits on.
+            queue = self._idle.pop() if self._idle else self._new_thread()
             call, handler = self._waiting.popleft()
             self._under_way.append(call)
             call.begin(waited=call is not asking)
-            queue = self._idle.pop() if self._idle else self._new_thread()
             queue.put((call, handler))
+
+    def _give_if_possible(self) -> None:
+        """Give free turns to calls of others. Without a thread for them they wait; those who wait look again."""
+        with suppress(RuntimeError, MemoryError):
+            self._give()
 
     def _new_thread(self) -> SimpleQueue[_Asked | None]:
         queue: SimpleQueue[_Asked | None] = SimpleQueue()
@@ -292,7 +306,7 @@ class _Turns:
                 return False
             self._under_way.remove(call)
             self._idle.append(queue)
-            self._give()
+            self._give_if_possible()
             return True
 
 

@@ -49,6 +49,10 @@ class Failures:
         """Remove what was written there."""
         self._notice.withdraw(channel)
 
+    def warn(self, line: str) -> None:
+        """Log what a person should know, once in a while."""
+        self._throttled_log.warning("%s: %s", self._subscription, line)
+
     def lease_lost(self, error: LeaseLostError, tries: Tries) -> None:
         """Log it, and try again soon."""
         self._throttled_log.warning("%s", error)

@@ -42,8 +42,10 @@ class HungCalls:
     them were taken by this process.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, earlier: Iterable[Call] = ()) -> None:
+        """`earlier`: calls for other partitions, whose keys may be of this one by now. Their answers do not count."""
         self._reset()
+        self._calls.extend(HungCall(call, void=True, blamed=True) for call in earlier)
         in_child(self._reset)
 
     def _reset(self) -> None:

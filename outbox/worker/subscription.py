@@ -15,6 +15,7 @@ from outbox.errors import HungHandlerError, LeaseLostError
 from outbox.model.lease import Lease, Partition
 from outbox.model.subscription import Subscription
 from outbox.runtime.stop import Stop
+from outbox.runtime.text import counted
 from outbox.store.database import Channel, Database
 from outbox.store.failure import in_one_line
 from outbox.store.half_messages.op import DecidedHalves
@@ -26,6 +27,7 @@ from outbox.store.operations.parked_status import parked_counts
 from outbox.store.subscriptions.acks import Acks
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.progress import ProgressLog
+from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.telemetry.activity_log import Activity
 from outbox.telemetry.events import Listeners
 from outbox.telemetry.failure_log import FailureLog
@@ -114,7 +116,9 @@ class SubscriptionWorker:
             return
         self.look_at, taken = math.inf, dict[Lease, float]()
         with self._tried(connection, None):
-            self._stored = self._stored or self._declare(connection)
+            if self._stored is None or self._stored.stop_at is not None:
+                # Declared again while all partitions are to meet, because another worker may take that back.
+                self._stored = self._declare(connection)
             self._failures.tries().failures = 0
             if self._stored is None:
                 # Somebody else creates it, and there is nothing to do before.
@@ -133,6 +137,11 @@ class SubscriptionWorker:
 
     def _take_leases(self, connection: Connection, stored: Subscription) -> dict[Lease, float]:
         """Take the leases of this worker's share that are free; return each with a moment before it was taken."""
+        if stored.stop_at is None:
+            self._go_on(connection)
+        elif self._take_back_if_hung(connection, stored):
+            self._stored, self.look_at = None, 0.0
+            return {}
         channel, partitions = connection.channel, stored.all_partitions()
         holders = self._search.look(channel, partitions)
         waiting = met(channel, stored, holders)
@@ -149,6 +158,9 @@ class SubscriptionWorker:
             for each in partitions
             if each in self._own - waiting and each not in self.turns and not self._failures.tries(each).finished
         ]
+        if any(each.generation != stored.generation for each in self.turns):
+            # Their calls end first, or are left behind: until then the keys that they have are not known here.
+            open = []
         now, soon = time.monotonic(), time.monotonic() + self._search.pause()
         wanted = [partition for partition in open if self._failures.tries(partition).again_at <= now]
         taken = self._search.take(channel, wanted, connection.owner) if wanted else {}
@@ -157,7 +169,7 @@ class SubscriptionWorker:
         # Also with all of its share this worker looks whether others have come, and whether all partitions have met.
         if stored.stop_at is not None:
             again.append(soon)
-        elif len(partitions) > 1:
+        elif len(partitions) > 1 or self.turns.keys() - set(partitions):
             again.append(now + self._settings.renew_every.total_seconds())
         self.look_at = min(again, default=math.inf)
         return taken
@@ -313,7 +325,34 @@ class SubscriptionWorker:
         return Turn(held, partition_worker, hung, polling, until=connection.until, hears=not grace)
 
     def _hung_of(self, partition: Partition) -> HungCalls:
-        return self._hung.setdefault(partition, HungCalls())
+        """Return the hung calls of a partition: with a new number of partitions, those of all earlier ones."""
+        if partition not in self._hung:
+            earlier = (
+                hung.call
+                for each, calls in list(self._hung.items())
+                if each.subscription == partition.subscription and each.generation != partition.generation
+                for hung in calls.unfinished
+            )
+            self._hung[partition] = HungCalls(dict.fromkeys(earlier))
+        return self._hung[partition]
+
+    def _take_back_if_hung(self, connection: Connection, stored: Subscription) -> bool:
+        """Take the order of another number of partitions back if a call hangs; return whether it did.
+
+        The lease of such a partition is not given back, so the partitions would never meet, and all others would wait.
+        """
+        hanging = [each for each in self.turns if any(hung.call.hangs for hung in self._hung_of(each).unfinished)]
+        if not hanging or not Subscriptions(connection.channel).take_back_number(stored):
+            return False
+        self._failures.warn(
+            f"a call hangs, so there are no {counted(stored.next_partitions or 0, 'partition')} for now"
+        )
+        return True
+
+    def _go_on(self, connection: Connection) -> None:
+        """Begin the turns anew that stand where partitions were to meet, and kept their lease because a call hangs."""
+        for partition in [each for each, turn in self.turns.items() if turn.arrived]:
+            self._end(connection, partition)
 
     # Errors
 

@@ -60,12 +60,16 @@ class Generations:
         standing = self._progress.standing(subscription)
         start = next_generation(standing)
         if partitions == subscription.partitions:
-            self._channel.run(_ORDER, name=subscription.name, stop_at=None, partitions=None)
+            self.take_back(subscription)
         elif start is not None:
             self._begin_next(subscription, partitions, start)
         else:
             stop = str(stop_at(standing))
             self._channel.run(_ORDER, name=subscription.name, stop_at=stop, partitions=partitions)
+
+    def take_back(self, subscription: Subscription) -> None:
+        """Take the order of another number back. No lease is needed: nobody has passed the position to meet at."""
+        self._channel.run(_ORDER, name=subscription.name, stop_at=None, partitions=None)
 
     def advance(self, subscription: Subscription) -> bool:
         """Begin the next generation if one was ordered, all partitions have met, and all leases were given back.
@@ -74,8 +78,12 @@ class Generations:
         """
         if subscription.next_partitions is None:
             return False
-        start = next_generation(self._progress.standing(subscription))
-        if start is None or not self._are_given_back(subscription):
+        # First the lock: a worker that takes a lease, settles and gives it back would move a partition meanwhile.
+        if not self._are_given_back(subscription):
+            return False
+        standing = self._progress.standing(subscription)
+        start = next_generation(standing)
+        if start is None:
             return False
         self._begin_next(subscription, subscription.next_partitions, start)
         return True

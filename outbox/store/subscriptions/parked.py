@@ -137,13 +137,16 @@ _SOME_FELL_DUE = """
     SELECT 1 FROM {parked}
     WHERE subscription = :subscription AND state = 'delayed' AND due_at <= {now} {of_slots} LIMIT 1
 """
-#: Only the next one that is not due yet, because those that are due were looked at before this. Of any slot: a search
-#: for one of a partition's own could read all others, and a look too many costs little.
+#: Only the next one that is not due yet, because those that are due were looked at before this. A partition searches
+#: the next `:few` for one of its slots, because it could read all others; it looks again soon if none is among them.
 _NEXT_DUE = """
-    SELECT {seconds} FROM {parked}
-    WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at > {now}
-    ORDER BY due_at LIMIT 1
+    SELECT {seconds} FROM (
+        SELECT due_at, slot FROM {parked}
+        WHERE subscription = :subscription AND state IN ('delayed', 'waiting', 'retry') AND due_at > {now}
+        ORDER BY due_at LIMIT :few) AS n
+    WHERE TRUE {of_slots} ORDER BY due_at LIMIT 1
 """
+_FEW = 500
 _WAITING = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' {of_slots} LIMIT :limit) AS w
@@ -315,7 +318,8 @@ class Parked:
     def next_due(self) -> float | None:
         """Return the seconds until the next parked message falls due; None without any."""
         seconds = self._database.dialect.seconds.format(since=self._database.dialect.now, until="due_at")
-        rows = self._channel.rows(self._database.sql(_NEXT_DUE, seconds=seconds), **self._common)
+        statement = self._database.sql(_NEXT_DUE, seconds=seconds, of_slots=self._of_slots)
+        rows = self._channel.rows(statement, few=_FEW if self._of_slots else 1, **self._common)
         return rows[0][0] if rows else None
 
     def waiting(self, limit: int) -> int:

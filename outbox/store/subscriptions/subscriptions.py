@@ -172,6 +172,15 @@ class Subscriptions:
         """
         Generations(self._channel).order(self.get(name), partitions)
 
+    def take_back_number(self, ordered: Subscription) -> bool:
+        """Take the order of another number of partitions back; return False if it is carried out, or is another one."""
+        with self.changing():
+            stored = self.find(ordered.name)
+            same = stored is not None and (stored.generation, stored.stop_at) == (ordered.generation, ordered.stop_at)
+            if stored is not None and same:
+                Generations(self._channel).take_back(stored)
+            return same
+
     def begin_next_generation(self, name: str) -> bool:
         """Begin the generation that was ordered, if all partitions have met; return whether it began."""
         with self.changing():
