@@ -344,9 +344,8 @@ class SubscriptionWorker:
         hanging = [each for each in self.turns if any(hung.call.hangs for hung in self._hung_of(each).unfinished)]
         if not hanging or not Subscriptions(connection.channel).take_back_number(stored):
             return False
-        self._failures.warn(
-            f"a call hangs, so there are no {counted(stored.next_partitions or 0, 'partition')} for now"
-        )
+        number = counted(stored.partitions, "partition")
+        self._failures.warn(f"a call hangs, and the partitions cannot meet meanwhile; there are still {number}")
         return True
 
     def _go_on(self, connection: Connection) -> None:

@@ -152,3 +152,21 @@ def test_the_time_to_drain_is_the_same_for_all():
     supervisor.join(60)
 
     assert (waited, noticed, supervisor.alive) == (False, [True, True, True], False)
+
+
+def test_work_that_ends_its_thread_has_failed():
+    def exits(_tries: int) -> None:
+        raise SystemExit(3)
+
+    supervisor = Supervisor([Working("odd", exits), Working("well", exits)], pause=wait_fixed(0.01))
+
+    with pytest.raises(BaseExceptionGroup, match="2 of 2 relays failed") as caught:
+        supervisor.until_empty()
+    assert [type(each) for each in caught.value.exceptions] == [SystemExit] * 2
+
+
+def test_the_end_of_the_last_work_is_noticed_at_once(monkeypatch):
+    """Its thread is alive for a moment more; to look again only later would make each end a second long."""
+    monkeypatch.setattr("outbox.relay.supervisor._LOOK_SECONDS", 3600)
+    for _ in range(200):
+        Supervisor([Working()], pause=None).until_empty()

@@ -2,7 +2,9 @@
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import ExitStack, closing
+from functools import partial
 
 import pytest
 
@@ -12,7 +14,7 @@ from outbox.model import barrier
 from outbox.model.lease import Partition
 from outbox.model.message import Message
 from outbox.model.position import EARLIEST, Progress
-from outbox.model.subscription import Declaration
+from outbox.model.subscription import Declaration, Subscription
 from outbox.store.database import Channel, Database
 from outbox.store.log.cursor import Cursor
 from outbox.store.log.log import Log
@@ -317,3 +319,47 @@ def test_the_first_worker_may_say_how_many_there_are(channel, name):
     made = Subscriptions(channel).declare(Declaration(name=name, destination="callable:tests", partitions=4))
 
     assert (made.partitions, ProgressLog(channel).standing(made)) == (4, [Progress(EARLIEST)] * 4)
+
+
+def test_nobody_works_between_the_look_where_partitions_stand_and_the_next_generation(
+    shop, channel, relay, monkeypatch
+):
+    """What a worker settles in between would be read again by the next generation."""
+    if shop.database.dialect.one_writer:
+        pytest.skip("a single writer has the lock of all that declare")
+    passed = apart(shop, channel)
+    with Subscriptions(channel).changing():
+        Subscriptions(channel).repartition("relay", 3)
+    behind = Subscriptions(channel).get("relay").partition(1)
+    found: list[list[bytes]] = []
+    with closing(shop.database.open()) as other:
+        monkeypatch.setattr(
+            Generations, "_are_given_back", between := Meanwhile(other, behind, Generations._are_given_back)
+        )
+        began = Subscriptions(channel).begin_next_generation("relay")
+    stored = Subscriptions(channel).get("relay")
+    for partition in stored.all_partitions():
+        worker = OnePartition(channel, partition)
+        while batch := worker.step():
+            found.append([message.body for message in batch])
+
+    assert (began, passed + len(between.settled), found) == (True, len(KEYS), [])
+
+
+class Meanwhile:
+    """A worker that takes the partition behind, settles it and gives it back, right before the look at the leases."""
+
+    def __init__(self, channel: Channel, partition: Partition, look: Callable[..., bool]) -> None:
+        self.settled: list[Message] = []
+        self._channel, self._partition, self._look = channel, partition, look
+
+    def __get__(self, generations: Generations, _class: object = None) -> Callable[..., bool]:
+        return partial(self, generations)
+
+    def __call__(self, generations: Generations, subscription: Subscription) -> bool:
+        """Work, then look."""
+        worker = OnePartition(self._channel, self._partition)
+        while batch := worker.step():
+            self.settled += batch
+        Leases(self._channel).release(worker.lease)
+        return self._look(generations, subscription)

@@ -231,3 +231,46 @@ def test_never_more_calls_than_allowed_and_each_that_is_not_withdrawn_is_made_on
     assert most <= concurrency
     expected = [id for id in range(1, len(calls) + 1) if id not in withdrawn]
     assert (begun if concurrency == 1 else sorted(begun)) == expected
+
+
+def without_a_thread(monkeypatch: pytest.MonkeyPatch, number: int) -> list[str]:
+    """The next so many threads of callers cannot start; returns a list of those that could not."""
+    start, failed = threading.Thread.start, list[str]()
+
+    def starting(thread: threading.Thread) -> None:
+        if thread.name == "outbox-handler" and len(failed) < number:
+            failed.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", starting)
+    return failed
+
+
+def test_a_call_without_a_thread_is_not_made_later_because_whoever_asked_knows(monkeypatch):
+    handler = Handler()
+    caller = Caller(handler)
+    without_a_thread(monkeypatch, 1)
+    first, second = (Call([message]) for message in messages(None, None))
+
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        caller.begin(first)
+    caller.begin(second)
+
+    assert eventually(lambda: second.finished)
+    assert (handler.calls, first.finished, caller.overdue) == ([[2]], False, [])
+
+
+def test_a_call_of_others_waits_for_a_thread(monkeypatch):
+    """A look gives the turn of a call that hangs to the next one, which is of another partition."""
+    handler = Held()
+    caller = Caller(handler)
+    hangs, waits = asked(caller, 2, deadline=0.05)
+    failed = without_a_thread(monkeypatch, 1)
+    assert eventually(lambda: hangs.over and bool(caller.look(hangs)) and bool(failed))
+    waiting = waits.started is None
+    waits.deadline = 60.0
+    caller.look(waits)
+    handler.release(1, 2)
+
+    assert (waiting, eventually(lambda: waits.finished), waits.verdicts) == (True, True, [DONE])

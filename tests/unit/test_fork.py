@@ -19,6 +19,7 @@ from outbox.model.verdict import DONE
 from outbox.rocketmq.connections import Connections
 from outbox.rocketmq.questions import Respondent, Unasked
 from outbox.runtime import fork
+from outbox.runtime.wakeup import Wake
 from outbox.store.database import Database
 from outbox.worker.calls import Call, Caller
 from outbox.worker.hung import HungCalls
@@ -177,3 +178,11 @@ def test_direct_sends_begin_anew_there():
     holding.join()
 
     assert begins
+
+
+def test_a_child_does_not_take_the_wake_ups_of_its_parent():
+    wake = Wake()
+    wake.set()
+
+    assert in_a_child(lambda: not wake.wait(0.05))
+    assert wake.wait(60)

@@ -1,6 +1,7 @@
 """Whoever listens is told of every event, and disturbs nobody."""
 
 import logging
+from asyncio import CancelledError
 from typing import Any
 
 import pytest
@@ -82,3 +83,18 @@ def test_a_coroutine_function_is_refused():
         Listeners().listen(later)
 
     assert str(caught.value) == "a listener is called on the thread where something happens, so it cannot be async"
+
+
+@pytest.mark.parametrize("error", [CancelledError, SystemExit])
+def test_a_listener_that_would_end_its_thread_does_not(error):
+    told: list[Any] = []
+    listeners = Listeners()
+
+    @listeners.listen
+    def broken(event: Event) -> None:
+        raise error
+
+    listeners.listen(told.append)
+    listeners.tell(EVENT)
+
+    assert told == [EVENT]

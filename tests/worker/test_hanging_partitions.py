@@ -1,0 +1,108 @@
+"""A call that hangs while the number of partitions changes: nothing is sent beside it, and nobody waits for it."""
+
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+
+from outbox import Message, Outbox, SubscriptionError
+from outbox.admin.repartition import repartition
+from outbox.store.subscriptions.subscriptions import Subscriptions
+from tests.support.destination import Destination, relay_to
+from tests.support.partitions import apart
+from tests.support.readers import declared
+from tests.support.waiting import eventually
+
+LEASE, PATIENCE = timedelta(seconds=1), timedelta(seconds=60)
+
+
+def hanging(body: bytes) -> Destination:
+    """A destination that does not come back from its first call with this message, until `hangs` is taken away."""
+    destination = Destination()
+    destination.deadline = timedelta(seconds=0.3)
+    held: list[object] = []
+
+    def holds(messages: Sequence[Message]) -> bool:
+        if not held and any(message.body == body for message in messages):
+            held.append(messages)
+        return bool(held) and held[0] is messages
+
+    destination.hanging = holds
+    return destination
+
+
+def write(outbox: Outbox, *messages: Message) -> None:
+    """One transaction."""
+    with outbox.begin() as session:
+        outbox.send_all(session, messages)
+
+
+@pytest.mark.parametrize("partitions", [1, 2, 3])
+def test_the_next_partitions_hold_the_keys_of_a_call_that_hangs(engine, partitions):
+    """Its lease has expired meanwhile, and its process is the one that has the new partitions."""
+    outbox, destination = Outbox(engine), hanging(b"1")
+    first, second = (relay_to(destination, outbox, lease=LEASE) for _ in range(2))
+    first.start()
+    write(outbox, Message("orders", b"1", key="k"))
+    assert eventually(lambda: destination.calls == 1)
+    time.sleep(0.5)
+    first.stop()
+    first.join(60)
+    write(outbox, Message("orders", b"2", key="k"), Message("orders", b"other", key="other"))
+    with closing(outbox.database.open()) as channel:
+        repartition(channel, "relay", partitions, wait=PATIENCE)
+    second.start()
+    others = eventually(lambda: b"other" in destination.bodies)
+    time.sleep(0.5)
+    beside = destination.of_key("k")
+    destination.hanging = lambda _messages: False
+    complete = eventually(lambda: b"2" in destination.bodies)
+    second.stop()
+    second.join(60)
+
+    assert (others, beside, complete) == (True, [], True)
+    assert destination.of_key("k") in ([b"1", b"2"], [b"1", b"1", b"2"])
+
+
+def test_a_change_behind_a_call_that_hangs_is_taken_back_and_the_others_go_on(engine, caplog):
+    """Two partitions are to meet; one of them cannot give its lease back."""
+    outbox = Outbox(engine)
+    with closing(outbox.database.open()) as channel:
+        Subscriptions(channel).declare(declared())
+        apart(outbox, channel)
+        ordered = repartition(channel, "relay", 3, wait=timedelta(seconds=0.1))
+        destination = hanging(b"x")
+        destination.destination = declared().destination or ""
+        relay = relay_to(destination, outbox, lease=LEASE)
+        relay.start()
+        assert eventually(lambda: destination.calls > 0)
+        write(outbox, *(Message("orders", b"later", key=f"other-{number}") for number in range(40)))
+        # Those of the key that hangs wait for it; there are 40 keys, so that each partition has some of them.
+        went_on = eventually(lambda: destination.bodies.count(b"later") == 40)
+        stored = Subscriptions(channel).get("relay")
+        destination.hanging = lambda _messages: False
+        complete = eventually(lambda: len(destination.bodies) >= 44)
+        changed = repartition(channel, "relay", 3, wait=PATIENCE)
+        relay.stop()
+        relay.join(60)
+
+    assert ordered.next_partitions == 3
+    assert (went_on, stored.partitions, stored.next_partitions, stored.stop_at) == (True, 2, None, None)
+    assert "a call hangs, and the partitions cannot meet meanwhile; there are still 2 partitions" in caplog.text
+    assert (complete, changed.partitions) == (True, 3)
+
+
+def test_the_command_says_that_the_change_was_taken_back(engine, monkeypatch):
+    outbox = Outbox(engine)
+    with closing(outbox.database.open()) as channel, closing(outbox.database.open()) as worker:
+        Subscriptions(channel).declare(declared())
+        apart(outbox, channel)
+        monkeypatch.setattr(
+            "outbox.admin.repartition.time.sleep",
+            lambda _seconds: Subscriptions(worker).take_back_number(Subscriptions(worker).get("relay")),
+        )
+
+        with pytest.raises(SubscriptionError, match="relay keeps its 2 partitions, because a call of a relay hangs"):
+            repartition(channel, "relay", 3, wait=PATIENCE)
