@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from datetime import timedelta
 
 from outbox.errors import LeaseLostError, SubscriptionError
-from outbox.model.lease import Holder, Lease, Partition
+from outbox.model.lease import COMMAND, Holder, Lease, Partition
 from outbox.model.subscription import Subscription
 from outbox.runtime.clock import clock
 from outbox.runtime.failpoints import crash_point
@@ -98,7 +98,7 @@ class _Borrowing:
 
     def __init__(self, channel: Channel, subscriptions: Sequence[Subscription]) -> None:
         self._leases = Leases(channel)
-        self._command = f"command-{secrets.token_hex(4)}"
+        self._command = f"{COMMAND}{secrets.token_hex(4)}"
         wanted = [partition for each in subscriptions for partition in each.all_partitions()]
         self._watches = {partition: LeaseWatch(LENGTH) for partition in wanted}
         self._taken: dict[Partition, Lease] = {}

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Protocol, Unpack
+from typing import Protocol, Unpack, cast
 
 from outbox.errors import SubscriptionError
 from outbox.model.lease import Partition
@@ -48,6 +48,12 @@ class Source(Protocol):
     listeners: Listeners
 
 
+class RelayOptions(SenderOptions, total=False):
+    """The options of a `Relay` that most relays do without."""
+
+    partitions: int | None
+
+
 class Relay:
     """Sends the messages of an outbox to one destination.
 
@@ -65,9 +71,10 @@ class Relay:
         retry: how often a message is tried, and how long it waits in between.
         settings: pace and limits of the worker.
         declared: what `routes` has declared, in place of name, topics and on_dead.
-        sending: `deadline`, of one call of the sender; without it the sender's own, if it has one, else 5 s. `rename`,
-            `prefix` and `envelope`, the topics and the form in which messages are sent; see `RewritingSender`. What
-            writers send directly keeps its topic and its form, unless their own sender is a `RewritingSender`.
+        options: `partitions`, how many relays may share the subscription, from when it is new. `deadline`, of one call
+            of the sender; without it the sender's own, if it has one, else 5 s. `rename`, `prefix` and `envelope`, the
+            topics and the form in which messages are sent; see `RewritingSender`. What writers send directly keeps its
+            topic and its form, unless their own sender is a `RewritingSender`.
 
     Raises:
         SubscriptionError: the name is that of a compensation, or no message can have one of the topics.
@@ -87,15 +94,22 @@ class Relay:
         retry: RetryPolicy | None = None,
         settings: Settings | None = None,
         declared: Declaration | None = None,
-        **sending: Unpack[SenderOptions],
+        **options: Unpack[RelayOptions],
     ) -> None:
         if not hasattr(outbox, "database"):
             raise TypeError(f"Relay takes an Outbox, not {type(outbox).__name__}: Relay(Outbox(engine), …)")
         self._outbox = outbox
-        self._sender = open_sender(sender, **sending)
+        partitions = options.pop("partitions", None)
+        self._sender = open_sender(sender, **cast("SenderOptions", options))
         destination = self._sender.destination
         if declared is None:
-            declared = Declaration(name=name, destination=destination, topics=chosen_topics(topics), on_dead=on_dead)
+            declared = Declaration(
+                name=name,
+                destination=destination,
+                topics=chosen_topics(topics),
+                on_dead=on_dead,
+                partitions=partitions,
+            )
         require_own_name(declared.name)
         self._name = declared.name
         left_behind = Declaration(name=compensation_of(self._name), destination=destination, kind="compensation")

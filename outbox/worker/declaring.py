@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from shlex import quote
 
 from outbox.errors import SubscriptionError
 from outbox.model.subscription import Declaration, Start, Subscription
+from outbox.runtime.text import counted
 from outbox.store.database import Channel
 from outbox.store.subscriptions.notices import RefusalNotice
 from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -53,6 +55,17 @@ class Declaring:
             # Only a worker that begins stores hosts: one that reconnects does not undo what a newer worker has stored.
             subscription = subscriptions.store_hosts(subscriptions.declare(declared, self._start), declared)
             self.known = True
+            self._say_if_partitions_differ(subscription)
         if found is None or (found.destination is None and found.direct is None):
             logger.info("subscription %s begins at %s", subscription.name, self._start if found is None else "earliest")
         return subscription
+
+    def _say_if_partitions_differ(self, stored: Subscription) -> None:
+        """Log that the stored number of partitions counts: what a worker asks for is for a new subscription."""
+        asked = self._declared.partitions
+        if asked not in (None, stored.partitions, stored.next_partitions):
+            number = counted(stored.partitions, "partition")
+            logger.warning(
+                "%s has %s, and not %d; to change that, run: outbox subscriptions alter %s --partitions %d",
+                stored.name, number, asked, quote(stored.name), asked,
+            )  # fmt: skip

@@ -69,8 +69,7 @@ class LeaseSearch:
             held = "another worker holds the lease; standing by"
             left = f"the lease has run out and was not given back; standing by until nobody renews it for {watched:g} s"
             lease_logger.info("%s: %s", self._subscription, held if holder.live else left)
-        # A lease that was never renewed may be that of a command, which holds it for a short time.
-        differs = bool(holder.renewals) and holder.length != self._length
+        differs = bool(holder.renewals) and not holder.is_command and holder.length != self._length
         if differs and holder.length is not None and not self._leases_differ:
             self._leases_differ = True
             here = f"that of the worker which stands by {self._length.total_seconds():g} s"

@@ -219,7 +219,7 @@ class SubscriptionWorker:
             return f"partition {number} has come to where all partitions meet"
         if turn.held.lease.partition not in self._own:
             return f"another worker is to have partition {number}"
-        return "a command wants the lease"
+        return f"a command wants the lease of partition {number}"
 
     def close(self, connection: Connection) -> None:
         """Give all leases back, and drop what belongs to this connection."""

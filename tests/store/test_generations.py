@@ -296,11 +296,11 @@ def test_some_numbers_are_refused(channel, name, kind, number):
         Subscriptions(channel).declare(declared)
 
 
-def test_a_worker_that_declares_another_number_is_refused(channel, relay):
-    with pytest.raises(
-        SubscriptionError, match=r"has partitions 1, this worker asks for 4.*alter relay --partitions 4"
-    ):
-        Subscriptions(channel).declare(Declaration(name="relay", destination="callable:tests", partitions=4))
+def test_a_worker_that_declares_another_number_takes_the_stored_one(channel, relay):
+    """Nothing depends on it, and a relay must not stop because its number was changed."""
+    declared = Declaration(name="relay", destination="callable:tests", partitions=4)
+
+    assert Subscriptions(channel).declare(declared).partitions == 1
 
 
 def test_a_worker_that_declares_what_was_ordered_may_start_before_that(shop, channel, relay):

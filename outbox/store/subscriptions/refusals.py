@@ -58,9 +58,6 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
     on_dead = declared.on_dead or stored.on_dead
     # A stored grace that is longer does no harm, because this worker needs only that rows wait long enough.
     grace = max(declared.grace or stored.grace, stored.grace)
-    # A number that was ordered counts already: workers with it may start before the change is done.
-    ordered = declared.partitions in (None, stored.next_partitions)
-    partitions = stored.partitions if ordered else declared.partitions
     differing = [
         (f"has {what} {_shown(there)}, this worker asks for {_shown(here)}", option)
         for what, there, here, option in (
@@ -68,7 +65,6 @@ def require_same(stored: Subscription, declared: Declaration, known: Sequence[Su
             ("destination", stored.destination, destination, _option("to", destination)),
             ("on-dead", stored.on_dead, on_dead, _option("on-dead", on_dead)),
             ("grace", stored.grace, grace, _option("grace", f"{grace_milliseconds(grace)}ms")),
-            ("partitions", stored.partitions, partitions, _option("partitions", str(partitions))),
         )
         if there != here
     ]
