@@ -176,10 +176,10 @@ def _policy_of(
 
     return CheckPolicy(
         transaction_timeout=timeout,
-        interval=check_interval,
-        most=check_max,
+        check_interval=check_interval,
+        check_max=check_max,
         age_limit=age_limit,
-        question=check_timeout,
+        check_timeout=check_timeout,
     )
 
 

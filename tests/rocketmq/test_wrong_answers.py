@@ -137,8 +137,8 @@ def test_a_process_without_the_listener_lets_one_that_has_it_go_first(outbox, ca
     producer.shutdown()
     listener = Listener(answer=COMMIT)
     soon = timedelta(milliseconds=50)
-    lacking = service_of(outbox, None, interval=soon)
-    knowing = service_of(outbox, listener.check_local_transaction, interval=soon)
+    lacking = service_of(outbox, None, check_interval=soon)
+    knowing = service_of(outbox, listener.check_local_transaction, check_interval=soon)
 
     lacking.start()
     assert eventually(lambda: "others are let go first" in caplog.text)
@@ -155,7 +155,7 @@ def test_a_process_without_the_listener_works_a_while_before_it_lets_others_go_f
     producer = producer_of(outbox, Listener())
     producer.begin_transaction().send("orders", b"1")
     producer.shutdown()
-    lacking = service_of(outbox, None, interval=timedelta(milliseconds=50))
+    lacking = service_of(outbox, None, check_interval=timedelta(milliseconds=50))
 
     def moments() -> list[float]:
         return [each.created for each in caplog.records if "others are let go first" in each.getMessage()]
