@@ -57,10 +57,7 @@ _ROWS = 200
 
 #: So that what is ahead of the service stays there, and what was asked about is not due again.
 _POLICY = CheckPolicy(
-    transaction_timeout=timedelta(hours=1),
-    check_interval=timedelta(hours=1),
-    check_max=1_000_000,
-    age_limit=timedelta(days=30),
+    transaction_timeout=timedelta(hours=1), interval=timedelta(hours=1), most=1_000_000, age_limit=timedelta(days=30)
 )
 
 

@@ -209,20 +209,6 @@ def by_routes(function: F) -> F:
     return together(route, config)(function)
 
 
-def rewritten(function: F) -> F:
-    """Give a command `--prefix`, `--rename` and `--envelope`."""
-    return together(
-        option("--prefix", metavar="TEXT", help="Send under a topic that begins with this."),
-        option("--rename", multiple=True, metavar="OLD=NEW", help="Send a topic under another one, before the prefix."),
-        option(
-            "--envelope",
-            type=click.Choice(["raw", "cloudevents", "debezium"]),
-            default="raw",
-            help="The form in which messages are sent.",
-        ),
-    )(function)
-
-
 def a_business_database(function: F) -> F:
     """Give a command `--business` and `--business-file`, and hand the URL over as `business`."""
     help = 'The business database, for transactions that were begun with verdict="record".'

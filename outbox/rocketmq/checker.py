@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypedDict
 
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Retry, Verdict, describe
@@ -45,28 +44,18 @@ _JITTER = 0.1
 class CheckPolicy:
     """The times and limits of check-back, by the clock of the database; the defaults are RocketMQ's.
 
-    `transaction_timeout`: no transaction is asked about before this age. `check_interval`: the pause between two
-    questions. `check_max`: after so many UNKNOWNs the transaction is given up and waits for a person. `age_limit`:
-    beyond this age too, unless a database says what became of it. `check_timeout`: the time limit of one question, and
-    of one look into a business database. `threads`: the most questions at once.
+    `transaction_timeout`: no transaction is asked about before this age. `interval`: the pause between two questions.
+    `most`: after so many UNKNOWNs the transaction is given up and waits for a person. `age_limit`: beyond this age it
+    is given up too, unless a database says what became of it. `question`: the time limit of one question, and of one
+    look into a business database. `threads`: the most questions at once.
     """
 
     transaction_timeout: timedelta = timedelta(seconds=6)
-    check_interval: timedelta = timedelta(seconds=30)
-    check_max: int = 15
+    interval: timedelta = timedelta(seconds=30)
+    most: int = 15
     age_limit: timedelta = timedelta(hours=72)
-    check_timeout: timedelta = timedelta(seconds=5)
+    question: timedelta = timedelta(seconds=5)
     threads: int = 4
-
-
-class CheckOptions(TypedDict, total=False):
-    """The fields of a `CheckPolicy` that a producer may have."""
-
-    transaction_timeout: timedelta
-    check_interval: timedelta
-    check_max: int
-    age_limit: timedelta
-    check_timeout: timedelta
 
 
 class Checker:
@@ -96,7 +85,7 @@ class Checker:
         self._spread = spread
         self._at_a_loss = at_a_loss
         self._connections = Connections(broker.database.open, _MOST_CALLS)
-        self._seconds = policy.check_timeout.total_seconds()
+        self._seconds = policy.question.total_seconds()
         #: Who is asked, by the way to the verdict.
         self._respondents: dict[Way, Respondent] = {}
         if question is not None:
@@ -209,7 +198,7 @@ class Checker:
         left = half.fence_after - pending.age
         if half.way == "commit" and left >= timedelta(0):
             # An absent op says nothing yet, because the business transaction writes it as its last statement.
-            return self._later("not committed yet", min(left + _TICK, self._policy.check_interval))
+            return self._later("not committed yet", min(left + _TICK, self._policy.interval))
         if clock() > until:
             # Many business transactions are under way, and the looks before waited for each of them.
             return self._later(Unasked.NO_TIME.value, _AGAIN)
@@ -224,7 +213,7 @@ class Checker:
             logger.warning("the check of transaction %s raised %s", transaction, answer.reason)
         op = op_of(answer.returned)
         if op is None:
-            return Retry(answer.reason, self._spaced(self._policy.check_interval))
+            return Retry(answer.reason, self._spaced(self._policy.interval))
         return self._decided(channel, transaction, op)
 
     def _by_record(self, channel: Channel, transaction: str, answer: Answer | None) -> Verdict:
@@ -299,7 +288,7 @@ class Checker:
 
     def _later(self, why: str, after: timedelta | None = None) -> Retry:
         """Return a retry that does not count as an UNKNOWN, because nobody was asked."""
-        return Retry(why, self._policy.check_interval if after is None else after, counts=False)
+        return Retry(why, self._policy.interval if after is None else after, counts=False)
 
     def _spaced(self, interval: timedelta) -> timedelta:
         return interval * (1 + _JITTER * self._spread())

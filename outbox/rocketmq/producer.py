@@ -7,7 +7,7 @@ import os
 import weakref
 from datetime import timedelta
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self
 
 from sqlalchemy import Engine
 
@@ -17,7 +17,7 @@ from outbox.outbox import Outbox
 from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.business import Business
-from outbox.rocketmq.checker import CheckOptions, CheckPolicy
+from outbox.rocketmq.checker import CheckPolicy
 from outbox.rocketmq.limits import check_message, checked_group
 from outbox.rocketmq.listener import Question, TransactionChecker, TransactionListener, execution_of, question_of
 from outbox.rocketmq.service import CheckService
@@ -71,21 +71,29 @@ class TransactionMQProducer:
         listener: TransactionListener | TransactionChecker | Question | None = None,
         *,
         business: Engine | None = None,
+        transaction_timeout: timedelta = timedelta(seconds=6),
+        check_interval: timedelta = timedelta(seconds=30),
+        check_max: int = 15,
+        age_limit: timedelta = timedelta(hours=72),
+        check_timeout: timedelta = timedelta(seconds=5),
         fence_after: timedelta = timedelta(minutes=10),
         half_pool: int = 5,
         reject_transactions: bool = False,
-        **checks: Unpack[CheckOptions],
     ) -> None:
         self.group = checked_group(group)
         _check_kinds(outbox, business)
-        self._policy = policy = CheckPolicy(**checks)
-        _check_times(
-            policy.transaction_timeout, policy.check_interval, policy.age_limit, policy.check_timeout, fence_after
-        )
-        if policy.check_max < 1:
-            raise ValueError(f"check_max must be at least 1, not {policy.check_max}")
+        _check_times(transaction_timeout, check_interval, age_limit, check_timeout, fence_after)
+        if check_max < 1:
+            raise ValueError(f"check_max must be at least 1, not {check_max}")
         self._outbox = outbox
         self._fence_after = fence_after
+        self._policy = CheckPolicy(
+            transaction_timeout=transaction_timeout,
+            interval=check_interval,
+            most=check_max,
+            age_limit=age_limit,
+            question=check_timeout,
+        )
         self._broker = Broker(outbox, connections=half_pool, reject_transactions=reject_transactions)
         self._business = None if business is None else Business(business, connections=half_pool)
         self._checks_back = False

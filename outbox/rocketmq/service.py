@@ -45,9 +45,7 @@ class CheckService:
             declared=declared,
             caller=Caller(self._checker.check),
             policy=HandlerPolicy(
-                retry=RetryPolicy(attempts=policy.check_max),
-                deadline=policy.check_timeout * _ROUNDS,
-                least=policy.threads,
+                retry=RetryPolicy(attempts=policy.most), deadline=policy.question * _ROUNDS, least=policy.threads
             ),
             start="latest",
             deferral=deferral,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import os
@@ -21,26 +21,6 @@ __all__ = ["archived", "extract", "jdbc_predicates", "position", "register"]
 
 _OF_DATABASE = ("url", "url_env", "service")
 _OF_STANDBY = ("standby_url", "standby_url_env", "standby_service")
-
-
-class ExtractOptions(TypedDict, total=False):
-    """The options of `extract`."""
-
-    url: str | None
-    url_env: str | None
-    service: str | None
-    schema: str | None
-    standby_url: str | None
-    standby_url_env: str | None
-    standby_service: str | None
-    topics: Iterable[str] | None
-    halves: bool
-    register: str | None
-    hold: timedelta
-    delta: bool
-    accept_gap: bool
-    accept_server: bool
-    rows_per_task: int
 
 
 def register(spark: SparkSession) -> None:
@@ -90,7 +70,26 @@ def position(
         return write(planner.now())
 
 
-def extract(spark: SparkSession, path: str | os.PathLike[str], **options: Unpack[ExtractOptions]) -> Manifest | None:
+def extract(
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    url: str | None = None,
+    url_env: str | None = None,
+    service: str | None = None,
+    schema: str | None = None,
+    standby_url: str | None = None,
+    standby_url_env: str | None = None,
+    standby_service: str | None = None,
+    topics: Iterable[str] | None = None,
+    halves: bool = False,
+    register: str | None = None,
+    hold: timedelta = timedelta(days=30),
+    delta: bool = False,
+    accept_gap: bool = False,
+    accept_server: bool = False,
+    rows_per_task: int = 500_000,
+) -> Manifest | None:
     """Extract everything that was committed since the archive's last window, as one more window of Parquet files.
 
     The executors write the files; the manifest that makes them count is written last. A killed extract leaves the
@@ -111,11 +110,11 @@ def extract(spark: SparkSession, path: str | os.PathLike[str], **options: Unpack
         topics: extract only these; None: all. They must be the same at every extract to one archive.
         halves: also extract half messages of transactions.
         register: a name under which retention waits for this archive, at most `hold` after its last window.
-        hold: how long retention waits after the last window; 30 days if it is not given.
+        hold: how long retention waits after the last window.
         delta: also commit the files to a Delta table at `path`. Needs the extra `delta`.
         accept_gap: go on although messages were purged before they were extracted; the manifest notes it.
         accept_server: go on although another server, or another timeline, has the database now.
-        rows_per_task: the most rows that one task writes, else 500 000.
+        rows_per_task: the most rows that one task writes.
 
     Returns:
         The manifest of the window; None if nothing was committed since the last one and nothing was written.
@@ -136,18 +135,19 @@ def extract(spark: SparkSession, path: str | os.PathLike[str], **options: Unpack
     from outbox.spark.place import Address, Place
     from outbox.spark.registration import Registration
 
-    given: dict[str, Any] = dict(options)
-    url, env, service = (given.pop(name, None) for name in _OF_DATABASE)
-    place = Place(rows=Address(url=url, env=env, service=service, names=_OF_DATABASE), schema=given.pop("schema", None))
-    url, env, service = (given.pop(name, None) for name in _OF_STANDBY)
-    if (url, env, service) != (None, None, None):
-        standby = Address(url=url, env=env, service=service, names=_OF_STANDBY)
-        place = Place(rows=standby, planner=place.rows, schema=place.schema)
-    register, hold = given.pop("register", None), given.pop("hold", timedelta(days=30))
+    database = Address(url=url, env=url_env, service=service, names=_OF_DATABASE)
+    place = Place(rows=database, schema=schema)
+    if (standby_url, standby_url_env, standby_service) != (None, None, None):
+        standby = Address(url=standby_url, env=standby_url_env, service=standby_service, names=_OF_STANDBY)
+        place = Place(rows=standby, planner=database, schema=schema)
     wanted = Extraction(
-        topics=exact_topics(given.pop("topics", None)),
+        topics=exact_topics(topics),
+        halves=halves,
         register=None if register is None else Registration(register, hold),
-        **given,
+        delta=delta,
+        accept_gap=accept_gap,
+        accept_server=accept_server,
+        rows_per_task=rows_per_task,
     )
     with closing(Extract(spark, Archive(path), place, wanted)) as job:
         return job.step()

@@ -177,7 +177,7 @@ def test_the_text_of_a_mistake_shows_no_password_either():
 
 
 def test_what_a_text_says_to_write_is_shown(sqlite_engine):
-    ended = outbox(sqlite_engine, "relay", "--to", "kafka://host?mechanism=plain", "--once")
+    ended = outbox(sqlite_engine, "relay", "--to", "kafka://host?mechanism=plain", "--until-empty")
 
     assert "write kafka://user:password@host:9092" in ended.err
 
@@ -238,7 +238,7 @@ def said_of(url: str, engine: Engine, caplog: pytest.LogCaptureFixture) -> tuple
         sender.close()
     except OutboxError as error:
         said += traceback.format_exception(error)
-    for command in ("relay --until-empty --give-up-after 200ms --attempts 1 -vv", "status", *LISTS):
+    for command in ("relay --until-empty --give-up-after 200ms -vv", "status", *LISTS):
         ended = outbox(engine, *command.split(), OUTBOX_RELAY_TO=url)
         said += [ended.out, ended.err]
     with engine.connect() as connection:
@@ -294,7 +294,7 @@ def test_a_file_with_a_secret_that_others_may_read_is_warned_of(option, waiting,
     def warned(mode: int, text: str) -> int:
         file.write_text(text)
         file.chmod(mode)
-        ended = outbox(waiting, "relay", "--once", "--give-up-after", "100ms", *given)
+        ended = outbox(waiting, "relay", "--until-empty", "--give-up-after", "100ms", *given)
         return ended.err.count(f"everybody on this machine may read it; run: chmod o-r '{file}'")
 
     harmless = content.replace(f"ann:{ENCODED}@", "")

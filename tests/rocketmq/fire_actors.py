@@ -286,11 +286,7 @@ def check_back(task: Task, works_since: Any) -> None:
         Broker(Outbox(create_engine(task.url)), connections=2, reject_transactions=False),
         GROUP,
         CheckPolicy(
-            transaction_timeout=TIMEOUT,
-            check_interval=INTERVAL,
-            check_max=1_000_000,
-            check_timeout=timedelta(seconds=2),
-            threads=8,
+            transaction_timeout=TIMEOUT, interval=INTERVAL, most=1_000_000, question=timedelta(seconds=2), threads=8
         ),
         listener.check_local_transaction,
         Business(create_engine(task.business), connections=2),

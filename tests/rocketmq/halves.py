@@ -40,7 +40,7 @@ def ask(engine: Engine, *, group: str = "shop", answer: Callable[[Message], Any]
     """Ask about all that is pending, until it is given up after two questions; not `again`: once."""
     broker = Broker(Outbox(engine), connections=1, reject_transactions=False)
     interval = timedelta(0) if again else timedelta(hours=1)
-    policy = CheckPolicy(transaction_timeout=timedelta(0), check_interval=interval, check_max=2)
+    policy = CheckPolicy(transaction_timeout=timedelta(0), interval=interval, most=2)
     Supervisor([CheckService(broker, group, policy, answer)]).until_empty()
     broker.close()
 

@@ -75,7 +75,7 @@ def looked_at(
     checker = Checker(
         Broker(outbox, connections=1, reject_transactions=False),
         GROUP,
-        CheckPolicy(transaction_timeout=IMMUNITY, check_interval=HOUR),
+        CheckPolicy(transaction_timeout=IMMUNITY, interval=HOUR),
         None if answer is None else Listener(answer=answer).check_local_transaction,
         None if business is None else Business(business, connections=1),
     )
@@ -98,7 +98,7 @@ def service_of(
     service = CheckService(
         Broker(outbox, connections=1, reject_transactions=False),
         GROUP,
-        CheckPolicy(**{"transaction_timeout": IMMUNITY, "check_interval": HOUR, **policy}),
+        CheckPolicy(**{"transaction_timeout": IMMUNITY, "interval": HOUR, **policy}),
         question,
         None if business is None else Business(business, connections=1),
         settings,

@@ -198,7 +198,7 @@ def test_an_answer_that_does_not_come_in_time_is_unknown(engine, outbox, produce
             let_go.wait(60)
         return COMMIT
 
-    check_back(outbox, answer, check_timeout=timedelta(seconds=0.3))
+    check_back(outbox, answer, question=timedelta(seconds=0.3))
     let_go.set()
     time.sleep(0.1)
 
@@ -216,9 +216,7 @@ def test_a_transaction_whose_question_hangs_takes_no_second_thread(engine, outbo
             let_go.wait(60)
         return COMMIT
 
-    service = service_of(
-        outbox, answer, check_interval=timedelta(milliseconds=1), check_timeout=timedelta(milliseconds=100)
-    )
+    service = service_of(outbox, answer, interval=timedelta(milliseconds=1), question=timedelta(milliseconds=100))
     service.start()
     assert eventually(lambda: bool(asked))
     time.sleep(1)
@@ -247,7 +245,7 @@ def test_so_many_questions_are_asked_at_once_and_no_more(engine, outbox, produce
             open_now -= 1
         return COMMIT
 
-    asked = check_back(outbox, answer, threads=3, check_timeout=timedelta(seconds=30))
+    asked = check_back(outbox, answer, threads=3, question=timedelta(seconds=30))
 
     assert (most, len(asked), len(verdicts(engine))) == (3, 12, 12)
 
@@ -259,7 +257,7 @@ def test_every_process_goes_on_counting(engine, outbox, producer):
     begun(producer)
     found = []
     for _ in range(4):
-        asked = check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=100), check_max=3)
+        asked = check_back(outbox, UNKNOW, interval=timedelta(milliseconds=100), most=3)
         found.append(([message.headers["TRANSACTION_CHECK_TIMES"] for message in asked], parked(engine)))
         time.sleep(0.3)
 
@@ -274,7 +272,7 @@ def test_every_process_goes_on_counting(engine, outbox, producer):
 @pytest.mark.parametrize(("end", "expected"), [("commit", ["1"]), ("rollback", [])])
 def test_after_the_last_unknown_a_producer_still_decides_and_clears_it(engine, outbox, producer, end, expected):
     transaction = begun(producer)
-    check_back(outbox, UNKNOW, check_interval=AT_ONCE, check_max=2)
+    check_back(outbox, UNKNOW, interval=AT_ONCE, most=2)
     before = (parked(engine), verdicts(engine), arrived(outbox))
     getattr(transaction, end)()
     asked = check_back(outbox, COMMIT)
@@ -285,7 +283,7 @@ def test_after_the_last_unknown_a_producer_still_decides_and_clears_it(engine, o
 
 def test_a_verdict_clears_what_waits_for_its_next_question(engine, outbox, producer):
     transaction = begun(producer)
-    check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=200))
+    check_back(outbox, UNKNOW, interval=timedelta(milliseconds=200))
     transaction.commit()
     time.sleep(0.3)
     asked = check_back(outbox, ROLLBACK)
@@ -296,7 +294,7 @@ def test_a_verdict_clears_what_waits_for_its_next_question(engine, outbox, produ
 def test_without_a_listener_nobody_is_asked_and_nothing_is_counted(engine, outbox, producer):
     begun(producer)
     for _ in range(3):
-        check_back(outbox, None, check_interval=timedelta(milliseconds=1), check_max=1)
+        check_back(outbox, None, interval=timedelta(milliseconds=1), most=1)
         time.sleep(0.02)
     before = (parked(engine), verdicts(engine))
     asked = check_back(outbox, COMMIT)
@@ -324,7 +322,7 @@ def test_questions_are_spread_over_a_tenth_of_the_interval(outbox, producer):
     checker = Checker(
         Broker(outbox, connections=1, reject_transactions=False),
         GROUP,
-        CheckPolicy(transaction_timeout=IMMUNITY, check_interval=HOUR),
+        CheckPolicy(transaction_timeout=IMMUNITY, interval=HOUR),
         lambda _: UNKNOW,
         spread=lambda: next(spread),
     )

@@ -245,7 +245,7 @@ class Polls:
         declared = Declaration(
             name=CHECK, kind="check", destination=CHECK, topics=("RMQ_SYS_TRANS_HALF_TOPIC",), tags=(GROUP,)
         )
-        rules = HandlerPolicy(retry=RetryPolicy(attempts=policy_of.check_max))
+        rules = HandlerPolicy(retry=RetryPolicy(attempts=policy_of.most))
         self.worker = Worker(stepped.outbox.database, [job(declared, self.checker.check, policy=rules)])
 
     def at(self, *moments: int) -> list[int]:
@@ -267,7 +267,7 @@ def around(*moments: int) -> list[int]:
 
 def test_questions_come_an_interval_apart_and_so_many_of_them(engine, stepped, producer):
     transaction = begun(producer)
-    polls = Polls(stepped, check_max=3)
+    polls = Polls(stepped, most=3)
     first = 6 * SECOND + 1
     second, third = first + 30 * SECOND, first + 60 * SECOND
 
@@ -282,7 +282,7 @@ def test_questions_come_an_interval_apart_and_so_many_of_them(engine, stepped, p
 def test_immunity_delays_the_first_question_and_counts_nothing(engine, stepped, producer):
     """Polled every 30 s, as the real broker does, which gives it up unasked after 450 s."""
     begun(producer, **{IMMUNE: "600"})
-    polls = Polls(stepped, check_max=15)
+    polls = Polls(stepped, most=15)
 
     asked = polls.at(*range(0, 600 * SECOND, 60 * SECOND), *around(600 * SECOND))
 
@@ -303,7 +303,7 @@ def test_a_commit_while_it_is_immune_ends_the_questions(engine, stepped, produce
 
 def test_a_transaction_that_grows_too_old_between_two_questions_is_given_up(engine, stepped, producer):
     begun(producer)
-    polls = Polls(stepped, check_max=15)
+    polls = Polls(stepped, most=15)
     last = HOURS_72 - 30 * SECOND
 
     asked = polls.at(6 * SECOND + 1, last, HOURS_72, HOURS_72 + 1, HOURS_72 + 60 * SECOND)

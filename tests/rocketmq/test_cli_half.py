@@ -146,10 +146,10 @@ def test_groups_that_nobody_checks_back_on_are_told(engine):
     warnings = outbox(engine, "half", "list").err.splitlines()
 
     dropped = "the subscription check:depot was dropped: nobody finds the pending transactions of group depot any more"
-    check = "outbox check --group shop --listener MODULE:OBJECT"
+    check = "outbox half check --group shop --listener MODULE:OBJECT"
     assert warnings == [
         f"warning: {dropped}; decide them by outbox half commit or rollback",
-        f"warning: nobody checks back on group shop: start a producer of it, or run: {check}",
+        f"warning: nobody checks back on group shop: start a producer of the group, or run: {check}",
     ]
 
 
@@ -248,7 +248,7 @@ def test_one_that_is_not_there_is_told(engine, verb):
     ended = outbox(engine, "half", verb, "nope")
 
     assert (ended.code, ended.err) == (
-        1, "Error: there is no transaction nope; to see those that are pending, run: outbox half list\n",
+        1, "Error: there is no transaction nope; for the pending ones run: outbox half list\n",
     )  # fmt: skip
 
 
@@ -426,7 +426,7 @@ def test_a_running_check_service_asks_again(engine):
     transaction = begun(engine)
     ask(engine)
     broker = Broker(Outbox(engine), connections=1, reject_transactions=False)
-    policy = CheckPolicy(transaction_timeout=timedelta(0), check_interval=timedelta(0), check_max=2)
+    policy = CheckPolicy(transaction_timeout=timedelta(0), interval=timedelta(0), most=2)
     service = Supervisor([CheckService(broker, "shop", policy, lambda _message: TransactionResolution.COMMIT)])
     service.start()
     try:

@@ -297,7 +297,7 @@ def test_a_business_database_that_is_not_known_here_says_nothing(engine, outbox,
     """Whoever knows it decides; nothing is counted meanwhile."""
     transaction = begun(producer, "record")
 
-    check_back(outbox, COMMIT, check_interval=timedelta(milliseconds=1), check_max=1)
+    check_back(outbox, COMMIT, interval=timedelta(milliseconds=1), most=1)
 
     assert (verdicts(engine), parked(engine)) == ({}, [("retry", 0)])
     assert transaction.resolution is TransactionResolution.UNKNOWN
@@ -309,7 +309,7 @@ def test_a_business_database_that_is_away_says_nothing(engine, outbox, producer,
     with business.begin() as connection:
         connection.execute(text("DROP TABLE outbox_record"))
 
-    check_back(outbox, None, business=business, check_interval=timedelta(milliseconds=1), check_max=1)
+    check_back(outbox, None, business=business, interval=timedelta(milliseconds=1), most=1)
 
     assert (verdicts(engine), parked(engine), transaction.resolution) == (
         {},

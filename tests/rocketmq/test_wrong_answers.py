@@ -94,14 +94,14 @@ def closing_producer(producer):
 
 
 @ONE_DATABASE
-@pytest.mark.parametrize("command", [["check", "--once"], ["half", "rollback"]])
+@pytest.mark.parametrize("command", [["half", "check", "--once"], ["half", "rollback"]])
 def test_the_outbox_s_own_database_is_refused(engine, tmp_path, command):
     """Also with a table for records: it is made there by everybody who forgets to name the business database."""
     business = create_engine(f"sqlite:///{tmp_path / 'business.db'}")
     migrate.upgrade_record(business)
     transaction = recorded(Outbox(engine), business)
     migrate.upgrade_record(engine)
-    ids = [transaction.id] if command[0] == "half" else []
+    ids = [transaction.id] if "rollback" in command else []
 
     ended = outbox_command(engine, *command, *ids, "--business", f"sqlite:///{engine.url.database}")
 
@@ -137,8 +137,8 @@ def test_a_process_without_the_listener_lets_one_that_has_it_go_first(outbox, ca
     producer.shutdown()
     listener = Listener(answer=COMMIT)
     soon = timedelta(milliseconds=50)
-    lacking = service_of(outbox, None, check_interval=soon)
-    knowing = service_of(outbox, listener.check_local_transaction, check_interval=soon)
+    lacking = service_of(outbox, None, interval=soon)
+    knowing = service_of(outbox, listener.check_local_transaction, interval=soon)
 
     lacking.start()
     assert eventually(lambda: "others are let go first" in caplog.text)
@@ -155,7 +155,7 @@ def test_a_process_without_the_listener_works_a_while_before_it_lets_others_go_f
     producer = producer_of(outbox, Listener())
     producer.begin_transaction().send("orders", b"1")
     producer.shutdown()
-    lacking = service_of(outbox, None, check_interval=timedelta(milliseconds=50))
+    lacking = service_of(outbox, None, interval=timedelta(milliseconds=50))
 
     def moments() -> list[float]:
         return [each.created for each in caplog.records if "others are let go first" in each.getMessage()]

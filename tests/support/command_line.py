@@ -29,12 +29,13 @@ class Ended:
         return json.loads(self.out)
 
 
-def outbox(engine: Engine | str | None, *arguments: str, **environment: str) -> Ended:
-    """Run a command on a database, given as the environment gives it."""
+def outbox(engine: Engine | str | None, *arguments: str, color: bool = False, **environment: str) -> Ended:
+    """Run a command on a database, given as the environment gives it. `color`: output goes to a terminal."""
     url = engine.url.render_as_string(hide_password=False) if isinstance(engine, Engine) else engine
     where = {} if url is None else {"OUTBOX_DATABASE": url}
     with _the_tests_own_process():
-        result = CliRunner(env={"OUTBOX_DATABASE": None}).invoke(main, list(arguments), env={**where, **environment})
+        runner = CliRunner(env={"OUTBOX_DATABASE": None, "NO_COLOR": None})
+        result = runner.invoke(main, list(arguments), env={**where, **environment}, color=color)
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return Ended(result.exit_code, result.stdout, result.stderr)

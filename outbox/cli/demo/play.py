@@ -70,19 +70,18 @@ class Play:
         self._show.tell(f"{self._expected:,} transactions with a message each, and some that are rolled back")
         self._shops = [self._shop(number) for number in range(SHOPS)]
         self._relays = [self._relay("relay 1")]
-        with self._show.running(self._expected):
-            while (self._shops_work() or self._scenes) and not self._is_stuck():
-                self._tick()
-            if self._shops_work():
-                raise ProcessFailedError(f"no shop has committed anything for {_PATIENCE_SECONDS:.0f} s")
-            self._show.tell("every order is placed, paid and shipped")
-            while self._lost() and not self._is_stuck():
-                self._tick()
-            if not keep:
-                for relay in self._relays:
-                    relay.stop()
-                self._relays = []
+        while (self._shops_work() or self._scenes) and not self._is_stuck():
             self._tick()
+        if self._shops_work():
+            raise ProcessFailedError(f"no shop has committed anything for {_PATIENCE_SECONDS:.0f} s")
+        self._show.tell("every order is placed, paid and shipped")
+        while self._lost() and not self._is_stuck():
+            self._tick()
+        if not keep:
+            for relay in self._relays:
+                relay.stop()
+            self._relays = []
+        self._tick()
         return self._judgement()
 
     def arrived(self) -> list[Receipt]:
@@ -127,7 +126,7 @@ class Play:
         committed = self._site.books.changes()
         if committed > self._committed:
             self._committed, self._moved_at = committed, time.monotonic()
-        self._show.progress(self._committed, len(self._receipts))
+        self._show.progress(self._committed, len(self._receipts), self._expected)
         for relay in self._relays:
             if not relay.is_running():
                 raise ProcessFailedError(f"{relay.name} ended by itself: {relay.said()[-2000:]}")
