@@ -26,7 +26,7 @@ _MOST_COUNTED = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """The options that are fields of a `CheckPolicy`."""
+    """The options for a `CheckPolicy`."""
 
     check_interval: timedelta
     check_max: int
@@ -41,7 +41,7 @@ class Policy:
     metavar="MODULE:OBJECT",
     help="Whom to ask: an object with check_local_transaction(message) or check(message), or a function of a message.",
 )
-@option("--group", help="The producer group; may be left out where there is one.")
+@option("--group", help="The producer group; not needed if there is only one.")
 @a_business_database
 @option("--check-interval", type=DURATION, default="30s", help="Pause between two questions about a transaction.")
 @option(
@@ -54,21 +54,21 @@ class Policy:
     default="5s",
     help="Time limit of a question, and of a look into the business database; a later answer counts as UNKNOWN.",
 )
-@option("--once", is_flag=True, help="Ask about what is due, then end.")
+@option("--once", is_flag=True, help="Ask about due transactions, then end.")
 @as_value("policy", Policy)
 def check(
     *, target: Target, listener: str | None, group: str | None, business: str | None, policy: Policy, once: bool
 ) -> None:
     """Ask about transactions without a verdict.
 
-    Runs until SIGTERM or SIGINT, which let questions under way end; a second signal ends the process at once. Several
-    processes may run for one group, producers among them: one checks back, the others stand by.
+    Runs until SIGTERM or SIGINT; questions under way end first, and a second signal ends the process at once. Several
+    processes may run for a group, producers among them: one process checks back, the others stand by.
 
-    Without --listener only transactions with verdict="join" or "commit" are decided, and with --business those with
-    "record": the databases know the outcome. All others wait for a process with a listener. Nothing is counted against
-    them, and this process gives way to such a process.
+    Without --listener only transactions with verdict="join" or "commit" are decided, and with --business also
+    verdict="record": the databases know the outcome. Other transactions wait for a process with a listener. No waiting
+    counts against a transaction, and a process without a listener gives way.
 
-    No transaction is asked about before the transaction_timeout of the group's producers, which is stored.
+    A transaction is asked about after the transaction_timeout that the producers of the group have stored.
     """
     for name in ("check_interval", "check_timeout", "age_limit"):
         if getattr(policy, name) <= timedelta(0):
@@ -95,7 +95,7 @@ def _service(
     question: Question | None,
     business_url: str | None,
 ) -> Iterator[CheckService]:
-    """Yield the check service of a group, with its databases open."""
+    """Yield the check service of a group, with open databases."""
     from outbox.cli.connection import business_of, open_channel_of, open_database
     from outbox.outbox import Outbox
     from outbox.rocketmq.broker import Broker

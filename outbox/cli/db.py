@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.group(cls=Group, no_args_is_help=True)
 def db() -> None:
-    """Make the tables, and check them."""
+    """Make the tables, and check the tables."""
 
 
 _slots = option(
@@ -43,7 +43,7 @@ _inbox_only = option(
 @_inbox_only
 @as_json
 def upgrade(*, target: Target, slots: int | None, record_only: bool, inbox_only: bool, json: bool) -> None:
-    """Create the tables, or bring them up to date; does no harm when they are."""
+    """Create the tables, or bring old tables up to date; does no harm to tables of this version."""
     _require_one(slots, record_only=record_only, inbox_only=inbox_only)
     before = after = None
     if record_only or inbox_only:
@@ -68,7 +68,7 @@ def _require_one(slots: int | None, *, record_only: bool, inbox_only: bool) -> N
 
 
 def _upgrade_one(target: Target, *, inbox: bool) -> tuple[str, str]:
-    """Make the one table of a database without an outbox, for an inbox or for records; return what was done."""
+    """Make the table of an inbox or of records, in a database without an outbox; return the action, also in words."""
     from sqlalchemy import inspect
 
     from outbox import migrate
@@ -86,7 +86,7 @@ def _upgrade_one(target: Target, *, inbox: bool) -> tuple[str, str]:
         warn("this database has an outbox, and its inbox with it; run: outbox db upgrade")
     elif has_outbox:
         warn(
-            "this database has an outbox; records belong into the business database of a producer whose outbox is"
+            "this database has an outbox; records belong into the business database of a producer with an outbox"
             " elsewhere"
         )
     done = ("created", "made the table {}") if is_new else ("none", "the table {} is there already")
@@ -114,7 +114,7 @@ def _upgrade(target: Target, slots: int | None) -> tuple[str | None, str | None,
 
 @db.command()
 @about_a_database
-@option("--slots", type=int, help="What the application says, to be compared.")
+@option("--slots", type=int, help="The number of the application, to be compared.")
 @_record_only
 @_inbox_only
 @as_json
@@ -178,7 +178,7 @@ def _findings(target: Target, slots: int | None) -> list[Finding]:
 @option("--schema", envvar="OUTBOX_SCHEMA", metavar="NAME", help="Schema of the tables (PostgreSQL).")
 @_slots
 def sql(*, dialect: str, schema: str | None, slots: int | None) -> None:
-    """Print the SQL that makes the tables, for those who apply it by hand. Needs no database."""
+    """Print the SQL for the tables, to be applied by hand. Needs no database."""
     from outbox import migrate
     from outbox.schema import SLOTS
 

@@ -47,23 +47,25 @@ _WHICH = "give ids, or --all (with --topic or --key for a part); not both"
 _SHOWN_BODY = 2_000
 #: Seconds to wait for a business transaction that decides on the same transaction.
 _PATIENCE_SECONDS = 2.0
-_BEING_DECIDED = "transaction {id} is being decided by another one that is not over yet; nothing was done, try again"
+_BEING_DECIDED = "a business transaction is deciding on transaction {id} right now; nothing was done, try again"
 
 _limit = option("--limit", type=click.IntRange(1), default=100, help="Show at most so many.")
 _name = option("--name", help="The subscription; otherwise all.")
-_topic = option("--topic", help="Only of this topic.")
-_key = option("--key", help="Only with this key.")
+_topic = option("--topic", help="Only of a topic.")
+_key = option("--key", help="Only with a key.")
 _ids = click.argument("ids", nargs=-1, type=click.IntRange(1), metavar="[ID]…")
 _all = option("--all", is_flag=True, help="All dead letters, of --name, --topic and --key if given.")
 _yes = option("--yes", is_flag=True, help="Do not ask.")
 _id = click.argument("id", metavar="TRANSACTION")
-_unchecked = option("--unchecked", is_flag=True, help="Decide without the business database, because it is gone.")
+_unchecked = option(
+    "--unchecked", is_flag=True, help="Decide without the business database, because the database is gone."
+)
 _verdict = together(about_a_database, _id, a_business_database, _unchecked, by_whom, as_json)
 
 
 @click.group(cls=Group, no_args_is_help=True)
 def dead() -> None:
-    """Look at dead letters, and decide on them."""
+    """Look at dead letters, and decide on each."""
 
 
 @click.group(cls=Group, no_args_is_help=True)
@@ -111,15 +113,15 @@ def list_letters(
 
 @half.command("list")
 @about_a_database
-@option("--group", help="Only of this producer group.")
-@option("--given-up", is_flag=True, help="Only those that were given up and wait for a person.")
+@option("--group", help="Only of a producer group.")
+@option("--given-up", is_flag=True, help="Only transactions that were given up and wait for a person.")
 @_limit
 @as_json
 def list_transactions(*, target: Target, group: str | None, given_up: bool, limit: int, json: bool) -> None:
     """List pending transactions, the oldest first.
 
-    Those that were given up are shown under TRANS_CHECK_MAX_TIME_TOPIC, where RocketMQ puts them. CHECKS says how often
-    a listener was asked, NEXT CHECK in what time the next question may come.
+    Transactions that were given up are shown under TRANS_CHECK_MAX_TIME_TOPIC, as in RocketMQ. CHECKS is the number of
+    questions to a listener, NEXT CHECK the time until the next question.
     """
     from outbox.store.half_messages.pending import HalfTransactions
 
@@ -177,7 +179,7 @@ def _next_check(transaction: HalfTransaction) -> str:
 
 
 def _unattended(channel: Channel, transactions: Sequence[HalfTransaction]) -> list[str]:
-    """Return a warning for each group on whose transactions nobody checks back."""
+    """Return a warning for each group of these transactions without a worker that checks back."""
     from outbox.model.subscription import check_of
     from outbox.store.subscriptions.leases import Leases
     from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -199,7 +201,7 @@ def _unattended(channel: Channel, transactions: Sequence[HalfTransaction]) -> li
 
 
 def _who_could_ask(database: Database, group: str, ways: Iterable[Way]) -> str:
-    """Return in words who could ask about transactions of a group with these ways to a verdict."""
+    """Return in words how to ask about transactions of a group with the given ways to a verdict."""
     options = f" --schema {database.schema}" if database.schema else ""
     options += f" --group {quote(group)}"
     options += " --listener MODULE:OBJECT" if "listener" in ways else ""
@@ -216,7 +218,7 @@ def _who_could_ask(database: Database, group: str, ways: Iterable[Way]) -> str:
 @_name
 @as_json
 def show_letter(*, target: Target, id: int, name: str | None, json: bool) -> None:
-    """Show one message that was parked, dead or not, with its headers and its body."""
+    """Show a parked message, dead or not, with headers and body."""
     from outbox.store.subscriptions.dead_letters import DeadLetters
 
     with target.open_outbox() as channel:
@@ -240,7 +242,7 @@ def show_letter(*, target: Target, id: int, name: str | None, json: bool) -> Non
 @_id
 @as_json
 def show_transaction(*, target: Target, id: str, json: bool) -> None:
-    """Show one transaction, with its verdict if there is one, and its messages as a commit would deliver them."""
+    """Show a transaction, its verdict, and its messages as a commit would deliver them."""
     from outbox.store.half_messages.half import CHECK_TIMES, delay_of, real_message
     from outbox.store.half_messages.pending import HalfTransactions
 
@@ -264,7 +266,7 @@ def show_transaction(*, target: Target, id: str, json: bool) -> None:
         _show_fields({**_fields(message), "delay": None if delay is None else age(delay.total_seconds())})
         _show_contents(message, without=CHECK_TIMES)
     if not messages:
-        say("the half messages of this transaction were purged")
+        say("the half messages were purged")
 
 
 def _fields(message: Message) -> dict[str, object]:
@@ -272,7 +274,7 @@ def _fields(message: Message) -> dict[str, object]:
 
 
 def _contents(message: Message, *, without: str = "") -> dict[str, object]:
-    """Return what a message carries, but for the header `without`; the body as text if it is text, else as base64."""
+    """Return the contents of a message, except the header `without`; a body that is no text as base64."""
     carried: dict[str, object] = {
         "tags": message.tags,
         "headers": _headers(message, without),
@@ -287,7 +289,7 @@ def _contents(message: Message, *, without: str = "") -> dict[str, object]:
 
 
 def _headers(message: Message, without: str) -> dict[str, str] | str | None:
-    """Return the headers by name; or the text as it is stored, if a row holds something else than headers."""
+    """Return the headers by name; or the stored text, if a row holds no headers there."""
     from outbox.senders.headers import own_headers
 
     try:
@@ -297,7 +299,7 @@ def _headers(message: Message, without: str) -> dict[str, str] | str | None:
 
 
 def _show_fields(fields: Mapping[str, object]) -> None:
-    """Write one field a line; leave out those that are None."""
+    """Write a field a line; leave out fields without a value."""
     for name, value in fields.items():
         if value is not None:
             shown = moment(value) if isinstance(value, datetime) else printable(value)
@@ -305,7 +307,7 @@ def _show_fields(fields: Mapping[str, object]) -> None:
 
 
 def _show_contents(message: Message, *, without: str = "") -> None:
-    """Write what a message carries, one field a line, without the header `without`, and the beginning of its body."""
+    """Write the contents of a message, a field a line, and the beginning of the body."""
     carried = _contents(message, without=without)
     body = str(carried.pop("body", None) or carried.pop("body_base64", ""))
     headers = carried["headers"]
@@ -337,7 +339,7 @@ def _transaction_json(transaction: HalfTransaction, decided: Decided | None = No
 
 
 def _described(transaction: HalfTransaction, decided: Decided | None) -> dict[str, object]:
-    """Return the fields that people see; those of its checks only while there is no verdict."""
+    """Return the fields for people; the fields of checks only while there is no verdict."""
     fields: dict[str, object] = {
         "transaction": transaction.transaction_id,
         "group": transaction.group,
@@ -363,7 +365,7 @@ def _described(transaction: HalfTransaction, decided: Decided | None) -> dict[st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The options by which a person chooses dead letters."""
+    """The options that choose dead letters."""
 
     ids: tuple[int, ...]
     name: str | None
@@ -373,7 +375,7 @@ class Choice:
 
 
 def _chosen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a decision its options, and hand those that choose dead letters over as `choice`."""
+    """Give a decision its options, and hand over the choice of dead letters as `choice`."""
     return together(
         about_a_database, _ids, _name, _all, _topic, _key, by_whom, _yes, as_json, as_value("choice", Choice)
     )(function)
@@ -383,7 +385,7 @@ def _chosen(function: Callable[..., Any]) -> Callable[..., Any]:
 @_chosen
 @option("--reason", help="Why, for the log.")
 def replay(*, target: Target, choice: Choice, by: str | None, reason: str | None, yes: bool, json: bool) -> None:
-    """Send dead letters again; their attempts are counted from 0 again."""
+    """Send dead letters again, with attempts counted from 0."""
     _decide(target, "replay", choice, by=by, reason=reason, yes=yes, json=json)
 
 
@@ -391,7 +393,7 @@ def replay(*, target: Target, choice: Choice, by: str | None, reason: str | None
 @_chosen
 @option("--reason", help="Why, for the log; needed, and asked for at a terminal.")
 def discard(*, target: Target, choice: Choice, by: str | None, reason: str | None, yes: bool, json: bool) -> None:
-    """Give dead letters up for good; messages of their keys that wait behind them go on."""
+    """Give dead letters up for good; the messages behind them, of the same keys, go on."""
     _require_clear(choice)
     if not reason:
         if not sys.stdin.isatty():
@@ -452,7 +454,7 @@ def _names(channel: Channel, name: str | None) -> list[str]:
 
 
 def _without_checks(channel: Channel, names: list[str], *, asked: bool) -> list[str]:
-    """Leave out check subscriptions: the transactions that they have given up need a verdict, and no discard."""
+    """Leave out check subscriptions: a transaction that was given up needs a verdict, and no discard."""
     from outbox.store.subscriptions.subscriptions import Subscriptions
 
     checks = {each.name for each in Subscriptions(channel).all() if each.kind == "check"}
@@ -465,7 +467,7 @@ def _without_checks(channel: Channel, names: list[str], *, asked: bool) -> list[
 
 
 def _require_each(found: list[DeadLetter], ids: tuple[int, ...], names: list[str]) -> None:
-    """Raise if an id is no dead letter, or is one of several subscriptions, so that it is not clear which is meant."""
+    """Raise if an id is no dead letter, or is a dead letter of several subscriptions."""
     missing = set(ids) - {letter.id for letter in found}
     if missing:
         shown = ", ".join(map(str, sorted(missing)))
@@ -496,9 +498,9 @@ def _carry_out(channel: Channel, subscription: str) -> str | None:
 def commit(*, target: Target, id: str, **how: Any) -> None:
     """Deliver the messages of a pending transaction.
 
-    The first verdict stands for ever: this one too, if none was before it. With verdict="join" the business transaction
-    itself decides when it commits; one that is under way is waited for, briefly. With verdict="record" the record of
-    the commit has to be in the business database.
+    The first verdict stands for ever, also a verdict by hand. With verdict="join" the business transaction decides by
+    its commit; the command waits briefly for a transaction under way. With verdict="record" the record of the commit
+    has to be in the business database.
     """
     _end(target, id, "commit", **how)
 
@@ -508,9 +510,9 @@ def commit(*, target: Target, id: str, **how: Any) -> None:
 def rollback(*, target: Target, id: str, **how: Any) -> None:
     """Drop the messages of a pending transaction.
 
-    The first verdict stands for ever: this one too, if none was before it. A business transaction that decides later is
-    refused from then on, and one that is deciding is waited for, briefly; with verdict="record" by a record in the
-    business database.
+    The first verdict stands for ever, also a verdict by hand. A later commit of the business transaction is refused;
+    the command waits briefly for a transaction under way. With verdict="record" a record in the business database
+    refuses the commit.
     """
     _end(target, id, "rollback", **how)
 
@@ -572,8 +574,8 @@ def _require_record(database: Database, id: str, op: Op, business: str | None, r
 
     if business is None:
         raise click.UsageError(
-            f"transaction {id} is decided by its record in the business database: name that by --business (a rollback"
-            " is recorded there first); or, if it is gone for good, decide with --unchecked"
+            f"transaction {id} is decided by a record in the business database: name the database by --business (a"
+            " rollback is recorded there first); or, if the database is gone for good, decide with --unchecked"
         )
     with business_of(business) as records:
         records.require_other_than(database)
@@ -592,10 +594,10 @@ def _require_record(database: Database, id: str, op: Op, business: str | None, r
 @option("--reason", help="Why, for the log.")
 @as_json
 def resume(*, target: Target, id: str, by: str | None, reason: str | None, json: bool) -> None:
-    """Ask again about a transaction that was given up; its questions are counted from 0 again.
+    """Ask again about a transaction that was given up, with questions counted from 0.
 
-    A transaction that is older than the age limit of its check service (72 h by default) is given up again at once.
-    Decide by commit or rollback, or run the check service with a longer --age-limit.
+    A transaction older than the age limit of the check service (72 h by default) is given up again at once. Decide by
+    commit or rollback, or run the check service with a longer --age-limit.
     """
     from outbox.model.subscription import check_of
     from outbox.store.subscriptions.dead_letters import DeadLetterFilter, DeadLetters

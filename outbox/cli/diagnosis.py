@@ -1,4 +1,4 @@
-"""Diagnosis of a log and its subscriptions: what is wrong, since when, and what to do."""
+"""Diagnosis of a log and of its subscriptions: problems, since when, and what to do."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The result of one look at a database, at a moment of its clock.
+    """The result of a look at a database, at a moment of the database's clock.
 
-    `refused`: the workers that cannot begin. `unread`: the messages of a log that no subscription reads.
+    `refused`: workers that cannot begin. `unread`: the messages, if no subscription reads the log.
     """
 
     now: datetime
@@ -57,7 +57,7 @@ class Look:
         return [*found, *(text for each in self.standings for text in self.warnings_of(each))]
 
     def warnings_of(self, standing: SubscriptionStatus) -> list[str]:
-        """Return the warnings about one subscription."""
+        """Return the warnings about a subscription."""
         notices, nobody = list(self._of_notices(standing)), self._of_nobody(standing)
         failing = list(self._of_troubles(standing, "waiting", "retry"))
         dead = list(self._of_troubles(standing, "dead"))
@@ -70,11 +70,11 @@ class Look:
         return age(max(0.0, (self.now - moment).total_seconds()))
 
     def _of_refused(self, refused: Refused) -> str:
-        """Return in words why a worker cannot begin; the notice says what to do."""
+        """Return in words why a worker cannot begin, and what to do."""
         return f"{labelled(refused.name, refused.name, refused.notice)} (since {self._since(refused.since)})"
 
     def _is_refused(self, name: str) -> bool:
-        """Return whether a worker of this subscription, or of one of its routes, cannot begin."""
+        """Return whether a worker of a subscription, or of a route below it, cannot begin."""
         known = [each.subscription for each in self.standings]
         return any(name in (each.name, base_of(each.name, known)) for each in self.refused)
 
@@ -87,13 +87,13 @@ class Look:
             yield f"{labelled(name, name, holder.notice)}{since}"
 
     def _of_troubles(self, standing: SubscriptionStatus, *states: str) -> Iterator[str]:
-        """Yield in words what did not succeed and is in one of these states."""
+        """Yield in words the troubles of messages in the given states."""
         for each in standing.troubles:
             if each.state in states and (text := self._of_trouble(each, standing)):
                 yield f"{standing.subscription.name}: {text}"
 
     def _of_trouble(self, trouble: Trouble, standing: SubscriptionStatus) -> str | None:
-        """Return in words what did not succeed; None if no warning is due."""
+        """Return a trouble in words; None if no warning is due."""
         since, number = self._since(trouble.since), trouble.messages
         is_check, name = standing.subscription.kind == "check", standing.subscription.name
         if trouble.state == "waiting":
@@ -117,7 +117,7 @@ class Look:
         return f"{counted(number, 'dead letter')} since {since}: {trouble.error}; to decide, run: {decide}"
 
     def _of_limits(self, standing: SubscriptionStatus) -> list[str]:
-        """Return in words which limits a subscription exceeds that seems to be well: more comes than it can do."""
+        """Return in words which limits a healthy subscription exceeds: more messages come than are handled."""
         # An extract reads when it is started, and has a limit of its own.
         if standing.hold is not None:
             return []
@@ -134,7 +134,7 @@ class Look:
         return [f"{name}: {waiting}; whether it catches up, shows: outbox status --watch"]
 
     def _of_nobody(self, standing: SubscriptionStatus) -> list[str]:
-        """Return in words that no worker runs a subscription, since when, and how to start one."""
+        """Return in words that a subscription has no worker, since when, and how to start a worker."""
         subscription, holder = standing.subscription, standing.holder
         name = subscription.name
         if standing.hold is not None:
@@ -168,7 +168,7 @@ class Look:
         return [f"nobody runs {name}{since}; {waits}{unpurged}{advice}"]
 
     def _others_are_used(self, name: str) -> bool:
-        """Return whether another subscription is in use; the one of its direct writers is dropped with it."""
+        """Return whether another subscription is in use, besides the compensation of direct writers."""
         others = [each.subscription for each in self.standings if each.subscription.name != name]
         return any(each.destination is not None and each.direct != name for each in others if each.kind != "check")
 
@@ -187,7 +187,7 @@ def look_at(channel: Channel, limits: Limits) -> Look:
 
 
 def _of_blocked(standing: SubscriptionStatus) -> list[str]:
-    """Return how many more messages a trouble holds back, in words: it counts only the first message of each key."""
+    """Return in words how many more messages a trouble holds back; the trouble counts the first of each key."""
     blocked = standing.parked["blocked"]
     if standing.subscription.kind == "check" or not blocked.number:
         return []
@@ -206,7 +206,7 @@ def _of_extract(name: str, hold: Hold, idle: float) -> list[str]:
 
 
 def _start(standing: SubscriptionStatus) -> str:
-    """Return how to start the worker of a subscription; if it sends to a function, only its application can."""
+    """Return how to start the worker of a subscription; a worker that sends to a function is in an application."""
     subscription = standing.subscription
     destination = subscription.destination or ""
     if "://" not in destination and destination != "stdout:":

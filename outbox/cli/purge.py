@@ -1,4 +1,4 @@
-"""`outbox purge`: old messages that nobody needs any more."""
+"""`outbox purge`: deletes old messages."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _PATH = click.Path(path_type=Path)
 @click.command()
 @about_a_database
 @option("--older-than", type=DURATION, required=True, help="How long messages are kept, by the database's clock: 7d.")
-@option("--dry-run", is_flag=True, help="Count what would go, and delete nothing.")
-@option("--archive", type=_PATH, metavar="PATH", help="Only what is proven, with Spark, to be in this archive.")
+@option("--dry-run", is_flag=True, help="Count the messages, and delete nothing.")
+@option("--archive", type=_PATH, metavar="PATH", help="Only messages that are, proven by Spark, in this archive.")
 @option("--plot", type=_PATH, metavar="FILE.png", help="With --archive: draw what was compared. Needs the extra plot.")
 @on_spark
 @as_json
@@ -42,11 +42,11 @@ def purge(
 ) -> None:
     """Delete old messages that every subscription has passed.
 
-    It deletes in small batches, so readers and writers go on. Parked messages are copies, and stay.
+    Deletes in small batches, so readers and writers go on. Parked messages are copies, and stay.
 
-    With --archive PATH, which `outbox extract` has written, messages are first compared with their copies there, by
-    number and checksum for each range of ids. If one range differs, nothing is deleted, and the first such range is
-    named. Messages behind the end of the archive stay.
+    With --archive PATH, an archive of `outbox extract`, messages are first compared with the copies there, by number
+    and checksum for each range of ids. If a range differs, nothing is deleted, and the first differing range is named.
+    Messages behind the end of the archive stay.
     """
     from outbox.store.operations.purge import Purge
 

@@ -32,7 +32,7 @@ _NEW_OBJECTS = 100_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """The part of the log that a relay reads, under the name of its subscription."""
+    """The part of the log for a relay, under the name of the subscription."""
 
     name: str
     topics: tuple[str, ...] | None
@@ -55,17 +55,17 @@ class Reading:
     envvar="OUTBOX_RELAY_FROM",
     help="Where a new subscription begins.",
 )
-@option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key. [block]")
+@option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back the key. [block]")
 @option("--partitions", type=click.IntRange(1), help="How many workers may share a new subscription. [1]")
 @as_value("reading", Reading)
-@option("--until-empty", is_flag=True, help="Send what is there, then end.")
+@option("--until-empty", is_flag=True, help="Send all present messages, then end.")
 @option(
     "--give-up-after",
     type=DURATION,
     default="60s",
     help="With --until-empty: end with exit code 4 when nothing could be sent for so long.",
 )
-@option("--lease", type=DURATION, default="10s", help="Time until another worker takes over from a killed one.")
+@option("--lease", type=DURATION, default="10s", help="Time until another worker takes over from a killed worker.")
 def relay(
     *,
     targets: tuple[Target, ...],
@@ -79,12 +79,12 @@ def relay(
 ) -> None:
     """Send the messages of the log to a destination.
 
-    Runs until SIGTERM or SIGINT, which let calls under way end; a second signal ends the process at once. Several
-    processes may run under one name: they share its partitions, and processes without a partition stand by. There is
-    one partition, unless --partitions says otherwise when nobody has run the subscription yet.
+    Runs until SIGTERM or SIGINT; calls under way end first, and a second signal ends the process at once. Several
+    processes may run under one name: they share the partitions, and processes without a partition stand by. A new
+    subscription has one partition, unless --partitions says otherwise.
 
-    With several databases or schemas there is a relay for each schema of each database; one that is down delays no
-    other. With --until-empty the exit code is 4 when one of them gave up.
+    With several databases or schemas there is a relay for each schema of each database; a database that is down delays
+    no other. With --until-empty the exit code is 4 when a relay gave up.
 
     With --route or --config there is a relay for each route, with a subscription of its own: NAME for '*', NAME:TOPIC
     for the others. The file of --config also says how a destination gets its messages: prefix, rename, envelope,
@@ -93,7 +93,7 @@ def relay(
     if not reading.name or not reading.name.isprintable():
         raise click.UsageError("--name must be one or more characters that can be printed")
     if lease < timedelta(seconds=1):
-        raise click.UsageError("--lease must be at least 1s, or it would be lost before it is renewed")
+        raise click.UsageError("--lease must be at least 1s: a shorter lease would be lost before the first renewal")
     source = _source_of(to=to, route=route or None, config=config)
     if to is None and reading.topics is not None:
         raise click.UsageError(f"{source} and --topics exclude each other: each route has its own topics")
@@ -129,8 +129,8 @@ def collect_rarely() -> None:
     """Exclude all present objects from garbage collections, and collect only after 100 000 more are alive.
 
     Reference counting frees messages when their batch is settled. Collections in between look through thousands of
-    messages, find nothing, and take a fifth of the relay's time. Reference cycles, such as those of a sender's
-    exceptions, are still collected. An embedded relay does not call this: the collector belongs to the application.
+    messages, find nothing, and take a fifth of the relay's time. Reference cycles, as of a sender's exceptions, are
+    still collected. An embedded relay leaves the collector alone: the collector belongs to the application.
     """
     gc.collect()
     gc.freeze()
@@ -138,10 +138,10 @@ def collect_rarely() -> None:
 
 
 def _source_of(**given: object) -> str:
-    """Return the option that says where messages go."""
+    """Return the option for the destination of messages."""
     options = [as_given(name) for name, value in given.items() if value is not None]
     if len(options) > 1:
-        raise click.UsageError(f"{' and '.join(options)} exclude each other; give one of them")
+        raise click.UsageError(f"{' and '.join(options)} exclude each other; give only one")
     if not options:
         raise click.UsageError(
             "no destination: give --to URL (nats://host:4222, stdout:) or --to-file PATH, or --route or --config"

@@ -1,4 +1,4 @@
-"""The work of `outbox relay`: relays that say where they begin, send, and give up when nothing moves for too long."""
+"""The work of `outbox relay`: relays tell their begin, send, and give up when nothing moves for too long."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ class Pace:
 
 
 class Relaying:
-    """A relay of the command line, which opens its database itself, as often as needed.
+    """A relay of the command line; opens the database as often as needed.
 
     Attributes:
-        label: the beginning of its lines, if there are several relays; else empty.
-        deadline: the time limit of one call of its sender.
+        label: the beginning of output lines, if there are several relays; else empty.
+        deadline: the time limit of a call of the sender.
         sent: the number of messages that the destination has accepted.
-        code: the exit code, after an end by itself.
+        code: the exit code, after the end.
     """
 
     def __init__(self, target: Target, label: str, sender: OpenedSender, declared: Declaration, pace: Pace) -> None:
@@ -96,9 +96,9 @@ class Relaying:
         return time.monotonic() - self._answered_at > self._pace.patience.total_seconds()
 
     def work(self, until: Until, stop: Stop) -> None:
-        """Open the database, say where the relay begins, and send; `code` says how the work ended.
+        """Open the database, tell the begin, and send; `code` is the exit code.
 
-        One of several relays says what went wrong, and is tried again if the work has no end of its own.
+        Among several relays a relay tells its error, and is tried again if the work has no end.
         """
         with self._stop.within(stop):
             try:
@@ -120,7 +120,7 @@ class Relaying:
         self._sender.close()
 
     def say_what_was_sent(self) -> None:
-        """Say that the relay has stopped, and how many messages were sent."""
+        """Tell the end, and how many messages were sent."""
         self._say(f"{self.name}: stopped; {self.sent} sent")
 
     def give_up_if_silent(self) -> None:
@@ -149,7 +149,7 @@ class Relaying:
         )
 
     def _told(self, event: Event) -> None:
-        """Count what a call has stored, and note whether the destination answered."""
+        """Count the accepted messages of a call, and note whether the destination answered."""
         if not isinstance(event, HandedOver):
             return
         verdicts = event.verdicts or ()
@@ -197,7 +197,7 @@ class Relaying:
         return f"{waited} {silence}; {self.sent} sent before"
 
     def _announce(self, channel: Channel) -> None:
-        """Say once what is sent where, and from when on."""
+        """Tell once the topics, the destination and the begin."""
         if not self._spoke:
             with self._refusal_notice.noted(channel, me()):
                 Subscriptions(channel).check(self._declared)
@@ -225,9 +225,9 @@ class Relaying:
 
 
 def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace) -> int:
-    """Run a relay for each route of each database; return the exit code: 4 if one gave up, or was left behind.
+    """Run a relay for each route of each database; return the exit code: 4 if a relay gave up, or was left behind.
 
-    A single relay ends with its error. One of several is tried again, and delays no other.
+    A single relay ends with its error. Of several relays each is tried again, and delays no other.
     """
     relayings = relayings_of(targets, plan, pace)
     supervisor = supervisor_of(relayings, pace)
@@ -247,7 +247,7 @@ def run_relays(targets: Sequence[Target], plan: Plan, pace: Pace) -> int:
 
 
 def supervisor_of(relayings: Sequence[Relaying], pace: Pace) -> Supervisor:
-    """Return what runs the relays. A stop gives each the time for a call under way and a renewal of its lease."""
+    """Return a supervisor of relays. A stop leaves time for a call under way and a renewal of the lease."""
     drain = max(each.deadline for each in relayings) + pace.settings.lease
     labels = [each.label for each in relayings]
     return Supervisor(relayings, labels=labels, drain=drain, pause=AGAIN if len(relayings) > 1 else None)

@@ -1,4 +1,4 @@
-"""`outbox restore`: a log that was copied to another server."""
+"""`outbox restore`: a log copied to another server."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 
 @click.command()
 @about_a_database
-@option("--accept", is_flag=True, help="The ids go on as they were (pg_upgrade): keep all positions.")
+@option("--accept", is_flag=True, help="The ids go on as before (pg_upgrade): keep all positions.")
 @option("--force", is_flag=True, help="Restore also a log that was not copied.")
 @option("--dry-run", is_flag=True, help="Only tell how many messages would be sent again.")
 @option("--yes", is_flag=True, help="Do not ask.")
 @as_json
 def restore(*, target: Target, accept: bool, force: bool, dry_run: bool, yes: bool, json: bool) -> None:
-    """Bring a log that was copied to another server in line with the ids of the new server.
+    """Bring a copied log in line with the ids of the new server.
 
-    Stop all workers before. A subscription that was ahead of another one sends messages again; none misses a message. A
-    log that was not copied is left alone. An SQLite file may be copied freely: its ids are its own.
+    Stop all workers before. A subscription that was ahead of another sends messages again; no subscription misses a
+    message. A log without a copy is left alone. An SQLite file may be copied freely, because the file has its own ids.
     """
     with target.open_outbox() as channel:
         action, told, again = _restored(channel, accept=accept, force=force, dry_run=dry_run, yes=yes)
@@ -45,7 +45,11 @@ def _restored(
     if not channel.database.dialect.transaction_ids:
         return "none", "there is nothing to restore: the ids of an SQLite file are its own", ()
     if not force and not identity.is_copy(channel):
-        return "none", "this log was not copied, nothing to restore; the log was written here, in this database", ()
+        return (
+            "none",
+            "this log was not copied, nothing to restore; all messages were written here, in this database",
+            (),
+        )
     if accept:
         if not dry_run:
             confirmed("keep all positions as they are, on a server that goes on with the same ids?", yes=yes)

@@ -33,7 +33,7 @@ _POLICIES = ("block", "continue")
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """A route for each topic or pattern, in their order; and how all of them read the log and try again."""
+    """A route for each topic or pattern, in order; and the attempts and batches of all routes."""
 
     table: dict[str, Route]
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -98,7 +98,7 @@ class _Table:
 
     @property
     def holds_secret(self) -> bool:
-        """True if the file itself holds a secret, and not only the name of a variable that does."""
+        """True if the file itself holds a secret, and not only the name of a variable."""
         return bool(secrets_in("to", _BY_VARIABLE.sub("", str(self._fields.get("to", "")))))
 
     def route(self) -> Route:

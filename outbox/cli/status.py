@@ -34,7 +34,7 @@ _PAUSE_SECONDS = 2.0
 @as_json
 @option("--watch", is_flag=True, help="Show the state every two seconds, until interrupted.")
 @option("--check", is_flag=True, help="End with exit code 1 if there is any warning.")
-@option("--max-lag", type=DURATION, default="5m", help="Warn of messages that have waited for longer.")
+@option("--max-lag", type=DURATION, default="5m", help="Warn of messages that have waited longer.")
 @option("--max-dead", type=click.IntRange(0, 9_999), default=0, help="Warn of more dead letters.")
 @option("--max-backlog", type=click.IntRange(0), help="Warn when more messages wait.")
 def status(
@@ -43,24 +43,23 @@ def status(
     """Show what waits, since when, and who works on it.
 
     BACKLOG counts messages of the log that are not settled yet, up to 10 000; ~ marks an estimate. DELAYED to DEAD
-    count parked messages. LAG says for how long the oldest message of all these could have been sent: a
-    delayed one counts from when it is due, a dead letter not at all.
+    count parked messages. LAG says for how long the oldest of these messages could have been sent: a delayed message
+    counts from its due time, a dead letter not at all.
 
-    Warnings say what is wrong, since when, and what to do. They tell of messages that wait for their destination, have
-    failed for a minute, or have waited for longer than --max-lag; and of dead letters. They also tell of a worker that
-    cannot begin, a subscription that nobody runs, and a log that nobody reads. A monitor uses --check. The limits count
-    for each subscription; an extract has one of its own.
+    Warnings say what is wrong, since when, and what to do: messages wait for their destination, have failed for a
+    minute, or have waited for longer than --max-lag; there are dead letters; a worker cannot begin; a subscription has
+    no worker, or a log no reader. A monitor uses --check. The limits count for each subscription, but for no extract.
 
-    A second table has the partitions of subscriptions with more than one: 1/4 is partition 1 of four, counted from 0.
-    With 1/4→2 there will be two as soon as all four have met.
+    A second table has the partitions of subscriptions with several: 1/4 is partition 1 of four, counted from 0. With
+    1/4→2 there will be two partitions as soon as all four have met.
 
-    Where there are transactions with half messages, another table counts their messages by producer group and real
-    topic: HALF waits for a verdict, OLDEST is the age of the oldest of these, GIVEN UP waits for a person; COMMITTED
-    and ROLLED BACK reach back as far as the log. --json also has RocketMQ's metrics under their names, with
+    Where there are transactions with half messages, another table counts messages by producer group and real topic.
+    HALF waits for a verdict, OLDEST is the age of the oldest, GIVEN UP waits for a person; COMMITTED and ROLLED BACK
+    reach back as far as the log. --json also has RocketMQ's metrics, by RocketMQ's names, with
     rocketmq_finish_message_latency in seconds.
 
-    An extract to an archive has no worker: the last column says since when retention waits for its
-    next progress, or that it is released.
+    An extract to an archive has no worker: the last column says since when retention waits for the next progress, or
+    that the extract is released.
     """
     if check and watch:
         raise click.UsageError("--check and --watch exclude each other")
@@ -196,9 +195,9 @@ def _half_as_json(half: HalfStatus) -> dict[str, object]:
 
 
 def _metrics(look: Look) -> dict[str, object]:
-    """Return RocketMQ's metrics of transactions under their names, by real topic; dead letters by subscription.
+    """Return RocketMQ's metrics of transactions by RocketMQ's names and by real topic; dead letters by subscription.
 
-    The latency is in seconds, as RocketMQ records it: the number of messages, the sum of their latencies, the longest.
+    The latency is in seconds, as in RocketMQ: the number of messages, the sum of the latencies, the longest.
     """
     half, committed, rolled_back = Counter[str](), Counter[str](), Counter[str]()
     latencies: dict[str, dict[str, float]] = {}

@@ -1,4 +1,4 @@
-"""`outbox subscriptions`: the readers of the log, and what belongs to each of them."""
+"""`outbox subscriptions`: the readers of the log, with topics, destination and policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 _HEADERS = ("NAME", "TOPICS", "DESTINATION", "ON DEAD", "PARTITIONS", "CREATED (UTC)", "WORKER")
 
 _wait_for_lease = option(
-    "--wait", type=DURATION, default="30s", help="How long to ask a worker for its lease; 0s: not at all."
+    "--wait", type=DURATION, default="30s", help="How long to ask a worker for the lease; 0s: not at all."
 )
 
 
@@ -63,7 +63,7 @@ def list_(*, target: Target, json: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """The options of `alter` that say what changes."""
+    """The options of `alter` for a change."""
 
     topics: tuple[str, ...] | None
     on_dead: OnDead | None
@@ -78,19 +78,19 @@ class Change:
     "--topics", type=NAMES, help="Read only these topics; 'orders.*' is a pattern, '!orders.*' an exception, '*' all."
 )
 @to_a_destination
-@option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back its key.")
-@option("--grace", type=DURATION, help="How long after its commit a message is read at the earliest.")
-@option("--partitions", type=click.IntRange(1), help="How many workers may share its messages; a change of its own.")
+@option("--on-dead", type=click.Choice(["block", "continue"]), help="Whether a dead letter holds back the key.")
+@option("--grace", type=DURATION, help="Time from the commit of a message until it may be read.")
+@option("--partitions", type=click.IntRange(1), help="How many workers may share the messages; not with other changes.")
 @as_value("change", Change)
 @_wait_for_lease
 @as_json
 def alter(*, target: Target, name: str, to: str | None, change: Change, wait: timedelta, json: bool) -> None:
     """Give a subscription other topics, another destination, another policy or another number of partitions.
 
-    Topics that another route of the same relay has are refused, because both would send them.
+    Topics of another route of the same relay are refused, because both routes would send the messages.
 
-    Workers may run: the worker with the lease finishes its calls and pauses for the change. A worker that declares
-    something else ends then; with several databases or routes, or in an application, the worker tries again instead.
+    Workers may run: the worker with the lease finishes its calls and pauses for the change. A worker with another
+    declaration ends then; with several databases or routes, or in an application, the worker tries again instead.
 
     A change counts from the position of the subscription: earlier messages are not read again.
 
@@ -98,14 +98,14 @@ def alter(*, target: Target, name: str, to: str | None, change: Change, wait: ti
     With --on-dead block later dead letters hold back their keys, present dead letters do not.
 
     Another number of partitions counts as soon as all partitions stand at the same position. A single partition does at
-    once. Several are handled up to the foremost position, by the relays that run, before any goes on. The command waits
-    for that as long as --wait says; the relays do not need the command. The present number takes the change back.
+    once. Several are handled up to the foremost position, by the running relays, before any goes on. The command waits
+    as long as --wait says; the relays do not need the command. The present number takes the change back.
     """
     others = (change.topics, to, change.on_dead, change.grace)
     if change.partitions is None and others == (None,) * 4:
         raise click.UsageError("nothing to alter: give --topics, --to, --on-dead, --grace or --partitions")
     if change.partitions is not None and others != (None,) * 4:
-        raise click.UsageError("--partitions is a change of its own: give it alone")
+        raise click.UsageError("--partitions is a change of its own: give no other")
     from outbox.admin import commands
     from outbox.admin.repartition import repartition
     from outbox.store.subscriptions.subscriptions import Subscriptions
@@ -145,7 +145,7 @@ def _changed(stored: Subscription, change: Change, to: str | None) -> Subscripti
 
 
 def _checked_destination(to: str, stored: Subscription) -> str:
-    """Return what is stored of a destination. Its URL is checked as by `outbox relay`, without a connection."""
+    """Return a destination in its stored form. The URL is checked as by `outbox relay`, without a connection."""
     from outbox.senders.opening import is_offered, open_sender
     from outbox.senders.port import destination_of
 
@@ -161,9 +161,9 @@ def _checked_destination(to: str, stored: Subscription) -> str:
 @subscriptions.command()
 @about_a_database
 @click.argument("name")
-@option("--topics", type=NAMES, required=True, help="The topics or patterns that the new subscription is to have.")
+@option("--topics", type=NAMES, required=True, help="The topics or patterns of the new subscription.")
 @to_a_destination
-@option("--as", "as_name", metavar="NEW", help="Name of the new subscription.  [default: that of a --route]")
+@option("--as", "as_name", metavar="NEW", help="Name of the new subscription.  [default: as of a --route]")
 @_wait_for_lease
 @as_json
 def split(
@@ -178,11 +178,12 @@ def split(
 ) -> None:
     """Give topics of a subscription to a new subscription with another destination.
 
-    The new one begins exactly at the position of NAME, with its policy, and takes over the parked messages of these
-    topics; NAME no longer has them. So nothing is left out, and nothing is sent twice.
+    The new subscription begins exactly at the position of NAME, with the policy of NAME, and takes over the parked
+    messages of the topics. So nothing is left out, and nothing is sent twice.
 
-    A relay at work finishes its calls first. Then the relay ends, because its topics are others now; with several
-    databases or routes, or in an application, it tries again instead. Start outbox relay with a --route for the topics.
+    A relay at work finishes its calls first. Then the relay ends, because its topics have changed; with several
+    databases or routes, or in an application, the relay tries again instead. Start outbox relay with a --route for the
+    topics.
     """
     if to is None:
         raise click.UsageError("no destination for the new subscription: give --to URL or --to-file PATH")
@@ -208,8 +209,8 @@ def split(
 def drop(*, target: Target, name: str, yes: bool, json: bool) -> None:
     """Forget a subscription, with its position and its parked messages, while no worker runs.
 
-    What belongs to its direct writers, NAME:compensation, goes with it. Stop those writers first: nobody sends the
-    messages that they leave behind.
+    The subscription of direct writers, NAME:compensation, goes as well. Stop the writers first: the messages that
+    writers leave behind are not sent.
     """
     from outbox.admin import commands
     from outbox.model.subscription import compensation_of

@@ -25,7 +25,7 @@ _PAUSE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """An action, and the condition that starts it."""
+    """An action, and the condition for its start."""
 
     when: Callable[[], bool]
     then: Callable[[], None]
@@ -56,7 +56,7 @@ class Play:
 
     @property
     def rollbacks(self) -> int:
-        """The number of transactions that the shops say they rolled back."""
+        """The number of rolled back transactions, as the shops say."""
         return sum(shop.said().count(f"{ROLLED_BACK}\n") for shop in self._shops)
 
     def perform(self, *, keep: bool) -> Judgement:
@@ -85,7 +85,7 @@ class Play:
         return self._judgement()
 
     def arrived(self) -> list[Receipt]:
-        """Return what came since the last look."""
+        """Return the receipts since the last look."""
         found = self._site.destination.receive()
         if found:
             self._moved_at = self._last_receipt = time.monotonic()
