@@ -1,7 +1,6 @@
 """The data source `outbox`: the classes that Spark calls. The planner, the follower and the fetch do the work.
 
-Spark imports this file in every session that uses any Python source. So the file imports slow modules only when it
-needs them.
+Spark imports this file in every session that uses any Python source. So slow modules are imported at their first use.
 """
 
 from __future__ import annotations
@@ -26,17 +25,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from outbox.model.position import Window
-    from outbox.spark.offset import Offset
+    from outbox.model.position import Position, Window
+    from outbox.spark.offset import Mark, Offset
     from outbox.spark.options import Options
     from outbox.spark.stream import Follower
+    from outbox.store.log.stamp import Stamp
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The window of a DataFrame, chosen when it is loaded.
+    """The window of a DataFrame, chosen at `load()`.
 
-    `whole`: no row of this window may be purged before it is read; None: nothing is checked.
+    `whole`: no row of this window may be purged unread; None: nothing is checked.
     """
 
     window: Window
@@ -65,7 +65,7 @@ class OutboxDataSource(DataSource):
         return ddl(self._settings.table, self._settings.columns)
 
     def reader(self, schema: StructType) -> OutboxReader:
-        """Return the reader for `spark.read`; the schema is the user's, if there is one."""
+        """Return the reader for `spark.read`; the schema is the user's, if the user gave one."""
         self._settings.require_batch()
         return OutboxReader(self._settings, self._frozen, _columns_of(self._settings, schema))
 
@@ -99,11 +99,9 @@ class OutboxReader(DataSourceReader):
         from outbox.spark.planner import Planner
 
         settings = self._settings
-        with closing(Planner(settings.place, retries=settings.manner.retries)) as planner:
+        with closing(Planner(settings.place, retries=settings.retries)) as planner:
             if self._frozen is None:
-                task = planner.table_task(
-                    settings.table, columns=self._columns, narrowing=settings.narrowing, manner=settings.manner
-                )
+                task = planner.table_task(settings.table, columns=self._columns, narrowing=settings.narrowing)
                 return [TaskPartition(task)]
             if self._frozen.whole is not None:
                 planner.require_unpurged(self._frozen.whole)
@@ -111,7 +109,6 @@ class OutboxReader(DataSourceReader):
                 self._frozen.window,
                 columns=self._columns,
                 narrowing=settings.narrowing,
-                manner=settings.manner,
                 partitions=settings.partitions,
                 rows_per_task=settings.rows_per_partition,
                 whole=self._frozen.whole,
@@ -135,20 +132,20 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which a stream without a checkpoint begins."""
         initial = self._follower().initial()
-        # Spark before 4.2 may ask for the end of the first batch before it asks for the beginning.
+        # Spark before 4.2 may ask for the end of the first batch before the beginning.
         self._last = self._last or initial
         return initial.to_dict()
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
-        """Return how many rows a batch may have. Spark asks for it from version 4.2 on."""
+        """Return how many rows a batch may have. Spark asks from version 4.2 on."""
         limit = self._settings.max_rows
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which the next batch ends.
 
-        Spark before 4.2 passes no `start`; the offset that was returned last counts then. In a restarted stream there
-        is none, so that its first batch takes all there is: with `availableNow` there is no second one.
+        Spark before 4.2 passes no `start`; then the offset that was returned last counts. A restarted stream has none,
+        and its first batch takes all rows: with `availableNow` there is no second batch.
         """
         from outbox.spark.offset import Offset
 
@@ -164,7 +161,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None if head is None else head.to_dict()
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """End the stream at what is committed now."""
+        """End the stream at the position of now."""
         self._follower().stop_at_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -180,7 +177,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: only Spark's checkpoint keeps how far the stream has come."""
+        """Do nothing: only Spark's checkpoint keeps the progress of the stream."""
 
     def stop(self) -> None:
         """Close the connection."""
@@ -198,7 +195,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._made is None:
             self._settings.require_stream()
             _columns_of(self._settings, self._schema)
-            planner = Planner(self._settings.place, retries=self._settings.manner.retries)
+            planner = Planner(self._settings.place, retries=self._settings.retries)
             self._made = Follower(self._settings, planner)
         return self._made
 
@@ -210,20 +207,48 @@ def _read_only() -> Exception:
 
 
 def _freeze(settings: Options) -> Frozen | None:
-    """Choose the window that a DataFrame has for all its reads; None for tables other than `messages`."""
+    """Choose the window of a DataFrame for all its reads, `since` to `until` or now; None: the table is another.
+
+    Raises:
+        OptionError: `since` lies after `until`.
+        PositionError: a position is of another server, or lies ahead of the present position.
+    """
+    from outbox.errors import OptionError
+    from outbox.model.position import EARLIEST, Window
     from outbox.spark.planner import Planner
-    from outbox.spark.window import window_of
     from outbox.store.log.extraction import MESSAGES
 
     if settings.table != MESSAGES:
         return None
-    with closing(Planner(settings.place, retries=settings.manner.retries)) as planner:
-        window = window_of(settings, planner)
+    with closing(Planner(settings.place, retries=settings.retries)) as planner:
+        now = planner.now()
+        base = _checked("since", settings.since, now) if settings.since else EARLIEST
+        target = _checked("until", settings.until, now) if settings.until else now.position
+        if base.head > target.head:
+            raise OptionError(f"since: {base} lies after until, {target}; exchange them")
+        window = Window(base, target)
         return Frozen(window, planner.whole(window) if settings.fail_on_data_loss else None)
 
 
+def _checked(name: str, mark: Mark, now: Stamp) -> Position:
+    from outbox.errors import PositionError
+
+    if mark.server is not None and mark.server != now.server:
+        raise PositionError(
+            f"{name}: the position is of another server, timeline or outbox ({now.server.unlike(mark.server)}), and"
+            " means nothing here; take a position from outbox.spark.position() for this url, or read the database that"
+            " the position is of"
+        )
+    if mark.position.head > now.position.head:
+        raise PositionError(
+            f"{name}: {mark.position} lies ahead of the server, which has come to {now.position}; the position is of"
+            " another server, or the server was restored from an older copy"
+        )
+    return mark.position
+
+
 def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    # For a read without tasks Spark makes one partition whose value is None; in Spark 4.0 the partition itself is None.
+    # For a read without tasks Spark makes a partition whose value is None; in Spark 4.0 the partition itself is None.
     if partition is None or partition.value is None:
         return iter(())
     from outbox.spark.fetch import batches
@@ -251,5 +276,5 @@ def _columns_of(settings: Options, schema: StructType) -> tuple[str, ...]:
         if given != wanted:
             raise OptionError(f"schema: the column {field.name} is of type {wanted}, not {given}; cast it after load()")
         if not field.nullable:
-            raise OptionError(f"schema: the column {field.name} is declared NOT NULL; leave that out")
+            raise OptionError(f"schema: the column {field.name} is declared NOT NULL; leave NOT NULL out")
     return tuple(schema.fieldNames())

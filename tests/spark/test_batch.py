@@ -100,7 +100,7 @@ def test_partitions(spark, messages):
 @pytest.mark.parametrize(("option", "value", "words"), [
     ("topcis", "a", "topcis: there is no such option; did you mean topics?"),
     ("url", "postgresql://me:geheim@h/d", "url: holds a password"),
-    ("maxRowsPerTrigger", "5", "maxRowsPerTrigger: only spark.readStream has it"),
+    ("maxRowsPerTrigger", "5", "maxRowsPerTrigger: only for spark.readStream"),
 ])  # fmt: skip
 def test_mistakes_are_told_clearly(spark, messages, option, value, words):
     reader = spark.read.format("outbox").option("url", url_of(messages)).option(option, value)
