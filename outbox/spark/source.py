@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
@@ -72,14 +72,6 @@ class OutboxDataSource(DataSource):
     def streamReader(self, schema: StructType) -> OutboxStreamReader:  # noqa: N802 - Spark's name
         """Return the reader for `spark.readStream`."""
         return OutboxStreamReader(self._settings, schema)
-
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: FBT001 - Spark's own arguments
-        """Refuse `DataFrame.write`: the source can only be read."""
-        raise _read_only()
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802, FBT001
-        """Refuse `DataFrame.writeStream`: the source can only be read."""
-        raise _read_only()
 
 
 class TaskPartition(InputPartition):
@@ -155,11 +147,6 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = follower.now() if known is None else follower.latest(known, most)
         return self._last.to_dict()
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the end of the log, for the query's status."""
-        head = self._follower().head
-        return None if head is None else head.to_dict()
-
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """End the stream at the position of now."""
         self._follower().stop_at_now()
@@ -198,12 +185,6 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planner = Planner(self._settings.place, retries=self._settings.retries)
             self._made = Follower(self._settings, planner)
         return self._made
-
-
-def _read_only() -> Exception:
-    from outbox.errors import OptionError
-
-    return OptionError("format: outbox can only be read; send messages by Outbox.send, in the transaction of your data")
 
 
 def _freeze(settings: Options) -> Frozen | None:

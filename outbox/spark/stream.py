@@ -37,7 +37,6 @@ class Follower:
         #: last look and of the first look that found no row.
         self._idle: tuple[Offset, Stamp] | None = None
         self._looked_at = self._idle_since = 0.0
-        self._head: Stamp | None = None
         self._selected = options.narrowing.describe()
 
     def initial(self) -> Offset:
@@ -52,12 +51,7 @@ class Follower:
 
     def now(self) -> Offset:
         """Return the offset at which all rows that are committed now have been delivered."""
-        return self._at(self._capture())
-
-    @property
-    def head(self) -> Offset | None:
-        """The end of the log when it was last captured; None before the first time."""
-        return None if self._head is None else self._at(self._head)
+        return self._at(self._end or self._planner.now())
 
     def close(self) -> None:
         """Close the connection."""
@@ -79,7 +73,7 @@ class Follower:
             return start
         if start.latest:
             return self.now()
-        stamp = self._capture()
+        stamp = self._end or self._planner.now()
         known = self._on(start, stamp.server, stamp.position)
         within = self._within(known, limit)
         if within is not None:
@@ -130,10 +124,6 @@ class Follower:
         """Return the offset at the beginning of the log. Rows that are purged already do not count as lost."""
         gone = self._planner.purged() or EARLIEST
         return replace(self._at(Stamp(position=EARLIEST, server=server)), gone=gone)
-
-    def _capture(self) -> Stamp:
-        self._head = self._planner.now()
-        return self._end or self._head
 
     def _within(self, known: Offset, limit: int | None) -> Offset | None:
         """Return where the next page of the open window ends; None: no window is open, or none of its rows is left."""

@@ -90,12 +90,6 @@ def test_a_stream_of_a_spark_without_limits(source, engine):
         each.stop()
 
 
-def test_who_writes_is_told_that_it_can_only_be_read(source):
-    for writer in (source().writer, source().streamWriter):
-        with pytest.raises(OptionError, match=r"can only be read; send messages by Outbox\.send"):
-            writer(StructType([]), False)
-
-
 @pytest.mark.parametrize(("position", "before"), [("latest", []), ("earliest", [b"a", b"b", b"c"])])
 def test_a_spark_without_limits_asks_for_the_end_before_the_beginning(source, engine, position, before):
     """Before 4.2; what comes between the two belongs to the next batch."""
