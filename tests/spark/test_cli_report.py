@@ -98,6 +98,7 @@ def test_an_empty_log_has_a_report_too(engine, tmp_path):
 # Transactions
 
 
+@ONE_DATABASE
 def test_a_report_on_transactions_shows_what_became_of_half_messages(engine, shop, tmp_path):
     committed, rolled_back, _given_up = begun(engine, "orders", "mail"), begun(engine), begun(engine)
     committed.commit()
@@ -155,6 +156,7 @@ def test_a_verdict_that_falls_while_it_is_read_is_no_contradiction(engine, shop,
 # Order
 
 
+@ONE_DATABASE
 def test_keys_whose_version_does_not_rise_are_shown(engine, shop, tmp_path):
     send(shop, 1, 2, 2, 3)
     send(shop, 2, 1, key="b")
@@ -356,6 +358,7 @@ def test_a_file_that_is_missing_or_cut_short_stops_it(engine, archive, change, s
     assert (ended.code, kept(engine), says in ended.err) == (1, before, True)
 
 
+@ONE_DATABASE
 def test_a_file_whose_messages_left_the_database_before_may_be_gone(engine, shop, spark, archive):
     """What a purge reads is what the database holds, and not all that was ever archived."""
     purge(engine, archive)
