@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -54,7 +54,7 @@ def extract(
     remote: str | None,
     json: bool,
     topics: tuple[str, ...] | None,
-    **wanted: bool,
+    **wanted: Any,
 ) -> None:
     """Extract messages to Parquet files in the folder PATH, by topic and day.
 
@@ -82,9 +82,7 @@ def extract(
     from outbox.spark.connections import rights_told
     from outbox.spark.job import Extract, Extraction
 
-    asked = Extraction(
-        topics=exact_topics(topics), register=register, **({} if hold is None else {"hold": hold}), **wanted
-    )
+    asked = Extraction(topics=exact_topics(topics), register=register, hold=hold or timedelta(days=30), **wanted)
     # Errors in the options, the database or the archive show before Spark is started, because that takes a while.
     with rights_told(), target.open_outbox():
         pass

@@ -1,4 +1,4 @@
-"""Writing the messages of one task into Parquet files, one per topic and day, in bounded memory."""
+"""Writing the messages of a task into Parquet files by topic and day, in bounded memory."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _REPEATING = ["topic", "key", "slot", "tags", "content_type", "direct", "xact_id
 
 
 class TaskFiles:
-    """Writes the batches of one task to files, which `close` returns. An error in the `with` block deletes them."""
+    """Writes the batches of a task to files, returned by `close`. An error in the `with` block deletes the files."""
 
     def __init__(self, root: Path, stem: str) -> None:
         self._root = root
@@ -85,7 +85,7 @@ class TaskFiles:
 
 
 class _File:
-    """One Parquet file under way."""
+    """A Parquet file under way."""
 
     def __init__(self, path: Path, topic: str, day: str, schema: pa.Schema) -> None:
         import pyarrow.parquet as pq
@@ -118,7 +118,7 @@ class _File:
             self.flush()
 
     def flush(self) -> None:
-        """Write the kept rows as one row group."""
+        """Write the kept rows as a row group."""
         import pyarrow as pa
 
         if self._batches:

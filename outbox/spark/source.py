@@ -75,11 +75,11 @@ class OutboxDataSource(DataSource):
 
 
 class TaskPartition(InputPartition):
-    """One task, as Spark hands it to an executor."""
+    """A task for an executor."""
 
 
 class OutboxReader(DataSourceReader):
-    """One read of a DataFrame."""
+    """A read of a DataFrame."""
 
     def __init__(self, settings: Options, frozen: Frozen | None, columns: tuple[str, ...]) -> None:
         self._settings = settings
@@ -108,12 +108,12 @@ class OutboxReader(DataSourceReader):
         return [TaskPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task."""
+        """Return the rows of a task."""
         return _read(partition)
 
 
 class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One run of a stream. Spark makes it in two processes, and pickles it for the tasks."""
+    """A run of a stream. Spark makes the reader in two processes, and pickles the reader for the tasks."""
 
     def __init__(self, settings: Options, schema: StructType) -> None:
         self._settings = settings
@@ -152,7 +152,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower().stop_at_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of one batch."""
+        """Return the tasks of a batch."""
         from outbox.spark.offset import Offset
 
         columns = _columns_of(self._settings, self._schema)
@@ -160,7 +160,7 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [TaskPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task."""
+        """Return the rows of a task."""
         return _read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
@@ -238,7 +238,7 @@ def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
 
 
 def _columns_of(settings: Options, schema: StructType) -> tuple[str, ...]:
-    """Return the columns that a schema names; the table must have each of them.
+    """Return the columns of a schema; the table must have each column.
 
     Raises:
         OptionError: a column is unknown, of another type, or declared as never null.
