@@ -18,9 +18,9 @@ from outbox.model.verdict import Done, Unavailable
 from outbox.senders.nats import NatsSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
 from outbox.testing.servers import NatsServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.nats_streams import Stream, Witness, make_stream
 from tests.support.pausing import paused
+from tests.support.servers.proxy import TcpProxy
 
 
 def test_at_most_one_message_of_a_key_is_unacknowledged(nats):

@@ -23,10 +23,10 @@ from outbox.testing.sender_contract import (
     check_stored,
     outcome_of,
 )
-from outbox.testing.servers import RedisServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.pausing import paused
 from tests.support.redis_streams import SlowRedis, Streams
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.redis import RedisServer
 from tests.support.weather import rage, send_through
 
 

@@ -16,7 +16,7 @@ from nats.js.errors import NotFoundError
 from outbox.senders.nats import NatsSender, read_message
 from outbox.testing.sender_contract import TOPICS, Destination, Stored
 from outbox.testing.servers import NatsServer
-from outbox.testing.servers.proxy import TcpProxy
+from tests.support.servers.proxy import TcpProxy
 
 
 class Stream(Destination):

@@ -26,8 +26,8 @@ from pamqp.exceptions import UnmarshalingException
 
 from outbox.senders.rabbitmq import RabbitSender, read_message
 from outbox.testing.sender_contract import TOPICS, Destination, Stored
-from outbox.testing.servers import RabbitServer
-from outbox.testing.servers.proxy import Direction, TcpProxy
+from tests.support.servers.proxy import Direction, TcpProxy
+from tests.support.servers.rabbitmq import RabbitServer
 
 
 class Exchange(Destination):

@@ -18,8 +18,8 @@ from outbox.senders.webhook import WebhookSender
 from outbox.senders.webhook_reading import read_message
 from outbox.testing.sender_contract import Destination, Stored
 from outbox.testing.servers import LocalServer
-from outbox.testing.servers.proxy import Direction, TcpProxy
 from tests.support import webhook_endpoint
+from tests.support.servers.proxy import Direction, TcpProxy
 from tests.support.webhook_endpoint import Answer, Endpoint, Received, read_file
 
 #: A password with a character that a URL has to quote.
