@@ -250,17 +250,18 @@ def show_transaction(*, target: Target, id: str, json: bool) -> None:
         transaction, decided = _found(channel, id)
         rows = HalfTransactions(channel).messages(id)
     messages = [(real_message(row), delay_of(row)) for row in rows]
+    about: dict[str, object] = (
+        {"transaction_id": id} if transaction is None else _transaction_json(transaction, decided)
+    )
+    about |= {"op": None, "decided_by": None, "decided_at": None} if decided is None else asdict(decided)
     if json:
-        about = {"transaction_id": id} if transaction is None else _transaction_json(transaction, decided)
-        verdict = {"op": None, "decided_by": None, "decided_at": None} if decided is None else asdict(decided)
         carried = [
             {**_fields(message), "delay_seconds": delay, **_contents(message, without=CHECK_TIMES)}
             for message, delay in messages
         ]
-        show_json({**about, **verdict, "contents": carried})
+        show_json({**about, "contents": carried})
         return
-    _show_fields({"transaction": id} if transaction is None else _described(transaction, decided))
-    _show_fields({} if decided is None else asdict(decided))
+    _show_fields(about)
     for message, delay in messages:
         click.echo()
         _show_fields({**_fields(message), "delay": None if delay is None else age(delay.total_seconds())})
@@ -302,8 +303,9 @@ def _show_fields(fields: Mapping[str, object]) -> None:
     """Write a field a line; leave out fields without a value."""
     for name, value in fields.items():
         if value is not None:
-            shown = moment(value) if isinstance(value, datetime) else printable(value)
-            click.echo(f"{name.replace('_', ' '):12} {shown}")
+            shown = moment(value) if isinstance(value, datetime) else value
+            shown = ", ".join(shown) if isinstance(shown, tuple) else shown
+            click.echo(f"{name.replace('_', ' '):12} {printable(shown)}")
 
 
 def _show_contents(message: Message, *, without: str = "") -> None:
@@ -335,28 +337,6 @@ def _transaction_json(transaction: HalfTransaction, decided: Decided | None = No
         "last_answer": transaction.last_answer,
         "next_check_at": None if decided is not None else transaction.next_check_at,
         "given_up": transaction.given_up and decided is None,
-    }
-
-
-def _described(transaction: HalfTransaction, decided: Decided | None) -> dict[str, object]:
-    """Return the fields for people; the fields of checks only while there is no verdict."""
-    fields: dict[str, object] = {
-        "transaction": transaction.transaction_id,
-        "group": transaction.group,
-        "topics": ", ".join(transaction.real_topics),
-        "messages": transaction.messages,
-        "verdict by": transaction.verdict,
-        "created at": transaction.created_at,
-        "age": age(transaction.age),
-    }
-    if decided is not None:
-        return fields
-    return {
-        **fields,
-        "checks": transaction.checks,
-        "last answer": transaction.last_answer,
-        "next check": transaction.next_check_at,
-        "given up": "yes" if transaction.given_up else None,
     }
 
 
