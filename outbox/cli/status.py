@@ -46,9 +46,10 @@ def status(
     count parked messages. LAG says for how long the oldest of these messages could have been sent: a delayed message
     counts from its due time, a dead letter not at all.
 
-    Warnings say what is wrong, since when, and what to do: messages wait for their destination, have failed for a
-    minute, or have waited for longer than --max-lag; there are dead letters; a worker cannot begin; a subscription has
-    no worker, or a log no reader. A monitor uses --check. The limits count for each subscription, but for no extract.
+    Warnings say what is wrong, since when, and what to do: messages have waited for their destination, have failed for
+    a minute, or are older than --max-lag. Others tell of dead letters, of a worker that cannot begin, of a subscription
+    without a worker, and of a log without a reader. A monitor uses --check. The limits count for each subscription, but
+    for no extract.
 
     A second table has the partitions of subscriptions with several: 1/4 is partition 1 of four, counted from 0. With
     1/4→2 there will be two partitions as soon as all four have met.
