@@ -19,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from outbox.cli import logs
-from outbox.cli.output import keep_secret, say
+from outbox.cli.output import keep_secret, warn
 from outbox.runtime.secret import Secret, secrets_of, warning_of
 
 if TYPE_CHECKING:
@@ -225,7 +225,7 @@ def by_routes(function: F) -> F:
         "--route",
         multiple=True,
         metavar="TOPIC=URL",
-        callback=_no_passwords,
+        callback=no_password,
         help="A destination for a topic or a pattern, as 'orders.*=nats://host:4222'; the first that matches counts,"
         " and the last is '*=URL'. May be given several times; in the environment with blanks between two.",
     )
@@ -274,25 +274,13 @@ def confirmed(question: str, *, yes: bool) -> None:
     click.confirm(question, abort=True, err=True)
 
 
-def _no_passwords(ctx: click.Context, param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
-    """Raise if a value holds a secret; look at all values first, so that no error shows another value."""
-    refused: click.UsageError | None = None
-    for value in values:
-        try:
-            no_password(ctx, param, value)
-        except click.UsageError as error:
-            refused = error
-    if refused is not None:
-        raise refused
-    return values
+def no_password(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+    """Return the value of a URL option; raise for a secret that every user could read in the list of processes.
 
-
-def no_password(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """Raise for a secret that every user of the machine could read in the list of processes."""
-    if value is None:
-        return None
-    name = str(param.name)
-    secrets = secrets_in(name, value)
+    With several values all secrets are known before the error, so that the error shows none of them.
+    """
+    name, values = str(param.name), value if isinstance(value, tuple) else filter(None, (value,))
+    secrets = [secret for each in values for secret in secrets_in(name, each)]
     keep_secret(secrets)
     if secrets and ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE:
         raise click.UsageError(
@@ -337,7 +325,7 @@ def _where(secrets: Sequence[Secret]) -> str:
 def warn_of_readers(file: Path) -> None:
     """Warn of a file with a secret that every user may read."""
     if warning := warning_of(file):
-        say(f"warning: {warning}")
+        warn(warning)
 
 
 def _urls(name: str, given: tuple[str, ...], file: Path | None) -> tuple[str, ...]:
@@ -385,7 +373,7 @@ def _names_of_databases(*, several: bool) -> list[Callable[..., Any]]:
             multiple=True,
             metavar="URL",
             envvar="OUTBOX_DATABASE",
-            callback=_no_passwords,
+            callback=no_password,
             help=f"Where the tables are: postgresql://host/name or sqlite:///path.{again}",
         ),
         _file_option("database", "OUTBOX_DATABASE", "; or with several, a line each" if several else ""),
@@ -400,14 +388,7 @@ def _names_of_databases(*, several: bool) -> list[Callable[..., Any]]:
 
 
 _LOGGED = [
-    option(
-        "-v",
-        "--verbose",
-        count=True,
-        show_default=False,
-        envvar="OUTBOX_VERBOSE",
-        help="Log events; -vv: all.",
-    ),
+    option("-v", "--verbose", count=True, show_default=False, envvar="OUTBOX_VERBOSE", help="Log events; -vv: all."),
     option(
         "--log-format",
         type=click.Choice(["text", "json"]),

@@ -35,7 +35,7 @@ TRANSACTION_ID = "__transactionId__"
 
 _YEAR_2000 = datetime(2000, 1, 1, tzinfo=UTC)
 #: `direct` and `attempt` of a row that has not these columns.
-_LAST_COLUMNS = (None, 1)
+_LAST_COLUMNS: tuple[Any, ...] = (None, 1)
 
 
 class MessageFields(TypedDict, total=False):
