@@ -328,7 +328,7 @@ def test_purge_names_who_holds_messages_back(sqlite_engine):
 
     ended = outbox(sqlite_engine, "purge", "--older-than", "0s")
 
-    assert (ended.code, "older ones stay for relay" in ended.err) == (0, True)
+    assert (ended.code, "older messages stay for relay" in ended.err) == (0, True)
 
 
 def test_a_file_needs_no_restoring(sqlite_engine):

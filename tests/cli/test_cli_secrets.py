@@ -204,7 +204,7 @@ def test_a_file_that_holds_something_else_is_refused(tmp_path, content):
 def test_a_url_and_a_file_of_the_same_rank_are_refused(tmp_path):
     ended = outbox("sqlite:///x.db", "status", OUTBOX_DATABASE_FILE=str(tmp_path / "url"))
 
-    assert (ended.code, "give one of them" in ended.err) == (2, True)
+    assert (ended.code, "leave one out" in ended.err) == (2, True)
 
 
 @pytest.fixture

@@ -330,7 +330,7 @@ def test_a_business_transaction_that_is_deciding_is_waited_for_briefly(engine, v
         meanwhile = outbox(engine, "half", verb, transaction.id)
         session.commit()
 
-    assert (meanwhile.code, "is being decided by another one that is not over yet" in meanwhile.err) == (1, True)
+    assert (meanwhile.code, "a business transaction is deciding on transaction" in meanwhile.err) == (1, True)
     assert (bodies(engine), op(engine, transaction).op) == ([b"of orders"], "commit")
 
 

@@ -273,7 +273,7 @@ def test_what_cannot_be_purged_is_not_compared(engine, shop, spark, archive, wit
     assert (ended.code, kept(engine)) == (0, before)
     assert [line.split(" from before")[0] for line in ended.err.splitlines()] == [
         "0 messages",
-        "older ones stay for relay, which has not passed them; see: outbox status",
+        "older messages stay for relay, which has not passed them; see: outbox status",
     ]
     assert purge(engine, archive, "--json").json["ranges"] == []
 
