@@ -88,12 +88,7 @@ def check(
 
 @contextmanager
 def _service(
-    target: Target,
-    group: str,
-    timeout: timedelta,
-    policy: Policy,
-    question: Question | None,
-    business_url: str | None,
+    target: Target, group: str, timeout: timedelta, policy: Policy, question: Question | None, business_url: str | None
 ) -> Iterator[CheckService]:
     """Yield the check service of a group, with open databases."""
     from outbox.cli.connection import business_of, open_channel_of, open_database

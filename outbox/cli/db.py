@@ -30,9 +30,7 @@ _record_only = option(
     help='A business database without an outbox: only the table for transactions with verdict="record".',
 )
 _inbox_only = option(
-    "--inbox-only",
-    is_flag=True,
-    help="The database of a consumer without an outbox: only the table for its Inbox.",
+    "--inbox-only", is_flag=True, help="The database of a consumer without an outbox: only the table for its Inbox."
 )
 
 
