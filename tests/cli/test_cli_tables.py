@@ -8,7 +8,7 @@ import pytest
 from outbox import Done, Outbox, Reject, Relay, Unavailable
 from outbox.cli.tables import table_lines
 from tests.rocketmq.halves import ask, begun
-from tests.support.command_line import outbox
+from tests.support.command_line import at_a_terminal, outbox
 
 WIDTHS = [80, 100, 120, 200]
 NAME = "relay-of-the-invoicing-department-eu-001"
@@ -141,7 +141,7 @@ def test_columns_are_as_wide_as_the_letters_of_east_asia():
 
 @pytest.mark.parametrize(("environment", "in_colour"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_a_terminal_shows_in_colour_what_needs_a_person(shop, environment, in_colour):
-    shown = outbox(shop, "status", color=True, **environment)
+    shown = at_a_terminal(shop, "status", **environment)
     piped = outbox(shop, "status", **environment)
 
     red, yellow = "\x1b[31m", "\x1b[33m"
