@@ -112,7 +112,7 @@ def test_a_token_for_spark_connect_as_an_argument_is_refused(sqlite_engine, tmp_
 def test_the_path_of_a_file_that_holds_a_secret_is_none(sqlite_engine, option, is_secret):
     ended = outbox(sqlite_engine, "relay", "--to", f"nowhere://localhost/hook?{option}=/etc/hook")
 
-    secret = f"--to holds a password in its parameter {option!r}, which everybody"
+    secret = f"--to holds a password in its parameter {option!r}, for every user"
     told = secret if is_secret else "there is no sender for nowhere: URLs"
     assert (ended.code, told in ended.err) == (2, True)
 
