@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date, timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from outbox.spark.manifest import ArchivedFile, flush_folder, partition_of
 
@@ -29,7 +28,7 @@ _REPEATING = ["topic", "key", "slot", "tags", "content_type", "direct", "xact_id
 
 
 class TaskFiles:
-    """Writes the batches of a task to files, returned by `close`. An error in the `with` block deletes the files."""
+    """Writes the batches of a task to files. `close` returns the files, `delete` is for a task that fails."""
 
     def __init__(self, root: Path, stem: str) -> None:
         self._root = root
@@ -57,14 +56,8 @@ class TaskFiles:
             flush_folder(folder)
         return self._done
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            return
+    def delete(self) -> None:
+        """Delete all files, finished or not."""
         for file in self._open.values():
             with suppress(Exception):
                 file.abandon()

@@ -359,10 +359,15 @@ def files_of(work: Work, number: int) -> list[ArchivedFile]:
     """Write the messages of one task, on an executor, and return the files; an error deletes them."""
     from outbox.spark.fetch import batches
 
-    with TaskFiles(work.root, f"{work.window:08}-{number:04}") as files, closing(batches(work.tasks[number])) as found:
-        for batch in found:
-            files.write(batch)
+    files = TaskFiles(work.root, f"{work.window:08}-{number:04}")
+    try:
+        with closing(batches(work.tasks[number])) as found:
+            for batch in found:
+                files.write(batch)
         return files.close()
+    except BaseException:
+        files.delete()
+        raise
 
 
 @contextmanager
