@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -108,7 +108,13 @@ def _service(
         open.callback(outbox.close)
         broker = Broker(outbox, connections=1, reject_transactions=False)
         open.callback(broker.close)
-        checks = CheckPolicy(transaction_timeout=timeout, **asdict(policy))
+        checks = CheckPolicy(
+            transaction_timeout=timeout,
+            interval=policy.check_interval,
+            most=policy.check_max,
+            age_limit=policy.age_limit,
+            question=policy.check_timeout,
+        )
         yield CheckService(broker, group, checks, question, business)
 
 
