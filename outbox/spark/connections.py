@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from outbox.errors import DatabaseError, MissingExtraError, OptionError, OutboxError
 from outbox.spark.place import conninfo
 from outbox.spark.task import Task
-from outbox.store.log.extraction import settings
+from outbox.store.dialects.extraction import speech_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -76,7 +76,7 @@ class AdbcConnection:
 
         self._driver = dbapi.connect(conninfo(url), autocommit=True)
         with self._driver.cursor() as cursor:
-            for setting in settings("postgresql"):
+            for setting in speech_of("postgresql").settings:
                 cursor.execute(setting)
 
     @staticmethod
@@ -124,7 +124,7 @@ class PsycopgConnection:
         self._driver = psycopg.connect(conninfo(url))
         self._driver.read_only = True
         with self._driver.transaction():
-            self._driver.execute("; ".join(settings("postgresql")).encode())
+            self._driver.execute("; ".join(speech_of("postgresql").settings).encode())
         self._driver.adapters.register_loader("timestamptz", Int8BinaryLoader)
 
     @staticmethod

@@ -14,6 +14,7 @@ from outbox.spark.connections import refused
 from outbox.spark.fetch import PAUSE
 from outbox.spark.place import Place, engine_options, require_file
 from outbox.spark.task import USUAL, Manner, Task
+from outbox.store.dialects.extraction import speech_of
 from outbox.store.dialects.kinds import is_file
 from outbox.store.log import extraction
 from outbox.store.log.extraction import EVERYTHING, MESSAGES, Extraction, Narrowing, Span, columns_of, split
@@ -232,13 +233,12 @@ class Planner:
 
     def _verify(self, channel: Channel) -> None:
         from outbox.store import identity
-        from outbox.store.operations.check import stored_identity
 
         with channel.database.explained():
-            stored = stored_identity(channel)
+            stored = identity.stored_identity(channel)
             channel.database.slots = stored.slots if stored else channel.database.slots
             identity.verify(channel)
-        patience = extraction.patience(channel.database.dialect.name)
+        patience = speech_of(channel.database.dialect.name).patience
         if patience is not None:
             channel.run(patience)
 
