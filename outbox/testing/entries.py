@@ -1,4 +1,4 @@
-"""The messages that a test has captured, and what became of each, as the events of all outboxes tell."""
+"""The messages that a test has captured, each with its state, kept up to date by the events of all outboxes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outbox.store.operations import probe
 from outbox.telemetry.events import EVERYWHERE, Committed, Event, RolledBack, Written
 from outbox.writing.commit_hook import rolled_back_to, savepoint_released, savepoint_set
 
-#: A statement about a savepoint that is made by hand; those of `begin_nested` are noticed without it.
+#: A hand-written statement about a savepoint; the savepoints of `begin_nested` are noticed without.
 _SAVEPOINT = re.compile(
     r"\s*(SAVEPOINT|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?|RELEASE(?:\s+SAVEPOINT)?)\s+\"?(\w+)\"?",
     re.IGNORECASE,
@@ -32,8 +32,8 @@ _SAVEPOINT = re.compile(
 class Entry:
     """A message that was written, and its state: undecided, committed for everybody, or rolled back.
 
-    `connection`: a weak reference to the connection that it was written on. `kept`: a Session has committed it that is
-    bound to a Connection inside another transaction; in production it would be there, whatever the test rolls back.
+    `connection`: a weak reference to the connection that wrote the message. `kept`: a Session bound to a Connection,
+    inside another transaction, has committed; in production the message would be stored, whatever the test rolls back.
     """
 
     message: Message
@@ -56,7 +56,7 @@ class Entries:
         self.all: list[Entry] = []
         # Reentrant: garbage collection may roll a transaction back at any point.
         self._lock = threading.RLock()
-        #: By the identity of the message, because the same one may be written again.
+        #: By the identity of the message, because a message may be written again.
         self._open: defaultdict[int, list[Entry]] = defaultdict(list)
 
     def start(self) -> None:
@@ -66,13 +66,13 @@ class Entries:
         event.listen(Session, "after_commit", self._session_committed)
 
     def stop(self) -> None:
-        """Collect no more; what is there stays."""
+        """Collect no more; the entries stay."""
         EVERYWHERE.unlisten(self._told)
         event.remove(Engine, "after_cursor_execute", self._executed)
         event.remove(Session, "after_commit", self._session_committed)
 
     def settle(self) -> None:
-        """Find out what became of messages whose transaction has ended, or may have, without an event."""
+        """Find out the state of messages whose transaction has ended, or may have, without an event."""
         with self._lock:
             to_ask: defaultdict[tuple[Database, Any], list[Entry]] = defaultdict(list)
             for entry in self._undecided():
@@ -123,9 +123,9 @@ class Entries:
 
 
 def _ask(driver: Any, database: Database, entries: Sequence[Entry]) -> None:
-    """Look which rows are there: for everybody, or inside the transaction of psycopg's connection that is still open.
+    """Look which rows exist: committed ones, or those inside the open transaction of a psycopg connection.
 
-    `driver`: psycopg's connection; None if the connection is gone, of whatever kind it was. Nothing is known while the
+    `driver`: psycopg's connection; None if the connection, of whatever kind, is gone. Nothing is known while the
     connection is busy, failed, or asynchronous and inside its transaction.
     """
     ids = [entry.message.message_id for entry in entries]

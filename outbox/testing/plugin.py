@@ -1,6 +1,6 @@
-"""Fixtures for tests of applications that use `outbox`; pytest finds them by itself once the package is installed.
+"""Fixtures for tests of applications that use `outbox`. Pytest finds this plugin in the installed package.
 
-Nothing is imported until a test asks for one of them.
+Nothing is imported until a test asks for a fixture.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def outbox_capture() -> Iterator[Capture]:
 
 @pytest.fixture
 def outbox_drain() -> Drain:
-    """Deliver now what the test has committed: see `outbox.testing.drain`."""
+    """Deliver now the messages that the test has committed: see `outbox.testing.drain`."""
     from outbox.testing.draining import drain
 
     return drain

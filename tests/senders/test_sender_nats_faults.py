@@ -10,10 +10,10 @@ from outbox.model.verdict import Unavailable
 from outbox.senders.nats import NatsSender
 from outbox.testing.sender_contract import a_message, check_all_done
 from outbox.testing.servers import NatsServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import started
 from tests.support.nats_streams import Stream, Witness
 from tests.support.remote import RemoteSenderContract
+from tests.support.servers.proxy import TcpProxy
 
 
 @pytest.fixture

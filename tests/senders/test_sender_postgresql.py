@@ -23,10 +23,10 @@ from outbox.schema import VERSION
 from outbox.senders.postgresql import PostgresSender
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_stored
 from outbox.testing.servers import PostgresServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.destination import Destination, relay_to
 from tests.support.handles import conninfo_of
 from tests.support.other_outbox import OtherOutbox, new_id, with_passwords
+from tests.support.servers.proxy import TcpProxy
 from tests.support.several import new_database
 
 TOP = Path(__file__).parents[2]

@@ -20,10 +20,10 @@ from outbox.model.verdict import DONE, Done, Unavailable
 from outbox.senders.postgresql import PostgresSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_stored
 from outbox.testing.servers import PostgresServer
-from outbox.testing.servers.proxy import Direction, TcpProxy
 from tests.support.handles import conninfo_of
 from tests.support.other_outbox import OtherOutbox
 from tests.support.remote import RemoteSenderContract
+from tests.support.servers.proxy import Direction, TcpProxy
 
 
 @pytest.fixture

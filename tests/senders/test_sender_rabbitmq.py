@@ -25,10 +25,10 @@ from outbox.model.message import Message, stored_message, uuid7
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders.rabbitmq import RabbitSender, read_message
 from outbox.testing.sender_contract import SenderContract, a_message, check_all_done, check_stored
-from outbox.testing.servers import RabbitServer
 from outbox.testing.servers.process import free_port
 from tests.conftest import started
 from tests.support.rabbit_exchanges import Exchange, user
+from tests.support.servers.rabbitmq import RabbitServer
 
 EARLIER = Unavailable("an earlier message of its key was not stored")
 FIX = "send the message anew without that, and discard this one"

@@ -13,11 +13,11 @@ from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Unavailable
 from outbox.senders.rabbitmq import RabbitSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
-from outbox.testing.servers import RabbitServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import started
 from tests.support.rabbit_exchanges import Exchange, Witness, out_of_memory
 from tests.support.remote import RemoteSenderContract
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.rabbitmq import RabbitServer
 
 QUORUM = {"x-queue-type": "quorum"}
 

@@ -16,11 +16,11 @@ from outbox.testing.sender_contract import (
     check_eventually_done,
     outcome_of,
 )
-from outbox.testing.servers import RedisServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import started
 from tests.support.redis_streams import SlowRedis, Streams
 from tests.support.remote import RemoteSenderContract
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.redis import RedisServer
 
 
 @pytest.fixture

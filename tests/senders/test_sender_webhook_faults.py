@@ -13,8 +13,8 @@ from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Unavailable
 from outbox.senders.webhook import WebhookSender
 from outbox.testing.sender_contract import a_message, check_all_done, check_stored
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.remote import RemoteSenderContract
+from tests.support.servers.proxy import TcpProxy
 from tests.support.webhook_endpoint import Answer
 from tests.support.webhooks import EndpointProgram, Filed, Gate, Hook
 

@@ -18,8 +18,8 @@ from outbox.spark.place import Address, Place
 from outbox.spark.planner import Planner
 from outbox.spark.tables import arrow_schema
 from outbox.spark.task import Manner
-from outbox.testing.servers.proxy import TcpProxy
 from tests.spark.reading import place_of, read, tables_of
+from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
 METHODS = ["adbc", "psycopg"]

@@ -20,10 +20,10 @@ from confluent_kafka.admin import (
 
 from outbox.senders.kafka import KafkaSender, read_message
 from outbox.testing.sender_contract import TOPICS, Stored
-from outbox.testing.servers import KafkaServer
 from outbox.testing.servers.process import free_port
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.remote import Place, stored_of
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
 #: A broker on a busy machine may need minutes for what takes it milliseconds otherwise.

@@ -15,8 +15,8 @@ from nats.js.errors import NotFoundError
 from outbox.senders.nats import NatsSender, read_message
 from outbox.testing.sender_contract import TOPICS, Stored
 from outbox.testing.servers import NatsServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.remote import Place, life_of, stored_of
+from tests.support.servers.proxy import TcpProxy
 
 
 class Stream(Place):

@@ -13,9 +13,9 @@ from sqlalchemy import Engine
 from outbox.senders.postgresql import PostgresSender
 from outbox.testing.sender_contract import Stored
 from outbox.testing.servers import PostgresServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.handles import conninfo_of
 from tests.support.remote import Place
+from tests.support.servers.proxy import TcpProxy
 
 _FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
 

@@ -25,9 +25,9 @@ from pamqp.exceptions import UnmarshalingException
 
 from outbox.senders.rabbitmq import RabbitSender, read_message
 from outbox.testing.sender_contract import TOPICS, Stored
-from outbox.testing.servers import RabbitServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.remote import Place, stored_of
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.rabbitmq import RabbitServer
 
 
 class Exchange(Place):

@@ -14,9 +14,9 @@ import redis
 from outbox.model.message import Message
 from outbox.senders.redis import RedisSender, read_message
 from outbox.testing.sender_contract import Stored
-from outbox.testing.servers import RedisServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.remote import Place, stored_of
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.redis import RedisServer
 
 _ID = re.compile(rb'"Outbox-Id" "([0-9a-f-]{36})"')
 

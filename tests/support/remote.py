@@ -18,8 +18,8 @@ from outbox.model.message import Message
 from outbox.model.verdict import Unavailable
 from outbox.testing.sender_contract import Destination, Stored, a_message, check_all_done, check_eventually_done
 from outbox.testing.sender_contract import check_stored as check_exactly_stored
-from outbox.testing.servers.proxy import Direction, TcpProxy
 from tests.support.pausing import paused
+from tests.support.servers.proxy import Direction, TcpProxy
 from tests.support.waiting import eventually
 from tests.support.weather import rage, send_through
 

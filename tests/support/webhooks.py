@@ -17,9 +17,9 @@ from outbox.senders.webhook import WebhookSender
 from outbox.senders.webhook_reading import read_message
 from outbox.testing.sender_contract import Stored
 from outbox.testing.servers import LocalServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support import webhook_endpoint
 from tests.support.remote import Place, stored_of
+from tests.support.servers.proxy import TcpProxy
 from tests.support.webhook_endpoint import Answer, Endpoint, Received, read_file
 
 #: A password with a character that a URL has to quote.

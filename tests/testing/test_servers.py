@@ -19,18 +19,13 @@ import sqlalchemy
 from confluent_kafka import Consumer, Producer, TopicPartition
 from sqlalchemy import text
 
-from outbox.testing.servers import (
-    KafkaServer,
-    NatsServer,
-    PostgresServer,
-    RabbitServer,
-    RedisServer,
-    ServerMissing,
-    postgresql,
-)
+from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing, postgresql
 from outbox.testing.servers.process import ServerFailedError, scratch_folder, unprivileged
-from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import started
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.rabbitmq import RabbitServer
+from tests.support.servers.redis import RedisServer
 from tests.support.waiting import eventually
 
 
@@ -264,7 +259,7 @@ def test_rabbitmq_does_not_outlive_a_process_that_is_killed():
     started(RabbitServer).close()
     script = """
         import time
-        from outbox.testing.servers import RabbitServer
+        from tests.support.servers.rabbitmq import RabbitServer
         with RabbitServer() as server:
             print(server._program.pid, server.folder, flush=True)
             time.sleep(60)

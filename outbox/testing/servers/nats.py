@@ -46,10 +46,10 @@ class NatsServer(LocalServer):
 
 
 def _nats_program() -> Path:
-    """Return the path of the NATS server: the wheel's, else the one on the PATH.
+    """Return the path of the NATS server: the wheel's, else that on the PATH.
 
     Raises:
-        ServerMissing: there is none.
+        ServerMissing: there is no such program.
     """
     found = next(_nats_places(), None)
     if found is None:
