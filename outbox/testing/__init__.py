@@ -1,12 +1,12 @@
-"""The test kit: fixtures for applications that send, and a suite for senders of one's own.
+"""The test kit: fixtures for applications that send, and a suite for new senders.
 
 An application's tests get fixtures from the pytest plugin, or use the same by hand:
 
-- `Capture` (fixture `outbox_capture`): the messages that were sent, also if the test rolls everything back.
-- `drain` (fixture `outbox_drain`): deliver now the messages that the test has committed.
+- `Capture` (fixture `outbox_capture`): the sent messages, also if the test rolls everything back.
+- `drain` (fixture `outbox_drain`): deliver now the committed messages.
 - `ScriptedSender` (fixture `scripted_sender`): a destination that fails, rejects, raises or hangs as the test says.
 
-A sender is good when it passes its suite: subclass `sender_contract.SenderContract` with a fixture `destination`.
+A good sender passes the suite: subclass `sender_contract.SenderContract` with a fixture `destination`.
 """
 
 from __future__ import annotations

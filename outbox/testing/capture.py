@@ -49,12 +49,12 @@ class Description(TypedDict, total=False):
 class Capture:
     """Collects every message that any `Outbox` of this process appends while the capture is active, in order.
 
-    A message counts from its `send` on, committed or not, until its savepoint or its transaction is rolled back.
+    A message counts from `send` on, committed or not, until a savepoint or the transaction is rolled back.
 
-    A test may keep everything inside one transaction of its own, for example with a Session bound to a Connection. Then
-    a message counts if the application "commits" the Session, whichever `join_transaction_mode` the Session has; a
-    later rollback by the test changes nothing. A raw psycopg connection is asked which of its rows exist, before its
-    COMMIT or after.
+    A test may keep all work inside a single transaction, for example with a Session bound to a Connection. Then a
+    message counts if the application "commits" the Session, whichever `join_transaction_mode` the Session has; a later
+    rollback by the test does not matter. A raw psycopg connection is asked for the rows that exist, before its COMMIT
+    or after.
     """
 
     def __init__(self) -> None:
@@ -70,21 +70,21 @@ class Capture:
 
     @property
     def messages(self) -> list[Message]:
-        """The messages that were sent, in order."""
+        """The sent messages, in order."""
         return [entry.message for entry in self._entries() if not entry.rolled_back]
 
     @property
     def committed(self) -> list[Message]:
-        """The messages that are committed: none, in a test that rolls everything back."""
+        """The committed messages: none, in a test that rolls everything back."""
         return [entry.message for entry in self._entries() if entry.committed]
 
     @property
     def rolled_back(self) -> list[Message]:
-        """The messages that were rolled back with their savepoint or transaction."""
+        """The messages that were rolled back, with a savepoint or a transaction."""
         return [entry.message for entry in self._entries() if entry.rolled_back]
 
     def of(self, topic: str) -> list[Message]:
-        """Return the messages that were sent to one topic, in order."""
+        """Return the messages sent to a topic, in order."""
         return [message for message in self.messages if message.topic == topic]
 
     def clear(self) -> None:
@@ -120,7 +120,7 @@ class Capture:
         raise AssertionError(f"{number} sent{unlike} {wanted}\n{self._told(wanted)}")
 
     def assert_nothing_sent(self, topic: str | None = None) -> None:
-        """Require that no message was sent, to one topic or at all.
+        """Require that no message was sent, to a topic or at all.
 
         Raises:
             AssertionError: a message was sent; the text shows the messages.
@@ -136,7 +136,7 @@ class Capture:
         return self._captured.all[self._first :]
 
     def _told(self, wanted: _Wanted) -> str:
-        """Return, as text, the messages sent instead, the wanted topic first, and those rolled back."""
+        """Return, as text, the messages sent instead, the wanted topic first, and the messages rolled back."""
         sent = sorted(self.messages, key=lambda message: message.topic != wanted.topic)
         gone = self.rolled_back
         text = f"what was sent:\n{_listed(map(wanted.compared, sent))}" if sent else "nothing was sent"

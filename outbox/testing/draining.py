@@ -1,4 +1,4 @@
-"""Delivers now the messages that a test has committed: a relay in the calling thread, until nothing is left."""
+"""Delivers now the committed messages of a test: a relay in the calling thread, until no message is left."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from outbox.testing.scripted import ScriptedSender
 
 
 def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "relay", **options: Any) -> list[Message]:
-    """Run a relay until nothing is left to do, and return the messages that the destination stored, in order.
+    """Run a relay until no work is left, and return the messages that the destination stored, in order.
 
-    The relay parks a failed message as in production, and tries again when the message is due, not in this call.
+    The relay parks a failed message as in production, and tries again when the message is due, after the call.
 
     Args:
-        outbox: the outbox whose messages are delivered.
-        sender: a sender, a function of one message or a URL; None: every message is `Done`, and goes nowhere.
+        outbox: the outbox with the messages.
+        sender: a sender, a function of a message or a URL; None: every message is `Done`, and goes nowhere.
         name: the subscription, which begins with the earliest message; each name gets each message once.
         options: further options of `Relay`.
     """

@@ -1,4 +1,4 @@
-"""The messages that a test has captured, each with its state, kept up to date by the events of all outboxes."""
+"""The captured messages of a test, each with its state, kept up to date by the events of all outboxes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _SAVEPOINT = re.compile(
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A message that was written, and its state: undecided, committed for everybody, or rolled back.
+    """A written message, and its state: undecided, committed, or rolled back.
 
     `connection`: a weak reference to the connection that wrote the message. `kept`: a Session bound to a Connection,
     inside another transaction, has committed; in production the message would be stored, whatever the test rolls back.
@@ -51,7 +51,7 @@ class Entry:
 
 
 class Entries:
-    """Collects every message that an outbox of this process writes, between `start` and `stop`."""
+    """Collects every message of any outbox in the process, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self.all: list[Entry] = []
@@ -107,7 +107,7 @@ class Entries:
                     pass
 
     def _taken(self, messages: Sequence[Message]) -> Iterable[Entry]:
-        """Take the entries of these messages from the open ones, of each message the newest."""
+        """Take the newest open entry of each message."""
         return [self._open[id(message)].pop() for message in messages if self._open[id(message)]]
 
     def _executed(self, connection: Connection, _cursor: object, statement: str, *_: object) -> None:
@@ -124,10 +124,10 @@ class Entries:
 
 
 def _ask(driver: Any, database: Database, entries: Sequence[Entry]) -> None:
-    """Look which rows exist: committed ones, or those inside the open transaction of a psycopg connection.
+    """Look for the rows: committed, or inside the open transaction of a psycopg connection.
 
-    `driver`: psycopg's connection; None if the connection, of whatever kind, is gone. Nothing is known while the
-    connection is busy, failed, or asynchronous and inside its transaction.
+    `driver`: psycopg's connection; None: the connection, of whatever kind, is gone. The state stays unknown while the
+    connection is busy, failed, or asynchronous and inside a transaction.
     """
     ids = [entry.message.message_id for entry in entries]
     if driver is None or driver.closed or driver.info.transaction_status == TransactionStatus.IDLE:

@@ -29,18 +29,18 @@ _LONGEST_HANG = 60.0
 
 
 class ScriptedSender:
-    """A sender whose verdicts follow a script.
+    """A sender with verdicts from a script.
 
     Args:
-        script: one step for each call, in order. Afterwards, and where a step is None, the first rule of `on` that has
-            an answer decides, message by message; without any rule a message is `Done`.
+        script: a step for each call, in order. Afterwards, and for a step None, the first rule of `on` with an answer
+            decides, message by message; without any rule a message is `Done`.
         destination: the name by which subscriptions know the sender.
 
         The call raises an exception, and waits for an event, a minute at most, as if the destination hung. The script
         goes on when the event is set.
 
-        The rules keep the promise of `Sender`: behind the first message of a key that is not `Done`, the others of the
-        key are `Unavailable`. A step of one verdict per message is taken unchanged.
+        The rules keep the promise of `Sender`: behind the first message of a key that is not `Done`, later messages of
+        the key are `Unavailable`. A step with a verdict for each message is taken unchanged.
     """
 
     def __init__(self, *script: Step, destination: str = "scripted") -> None:
@@ -63,13 +63,13 @@ class ScriptedSender:
     def on(
         self, *, topic: str | None = None, key: str | None = None, where: Callable[[Message], object] | None = None
     ) -> Rule:
-        """Add a rule for messages of this description, behind the present rules."""
+        """Add a rule for messages of a description, behind the present rules."""
         rule = Rule(topic, key, where)
         self._rules.append(rule)
         return rule
 
     def wait_for_calls(self, number: int, seconds: float = 30.0) -> bool:
-        """Wait until `number` calls have begun; return False after `seconds` without them."""
+        """Wait until `number` calls have begun; return False if `seconds` pass before."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self.calls) >= number, seconds)
 
@@ -121,7 +121,7 @@ class ScriptedSender:
 
 
 class Rule:
-    """A rule: the answers to the messages of one description."""
+    """A rule: the answers to messages of a description."""
 
     def __init__(self, topic: str | None, key: str | None, where: Callable[[Message], object] | None) -> None:
         self._topic, self._key, self._where = topic, key, where
@@ -129,17 +129,17 @@ class Rule:
         self._always: Answer | None = None
 
     def answer(self, *answers: Answer) -> Self:
-        """Answer the next messages of this description, one answer each."""
+        """Answer the next messages of the description, an answer each."""
         self._answers.extend(answers)
         return self
 
     def always(self, answer: Answer) -> Self:
-        """Answer all further messages of this description in this way."""
+        """Answer all further messages of the description in the same way."""
         self._always = answer
         return self
 
     def take(self, message: Message) -> Answer | None:
-        """Return the next answer if this message fits the description, else None."""
+        """Return the next answer if the message fits the description, else None."""
         if (self._topic or message.topic) != message.topic or (self._key or message.key) != message.key:
             return None
         if self._where is not None and not self._where(message):

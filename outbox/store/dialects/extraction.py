@@ -13,8 +13,6 @@ from uuid import UUID
 class Speech:
     """The SQL of one database for reading rows outside of SQLAlchemy."""
 
-    #: How its rows can be fetched, the fastest first.
-    methods: tuple[str, ...]
     #: The expression that shows a column, by kind; a column of any other kind is shown as it is.
     show: Mapping[str, str]
     #: Expressions for columns that this database does not have, by name.

@@ -150,11 +150,6 @@ class Extraction:
     span: Span | None = None
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        """How rows of such a database can be fetched, the fastest first: "adbc", "psycopg", "sqlite"."""
-        return speech_of(self.dialect).methods
-
-    @property
     def selected(self) -> tuple[str, ...]:
         """The columns of a statement: the wanted columns, then the columns of the key that are not among them."""
         return (*self.columns, *(name for name in key_of(self.table) if name not in self.columns))
@@ -225,19 +220,6 @@ def replayed(dialect: str, lsn: str) -> str:
     """Return the statement that reads True if a server has replayed the primary's log up to `lsn`, or is no standby."""
     found = speech_of(dialect)
     return found.replayed.format(lsn=found.text(lsn))
-
-
-def predicates(window: Window, n: int, *, halves: bool) -> list[str]:
-    """Return `n` conditions on PostgreSQL's log; each row of the window fulfils exactly one of them."""
-    first, end = window.fresh
-    parts = [f"xact_id >= {first} AND xact_id < {end}"]
-    if window.fresh_open:
-        parts[0] += f" AND xact_id NOT IN ({', '.join(map(str, window.fresh_open))})"
-    if window.late:
-        parts.append(f"xact_id IN ({', '.join(map(str, window.late))})")
-    held = " OR ".join(f"({part})" for part in parts)
-    shown = "" if halves else f" AND topic <> '{HALF_TOPIC}'"
-    return [f"({held}){shown} AND id % {n} = {i}" for i in range(n)]
 
 
 def _meta(schema: str | None) -> str:

@@ -1,7 +1,4 @@
-"""Private servers for tests and the demo: PostgreSQL and NATS, each a file of its name.
-
-`local` and `process` are the parts that servers of other programs are made of.
-"""
+"""Private servers for tests and the demo: PostgreSQL and NATS. `local` and `process` are the parts of any server."""
 
 from outbox.testing.servers.local import LocalServer, ServerMissing
 from outbox.testing.servers.nats import NatsServer

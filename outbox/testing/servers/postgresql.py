@@ -1,4 +1,4 @@
-"""A private PostgreSQL, its standby, and where its programs are."""
+"""A private PostgreSQL, a standby, and the path of the programs."""
 
 from __future__ import annotations
 
@@ -70,11 +70,11 @@ class PostgresServer(LocalServer):
         return self._program.pid
 
     def url(self, database: str = "postgres") -> str:
-        """Return the SQLAlchemy URL of one database."""
+        """Return the SQLAlchemy URL of a database."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str, template: str = "template0", encoding: str = "UTF8") -> str:
-        """Create a database as a copy of `template`, which may have no clients now; return its URL."""
+        """Create a database as a copy of `template`, without clients now; return the URL."""
         statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} ENCODING {}").format(
             sql.Identifier(name), sql.Identifier(template), sql.Literal(encoding)
         )
@@ -82,7 +82,7 @@ class PostgresServer(LocalServer):
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database if there is one, with all its connections."""
+        """Drop a database if there is one, with all connections."""
         self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def backend_pids(self, database: str | None = None) -> list[int]:
@@ -94,7 +94,7 @@ class PostgresServer(LocalServer):
         return [pid for (pid,) in self._execute(query.format(database=sql.Literal(database)))]
 
     def standby(self) -> PostgresServer:
-        """Start a hot standby that follows this server by streaming; return the standby, which the caller closes."""
+        """Start a hot standby that follows by streaming, and return the standby; the caller closes it."""
         return _Standby(self).start()
 
     def _command(self) -> Sequence[str | Path]:
@@ -132,7 +132,7 @@ class PostgresServer(LocalServer):
 
 
 class _Standby(PostgresServer):
-    """A copy of a running server, which follows that server."""
+    """A copy of a running server that follows the changes."""
 
     def __init__(self, primary: PostgresServer) -> None:
         super().__init__(durable=primary._durable, settings=primary._settings)

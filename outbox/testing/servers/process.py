@@ -1,7 +1,4 @@
-"""A server program run beside this process, never longer than this process.
-
-`Program` starts and ends the program, `Guard` ends the program when this process is killed.
-"""
+"""A server program beside this process: `Program` starts and ends it, `Guard` ends it when this process is killed."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class ServerFailedError(OutboxError):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The account that a program runs as."""
+    """The account of a program."""
 
     uid: int
     gid: int
@@ -79,8 +76,8 @@ def hand_over(folder: Path, account: Account | None) -> None:
 def free_port() -> int:
     """Return a TCP port of the loopback interface on which no program listens.
 
-    The port lies below those that systems give to outgoing connections. There a client that keeps trying to reach a
-    stopped server would end up connected to itself, and the server could not come back.
+    The port lies below the range for outgoing connections. In the range a client that keeps trying to reach a stopped
+    server would end up connected to the client itself, and the server could not come back.
     """
     while True:
         port = random.randrange(10_000, 32_000)
@@ -116,7 +113,7 @@ def run_to_end(command: Sequence[str | Path], *, account: Account | None, cwd: P
 
 
 class Program:
-    """One run of a server program."""
+    """A run of a server program."""
 
     def __init__(self, command: Sequence[str | Path], *, log: Path, account: Account | None) -> None:
         with log.open("ab") as output:
@@ -157,8 +154,8 @@ class Program:
 class Guard:
     """Ends a program with its process group, and removes a folder, as soon as this process is gone, even by SIGKILL.
 
-    The guard is a shell that waits for the end of its input, at the death of this process. A parent-death signal would
-    be bound to the thread that started the program, and to Linux, and would leave the folder.
+    The guard is a shell that waits for the end of input, at the death of this process. A parent-death signal would be
+    bound to the thread that started the program, and to Linux, and would leave the folder.
     """
 
     _SCRIPT = """

@@ -19,7 +19,6 @@ def _quoted(text: str) -> str:
 
 
 SPEECH = Speech(
-    methods=("adbc", "psycopg"),
     show={"uuid": "CAST({c} AS text)"},
     replaced={},
     text=_quoted,

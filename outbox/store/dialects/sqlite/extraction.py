@@ -21,7 +21,6 @@ def _moment(moment: datetime) -> str:
 
 
 SPEECH = Speech(
-    methods=("sqlite",),
     show={
         "uuid": "substr({c}, 1, 8) || '-' || substr({c}, 9, 4) || '-' || substr({c}, 13, 4) || '-'"
         " || substr({c}, 17, 4) || '-' || substr({c}, 21)",
