@@ -42,7 +42,7 @@ def _restored(
     from outbox.store import identity
     from outbox.store.operations import restore as store
 
-    if not channel.database.dialect.transaction_ids:
+    if channel.database.dialect.home.restore is None:
         return "none", "there is nothing to restore: the ids of an SQLite file are its own", ()
     if not force and not identity.is_copy(channel):
         return (

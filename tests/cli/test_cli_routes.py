@@ -229,10 +229,6 @@ OF_FILES = {
     ),
     "names": ("[routes.'*']\nto='stdout:'\nrename={a=5}", "rename: must be a table of texts; write rename ="),
     "a prefix that is none": ("[routes.'*']\nto='stdout:'\nprefix='a b'", "prefix: makes a topic that must be"),
-    "events of events": (
-        "[routes.'*']\nto='https://h/x?format=cloudevents'\nenvelope='cloudevents'",
-        "https://h/x: the envelope cloudevents and format=cloudevents of the URL would each make an event of a message",
-    ),
     "a pattern for a name": (
         "[routes.'*']\nto='stdout:'\nrename={'a*'='b'}",
         'FILE: [routes."*"] rename: makes a topic',
