@@ -243,7 +243,7 @@ def order(
     from outbox.spark.reports import order as frames
 
     if (header is None) == (json_path is None):
-        raise click.UsageError("say where the version is: either by --header NAME or by --json-path PATH")
+        raise click.UsageError("say where the version is: by either --header NAME or --json-path PATH")
     with work.begun() as (log, _):
         version = frames.version_in_header(header) if header else frames.version_in_body(json_path or "")
         by_window = work.archive is not None

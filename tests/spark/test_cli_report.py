@@ -195,7 +195,7 @@ def test_the_audit_of_an_archive_is_in_the_order_of_its_windows(engine, shop, sp
     ("arguments", "says"),
     [
         (["order"], "--header NAME or --json-path PATH"),
-        (["order", "--header", "v", "--json-path", "$.v"], "one of the two"),
+        (["order", "--header", "v", "--json-path", "$.v"], "by either --header NAME"),
         (["delivery", "--archive", "nowhere"], "nowhere; to write an archive: outbox extract"),
     ],
 )
