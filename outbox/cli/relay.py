@@ -100,16 +100,16 @@ def relay(
 
     from outbox.cli.relaying import Pace, run_relays
     from outbox.cli.routes import Routes, routes_of_file, routes_of_options
-    from outbox.model.subscription import require_own_name
+    from outbox.model.subscription import Declaration, require_own_name
     from outbox.model.topics import chosen_topics
-    from outbox.relay.routes import Route, RouteSubscription, planned
+    from outbox.relay.routes import Route, planned
     from outbox.worker.settings import Settings
 
     if to is not None:
         require_own_name(reading.name)
         routes = Routes({})
         only = Route(to=to, on_dead=reading.on_dead, partitions=reading.partitions)
-        plan = [(only, RouteSubscription(reading.name, chosen_topics(reading.topics), None))]
+        plan = [(only, Declaration(name=reading.name, destination=None, topics=chosen_topics(reading.topics)))]
     else:
         routes = Routes(routes_of_options(route)) if config is None else routes_of_file(config)
         plan = list(planned(routes.table, reading.name, on_dead=reading.on_dead, partitions=reading.partitions))
