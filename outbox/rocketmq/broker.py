@@ -1,4 +1,4 @@
-"""The part of RocketMQ's broker: it stores half messages and verdicts, each in a transaction of its own."""
+"""The broker of RocketMQ's model: stores half messages and verdicts, each in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from outbox.errors import DatabaseError, MQClientError, OutboxError, StandbyError, SubscriptionError, VerdictStandsError
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Start, check_of
 from outbox.model.verdict import describe
+from outbox.outbox import Outbox
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel, Database
@@ -23,38 +24,25 @@ from outbox.store.half_messages.pending import HalfTransactions
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.telemetry.events import Listeners
-from outbox.writing.notifier import Notifier
-from outbox.writing.transaction import Transactions
 
 R = TypeVar("R")
 
 # RocketMQ's response codes.
-SYSTEM_ERROR, SLAVE_NOT_AVAILABLE, NO_PERMISSION = 1, 11, 16
-#: The name of a checker, as the one who has decided, begins so.
+SYSTEM_ERROR, SLAVE_NOT_AVAILABLE = 1, 11
+#: The name of a checker in `decided_by` begins with this text.
 CHECKER = "check "
 #: Seconds between two declarations of a group's check subscription, because a person may have dropped it.
 _DECLARE_SECONDS = 60.0
 
 
-class Home(Protocol):
-    """The parts of an `Outbox` that a broker needs."""
-
-    database: Database
-    notifier: Notifier
-    transactions: Transactions
-    listeners: Listeners
-
-
 class Broker:
-    """Stores half messages and verdicts of one outbox, on connections of its own and not of the application's pool."""
+    """Stores half messages and verdicts of one outbox, on its own connections, not those of the application's pool."""
 
-    def __init__(self, outbox: Home, *, connections: int, reject_transactions: bool) -> None:
+    def __init__(self, outbox: Outbox, *, connections: int) -> None:
         self.outbox = outbox
         self.database = outbox.database
         self.ops = Ops(self.database)
         self._halves = Halves(self.database)
-        self._rejects = reject_transactions
         self._connections = Connections(self.database.open, connections, ask=_ask)
         self._declared: dict[str, float] = {}
 
@@ -71,7 +59,7 @@ class Broker:
         def declare(channel: Channel) -> None:
             ensure_outbox(channel)
             try:
-                start = self._start_of(channel, group)
+                start = _start_of(channel, group)
                 Subscriptions(channel).declare(declaration_of(group, immunity), start)
             except SubscriptionError as error:
                 raise SubscriptionError(
@@ -81,33 +69,21 @@ class Broker:
         self._connections.call(declare)
         self._declared[group] = time.monotonic()
 
-    def _start_of(self, channel: Channel, group: str) -> Start:
-        """Return where a new check subscription begins.
-
-        A person may have dropped the one before, so it begins at the earliest message if transactions are pending.
-        """
-        if Subscriptions(channel).find(check_of(group)) is not None:
-            # A subscription that is there needs no start, and the look below may read every half message that is kept.
-            return "latest"
-        return "earliest" if HalfTransactions(channel).pending(group=group, limit=1) else "latest"
-
     def prepare(self, half: Half, message: Message, slot: int, headers: str) -> int:
-        """Store a half message; return its place in the log.
+        """Store a half message; return its log id.
 
         Raises:
             VerdictStandsError: the transaction has a verdict; nothing was stored.
-            MQClientError: transactions are switched off; or the server is a replica.
+            MQClientError: the server is a replica.
             DatabaseError: on SQLite this thread has a transaction open.
         """
-        if self._rejects:
-            raise MQClientError(f"the broker[{self._address}] sending transaction message is forbidden", NO_PERMISSION)
         self._require_no_transaction()
-        place = self._run(lambda: self._halves.append(half, message, slot, headers))
-        if place is None:
+        id = self._run(lambda: self._halves.append(half, message, slot, headers))
+        if id is None:
             stands = self.standing(half.transaction)
             raise VerdictStandsError(half.transaction, stands.op or "rollback", "send", stands.by)
         crash_point("half.after_prepare")
-        return place
+        return id
 
     def end(
         self, transaction: str, op: Op, *, by: str, group: str | None = None, patience: float | None = None
@@ -121,7 +97,7 @@ class Broker:
 
         Raises:
             VerdictStandsError: the opposite stands.
-            MQClientError: the transaction is unknown, or of another group; the server is a replica.
+            MQClientError: the transaction is unknown, or of another group; or the server is a replica.
         """
         self._require_no_transaction()
         commit = self.ops.commit_alone if patience is None else self.ops.commit
@@ -145,10 +121,10 @@ class Broker:
             self.outbox.notifier.hint()
 
     def standing(self, transaction: str) -> Decision:
-        """Return the decision that stands; its `op` is None if there is no verdict.
+        """Return the decision that stands, without `op` if there is no verdict.
 
         Raises:
-            DatabaseError: it cannot be read.
+            DatabaseError: the decision cannot be read.
         """
         with in_plain_words(f"the verdict on transaction {transaction} cannot be read", self.database):
             return self._connections.call(lambda channel: run(on_channel(channel), self.ops.standing(transaction)))
@@ -163,17 +139,13 @@ class Broker:
             raise DatabaseError(
                 "a half message or a verdict is committed on its own, and SQLite has one writer at a time, here the"
                 " open transaction of this thread: send half messages before the business transaction begins, and end"
-                " transactions after it; or join(session) or commit(session) in it"
+                " transactions after it; or join(session) in it"
             )
-
-    @property
-    def _address(self) -> str:
-        return self.database.engine.url.host or "localhost"
 
     def _run(self, steps: Callable[[], Script[R]], patience: float | None = None, *, chained: bool = True) -> R:
         """Run the steps in a transaction of their own.
 
-        `chained`: no step but the last needs the rows of the one before, so that they may be sent as one.
+        `chained`: no step but the last needs rows of an earlier step, so all may be sent as one.
         """
 
         def take(channel: Channel) -> R:
@@ -203,9 +175,20 @@ def declaration_of(group: str, immunity: timedelta) -> Declaration:
     return Declaration(name=name, kind="check", destination=name, topics=(HALF_TOPIC,), tags=(group,), grace=immunity)
 
 
+def _start_of(channel: Channel, group: str) -> Start:
+    """Return where a new check subscription begins.
+
+    A person may have dropped an older subscription: if transactions are pending, begin at the earliest message.
+    """
+    if Subscriptions(channel).find(check_of(group)) is not None:
+        # An existing subscription needs no start, and the look below may read every half message of the log.
+        return "latest"
+    return "earliest" if HalfTransactions(channel).pending(group=group, limit=1) else "latest"
+
+
 @contextmanager
 def in_plain_words(failure: str, *databases: Database) -> Iterator[None]:
-    """Raise an error of a driver as a `DatabaseError` that begins with `failure`; the driver's is its cause."""
+    """Raise an error of a driver as a `DatabaseError` whose text begins with `failure`."""
     try:
         yield
     except OutboxError:
@@ -217,7 +200,7 @@ def in_plain_words(failure: str, *databases: Database) -> Iterator[None]:
 def why(error: Exception, *databases: Database) -> str:
     """Return the reason for an error of a driver."""
     if any(database.locked(error) for database in databases):
-        return "another transaction is deciding on it, or keeps the database busy, and has not ended; try again"
+        return "another transaction is deciding, or keeps the database busy, and has not ended; try again"
     return describe(error)
 
 

@@ -64,12 +64,12 @@ def test_a_commit_after_the_check_rolled_back_delivers_nothing_and_says_so(outbo
 def test_checks_stop_with_the_end(engine, outbox, producer):
     """There: a commit after an UNKNOWN check delivers, and the checks go on."""
     transaction = one(producer)
-    before = check_back(outbox, UNKNOW, interval=AT_ONCE, most=3)
+    before = check_back(outbox, UNKNOW, check_interval=AT_ONCE, check_max=3)
     other = one(producer, "2")
-    check_back(outbox, UNKNOW, interval=timedelta(milliseconds=10))
+    check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=10))
     other.commit()
     time.sleep(0.05)
-    after = check_back(outbox, ROLLBACK, interval=AT_ONCE)
+    after = check_back(outbox, ROLLBACK, check_interval=AT_ONCE)
 
     assert (len(before), after, arrived(outbox)) == (3, [], ["2"])
     assert (verdicts(engine), parked(engine)) == ({other.id: "commit"}, [("dead", 3)])
@@ -80,7 +80,7 @@ def test_immunity_burns_no_attempts(engine, outbox, producer):
     """There: the first check of a message with a recovery duration is the sixth of fifteen."""
     one(producer, headers={"CHECK_IMMUNITY_TIME_IN_SECONDS": "1"})
     began = time.monotonic()
-    service = service_of(outbox, (listener := Listener(answer=UNKNOW)).check_local_transaction, interval=HOUR)
+    service = service_of(outbox, (listener := Listener(answer=UNKNOW)).check_local_transaction, check_interval=HOUR)
     looks = 0
     while not listener.asked and time.monotonic() - began < 60:
         service.until_empty()
@@ -137,8 +137,8 @@ def test_two_halves_of_one_id_are_delivered_once(engine, outbox, producer):
     """There: a client that tries again leaves two, and two commits deliver twice."""
     message = Message("orders", "1")
     first = producer.begin_transaction()
-    first.send_message(message)
-    first.send_message(message)
+    first.store(message)
+    first.store(message)
     first.commit()
     first.commit()
 
@@ -149,8 +149,8 @@ def test_two_halves_of_one_id_are_asked_about_as_one(outbox, producer):
     """There: each is checked on its own, and each COMMIT delivers once more."""
     message = Message("orders", "1")
     transaction = producer.begin_transaction()
-    transaction.send_message(message)
-    transaction.send_message(message)
+    transaction.store(message)
+    transaction.store(message)
 
     assert (len(check_back(outbox, COMMIT)), arrived(outbox), arrived(outbox)) == (1, ["1"], [])
 
@@ -172,7 +172,7 @@ def test_whose_answer_was_lost_learns_the_outcome_by_asking_again(engine, outbox
 def test_a_transaction_is_not_forgotten(engine, outbox, producer):
     """There: the proxy forgets after 30 s, and a commit 45 s after the half message finds nothing."""
     transaction = one(producer)
-    check_back(outbox, UNKNOW, interval=AT_ONCE)
+    check_back(outbox, UNKNOW, check_interval=AT_ONCE)
     given_up = parked(engine)
     restarted = producer_of(Outbox(engine), Listener())
     restarted.end_transaction(transaction.id, COMMIT)
@@ -199,7 +199,7 @@ def test_unknown_unknown_commit_is_three_checks_and_one_delivery(engine, outbox,
     one(producer)
     answers = [UNKNOW, UNKNOW, COMMIT]
 
-    asked = check_back(outbox, lambda _: answers.pop(0), interval=AT_ONCE)
+    asked = check_back(outbox, lambda _: answers.pop(0), check_interval=AT_ONCE)
 
     assert [message.headers["TRANSACTION_CHECK_TIMES"] for message in asked] == ["1", "2", "3"]
     assert (arrived(outbox), arrived(outbox), parked(engine)) == (["1"], [], [])
@@ -209,7 +209,7 @@ def test_always_unknown_is_fifteen_checks_and_then_a_person_is_waited_for(engine
     """There: silence, and no message."""
     one(producer)
 
-    asked = [len(check_back(outbox, UNKNOW, interval=AT_ONCE)) for _ in range(2)]
+    asked = [len(check_back(outbox, UNKNOW, check_interval=AT_ONCE)) for _ in range(2)]
 
     assert (asked, parked(engine), arrived(outbox), verdicts(engine)) == ([15, 0], [("dead", 15)], [], {})
 
@@ -242,7 +242,7 @@ def test_a_large_message_that_was_often_asked_about_is_delivered(outbox, produce
     one(producer, "x" * 4 * 1024 * 1024)
     one(producer, "small")
     for _ in range(3):
-        check_back(outbox, UNKNOW, interval=timedelta(milliseconds=200), most=1000)
+        check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=200), check_max=1000)
         time.sleep(0.3)
     check_back(outbox, COMMIT)
 
@@ -278,7 +278,7 @@ def test_a_rollback_cannot_recall_what_was_committed_and_says_so(outbox, produce
 def test_a_consumer_sees_no_bookkeeping(outbox, producer):
     """There: TRAN_MSG, PGROUP, REAL_TOPIC, REAL_QID, and how often it was checked."""
     transaction = one(producer, headers={"a": "b"})
-    check_back(outbox, UNKNOW, interval=timedelta(milliseconds=1), most=50)
+    check_back(outbox, UNKNOW, check_interval=timedelta(milliseconds=1), check_max=50)
     transaction.commit()
 
     assert [dict(message.headers) for message in delivered(outbox.database)] == [

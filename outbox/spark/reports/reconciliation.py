@@ -61,7 +61,7 @@ def reconcile(
         topics: the only topics whose restored messages are in `messages`; half messages of others are left out.
 
     Returns:
-        id, message_id, transaction_id, producer_group, topic (the real one), verdict (who gives it: join, commit,
+        id, message_id, transaction_id, producer_group, topic (the real one), verdict (who gives it: join,
         record, listener), created_at, state (one of `STATES`; parked: given up, it waits for a person), decided_by,
         decided_at, copies (how often its message is in the log), unproven, problem (null: none). Each half message has
         one row. A restored message whose half message is gone has a row, without id and state, only if it is a
