@@ -14,7 +14,7 @@ import psycopg
 from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
-from outbox.model.delay_levels import require_window
+from outbox.model.limits import require_window
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Retry, Unavailable, Verdict
 from outbox.store.database import Database

@@ -300,7 +300,7 @@ class Transaction:
     def _outermost(self, transactions: Transactions, handle: Handle) -> DriverConnection:
         """Return the connection of a handle that is in no savepoint, as far as SQLAlchemy knows."""
         if is_async(handle):
-            fix = "; with this one: await handle.run_sync(transaction.join)" if hasattr(handle, "run_sync") else ""
+            fix = "; for this handle: await handle.run_sync(transaction.join)" if hasattr(handle, "run_sync") else ""
             raise TypeError(f"join takes a Session or a Connection that blocks, not {type(handle).__name__}{fix}")
         if isinstance(handle, psycopg.Connection) and self.verdict == "record":
             raise TypeError(
