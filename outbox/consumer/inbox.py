@@ -1,4 +1,4 @@
-"""The inbox of a consumer: it stores what was handled in the transaction that did the work."""
+"""The inbox of a consumer: remembers handled messages, in the transaction of the work."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Idempotent(Protocol):
 
 @runtime_checkable
 class Home(Protocol):
-    """The part of an `Outbox` that an inbox needs: the database, and transactions on it."""
+    """The part of an `Outbox` for an inbox: the database, and transactions on it."""
 
     database: Database
 
@@ -185,10 +185,10 @@ class Inbox:
         return called
 
     def prune(self) -> int:
-        """Delete the rows whose retention is over, and return how many there were.
+        """Delete the rows whose retention is over, and return their number.
 
-        Relays of the same database do it by themselves. This method uses small transactions on a connection of its own.
-        It blocks, so in an event loop call it by `asyncio.to_thread`.
+        Relays of the same database prune by themselves. The method uses small transactions on a connection of its own,
+        and blocks: in an event loop use `asyncio.to_thread`.
         """
         pruned = 0
         with closing(self._database.open()) as channel, self._database.explained():
@@ -207,14 +207,14 @@ class Inbox:
 
 
 class _Undone(Exception):  # noqa: N818 - not an error: it rolls a transaction back
-    """A handler's verdict that means that the message was not handled."""
+    """A handler's verdict on a message that was not handled."""
 
     def __init__(self, verdict: Verdict) -> None:
         self.verdict = verdict
 
 
 def _kept(answer: R) -> R:
-    """Return the handler's answer; raise it as `_Undone` if its transaction must not be committed."""
+    """Return the handler's answer; raise `_Undone` if the transaction must not be committed."""
     if isinstance(answer, Retry | Reject | Unavailable):
         raise _Undone(answer)
     return answer
