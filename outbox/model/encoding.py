@@ -54,11 +54,7 @@ _TEXTS: tuple[tuple[type | tuple[type, ...], Callable[[Any], object]], ...] = (
 
 
 def encode_body(body: object) -> tuple[bytes, str | None]:
-    """Return the bytes of a body, and the content type that follows from its Python type.
-
-    Raises:
-        InvalidMessageError: the body cannot be encoded exactly, or has too many bytes.
-    """
+    """Return the bytes of a body, and the content type that follows from its Python type."""
     content_type: str | None = None
     if isinstance(body, (bytes, bytearray, memoryview)):
         data = bytes(body)
@@ -73,11 +69,7 @@ def encode_body(body: object) -> tuple[bytes, str | None]:
 
 
 def dumped(dumps: Callable[[Any], str | bytes], body: object) -> bytes:
-    """Return the bytes of a body by an application's own serializer.
-
-    Raises:
-        InvalidMessageError: the serializer raised, or returned neither text nor bytes.
-    """
+    """Return the bytes of a body by an application's own serializer."""
     try:
         data = dumps(body)
     except (TypeError, ValueError, RecursionError) as error:
@@ -100,11 +92,7 @@ def checked_charset(body: object, content_type: str) -> str:
 
 
 def decode_text(data: bytes, content_type: str | None, message_id: uuid.UUID) -> str:
-    """Return the bytes as text, by the charset of the content type, else by UTF-8.
-
-    Raises:
-        InvalidMessageError: the bytes are no such text.
-    """
+    """Return the bytes as text, by the charset of the content type, else by UTF-8."""
     named = None if content_type is None else _CHARSET.search(content_type)
     charset = "UTF-8" if named is None else named[1]
     try:
@@ -114,11 +102,7 @@ def decode_text(data: bytes, content_type: str | None, message_id: uuid.UUID) ->
 
 
 def decode_json(data: bytes, content_type: str | None, message_id: uuid.UUID) -> Any:
-    """Return the JSON value of the bytes; JSON is UTF-8 whatever the content type says (RFC 8259, 8.1).
-
-    Raises:
-        InvalidMessageError: the bytes are not JSON, or hold NaN or Infinity.
-    """
+    """Return the JSON value of the bytes; JSON is UTF-8 whatever the content type says (RFC 8259, 8.1)."""
     try:
         return json.loads(data.decode(), parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

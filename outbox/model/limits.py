@@ -209,10 +209,6 @@ def checked_delay(delay: timedelta | DelayLevel, deliver_at: datetime | None) ->
 
 
 def require_window(name: str, window: object) -> None:
-    """Refuse a length of time that is no window of memory.
-
-    Raises:
-        ValueError: `window` is no timedelta above 0 and up to `MAX_DELAY`; the text begins with `name`.
-    """
+    """Refuse a length of time that is no timedelta above 0 and up to `MAX_DELAY`; the error begins with `name`."""
     if not isinstance(window, timedelta) or not timedelta(0) < window <= MAX_DELAY:
         raise ValueError(f"{name} must be a timedelta above 0, of at most {MAX_DELAY.days} days, not {window!r:.40}")

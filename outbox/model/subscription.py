@@ -42,11 +42,7 @@ def grace_milliseconds(grace: timedelta) -> int:
 
 
 def require_own_name(name: str) -> None:
-    """Refuse to run a compensation alone, because its subscription's relay runs it, with the same sender.
-
-    Raises:
-        SubscriptionError: `name` is the name of a compensation.
-    """
+    """Refuse to run a compensation alone, because its subscription's relay runs it, with the same sender."""
     own = subscription_of(name)
     if own is not None:
         raise SubscriptionError(f"{name} is the compensation of {own!r}, which its relay does; run the relay {own!r}")

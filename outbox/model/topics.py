@@ -92,7 +92,7 @@ class Topics:
         return _simplified(kept, [*self.exceptions, *others])
 
     def within(self, others: Sequence[str]) -> Topics | None:
-        """Return the part of these topics that matches `others`, which are names or patterns; None: nothing.
+        """Return the part of these topics that matches `others`, names or patterns; None: nothing.
 
         Raises:
             SubscriptionError: no list of names and patterns describes the part.
@@ -123,11 +123,7 @@ def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
     """Return chosen topics as stored: sorted, and simplified.
 
     None and `*` mean all topics. `orders.*` is a pattern, `!orders.*` an exception. Exceptions alone mean all other
-    topics.
-
-    Raises:
-        SubscriptionError: `topics` is one text, is empty, holds a topic that no message can have, or excepts all its
-            topics, so that no message would ever come.
+    topics. Raise `SubscriptionError` if no message could come.
     """
     if topics is None:
         return None
@@ -142,22 +138,14 @@ def chosen_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
 
 
 def exact_topics(topics: Iterable[str] | None) -> tuple[str, ...] | None:
-    """Do as `chosen_topics`, for a reader that takes whole names only.
-
-    Raises:
-        SubscriptionError: as from `chosen_topics`; or a topic is a pattern or an exception.
-    """
+    """Do as `chosen_topics`, for a reader that takes whole names only."""
     parts = None if topics is None or isinstance(topics, str) else list(topics)
     require_names(parts or ())
     return chosen_topics(topics if isinstance(topics, str) else parts)
 
 
 def require_names(topics: Iterable[str]) -> None:
-    """Refuse patterns and exceptions, where topics are whole names.
-
-    Raises:
-        SubscriptionError: a topic is a pattern or an exception.
-    """
+    """Refuse patterns and exceptions, where topics are whole names."""
     for part in topics:
         if isinstance(part, str) and (ANYTHING in part or part.startswith(_EXCEPT)):
             raise SubscriptionError(
@@ -167,11 +155,7 @@ def require_names(topics: Iterable[str]) -> None:
 
 
 def checked_part(part: str) -> str:
-    """Return a topic, a pattern or an exception, if it can match the topic of a message.
-
-    Raises:
-        SubscriptionError: no message can have the topic.
-    """
+    """Return a topic, a pattern or an exception; refuse what no topic of a message can match."""
     bare = part.removeprefix(_EXCEPT) if isinstance(part, str) else part
     # A pattern is in order if its shortest match is: stars stand for nothing, or for a letter if nothing is left.
     shortest = bare.replace(ANYTHING, "") if isinstance(bare, str) and ANYTHING in bare else bare
@@ -230,11 +214,7 @@ def _past_stars(places: set[int], pattern: str) -> set[int]:
 
 
 def _simplified(included: Iterable[str], excepted: Iterable[str]) -> Topics:
-    """Return topics in their simplest form, as far as it is easy to find.
-
-    Raises:
-        SubscriptionError: nothing is left.
-    """
+    """Return topics in their simplest form, as far as it is easy to find; refuse topics that leave nothing."""
     exceptions = _widest(excepted)
     left = [each for each in _widest(included) if not any(covers(other, each) for other in exceptions)]
     if not left:

@@ -47,11 +47,7 @@ class Broker:
         self._declared: dict[str, float] = {}
 
     def declare(self, group: str, immunity: timedelta) -> None:
-        """Declare the group's check subscription, so that a check service finds its transactions.
-
-        Raises:
-            SubscriptionError: another producer gave the group a shorter immunity; a longer one counts for all.
-        """
+        """Declare the group's check subscription; refuse an immunity longer than another producer's."""
         if time.monotonic() - self._declared.get(group, float("-inf")) < _DECLARE_SECONDS:
             return
         self._require_no_transaction()
@@ -70,13 +66,7 @@ class Broker:
         self._declared[group] = time.monotonic()
 
     def prepare(self, half: Half, message: Message, slot: int, headers: str) -> int:
-        """Store a half message; return its log id.
-
-        Raises:
-            VerdictStandsError: the transaction has a verdict; nothing was stored.
-            MQClientError: the server is a replica.
-            DatabaseError: on SQLite this thread has a transaction open.
-        """
+        """Store a half message; return its log id. Raise `VerdictStandsError` if the transaction has a verdict."""
         self._require_no_transaction()
         id = self._run(lambda: self._halves.append(half, message, slot, headers))
         if id is None:
@@ -90,14 +80,8 @@ class Broker:
     ) -> bool:
         """Write the verdict, unless it stands already; return whether it is new.
 
-        If a commit stands whose messages were not appended, append them.
-
-        `patience`: seconds to wait for a business transaction that is deciding; None: as long as any statement waits
-        for a lock.
-
-        Raises:
-            VerdictStandsError: the opposite stands.
-            MQClientError: the transaction is unknown, or of another group; or the server is a replica.
+        If a commit stands whose messages were not appended, append them. `patience`: seconds to wait for a business
+        transaction that is deciding; None: as long as any statement waits for a lock.
         """
         self._require_no_transaction()
         commit = self.ops.commit_alone if patience is None else self.ops.commit
@@ -121,11 +105,7 @@ class Broker:
             self.outbox.notifier.hint()
 
     def standing(self, transaction: str) -> Decision:
-        """Return the decision that stands, without `op` if there is no verdict.
-
-        Raises:
-            DatabaseError: the decision cannot be read.
-        """
+        """Return the decision that stands, without `op` if there is no verdict."""
         with in_plain_words(f"the verdict on transaction {transaction} cannot be read", self.database):
             return self._connections.call(lambda channel: run(on_channel(channel), self.ops.standing(transaction)))
 
@@ -158,11 +138,7 @@ class Broker:
 
 
 def _ask(channel: Channel) -> None:
-    """Raise if a connection is lost.
-
-    Raises:
-        MQClientError: in RocketMQ's words, that the server is a replica.
-    """
+    """Raise if a connection is lost; raise in RocketMQ's words if the server is a replica."""
     try:
         Log().now(channel)
     except StandbyError as error:
@@ -205,12 +181,7 @@ def why(error: Exception, *databases: Database) -> str:
 
 
 def require(decision: Decision, transaction: str, op: Op, group: str | None = None) -> None:
-    """Raise unless this verdict stands.
-
-    Raises:
-        VerdictStandsError: the opposite verdict stands.
-        MQClientError: the transaction is unknown, or of another group.
-    """
+    """Raise unless this verdict stands, in a transaction of the group."""
     if group is not None and decision.group is not None and decision.group != group:
         raise MQClientError("The producer group wrong", SYSTEM_ERROR)
     if decision.op is None:

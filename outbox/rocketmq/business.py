@@ -48,11 +48,7 @@ class Business:
         return self._connections.call(self.database.identity)
 
     def require_other_than(self, outbox: Database) -> None:
-        """Raise if this is the outbox's own database, where no business transaction has left a record.
-
-        Raises:
-            DatabaseError: the database is the outbox's own.
-        """
+        """Raise if this is the outbox's own database, where no business transaction has left a record."""
         here = self.database.dialect.location(self.database.engine)
         if here is not None and here == outbox.dialect.location(outbox.engine):
             raise DatabaseError(
@@ -61,12 +57,7 @@ class Business:
             )
 
     def join(self, connection: Connection, transaction: str) -> None:
-        """Write the record as part of a business transaction.
-
-        Raises:
-            VerdictStandsError: a checker has decided for a rollback, or the business was committed before; this
-                business transaction cannot be committed any more.
-        """
+        """Write the record as part of a business transaction, which cannot be committed if another verdict stands."""
         with or_doomed(self.transactions, None, connection), self.database.explained():
             stands = run(executor(connection), self._records.insert(transaction))
             if stands is not None:
@@ -78,11 +69,7 @@ class Business:
         return self._connections.call(lambda channel: run(on_channel(channel), self._records.standing(transaction)))
 
     def outcome(self, half: Half) -> Op | Elsewhere:
-        """Return the verdict of a business transaction; record a rollback if it has none.
-
-        Raises:
-            DatabaseError: no record can be read.
-        """
+        """Return the verdict of a business transaction; record a rollback if it has none."""
         mismatch = self.mismatch(half.recorded_in)
         if mismatch is not None:
             return Elsewhere(mismatch)
@@ -98,12 +85,7 @@ class Business:
         return f"its record is in another business database ({recorded_in}) than this one ({self.identity})"
 
     def require(self, transaction: str, op: Op, recorded_in: str | None) -> None:
-        """Raise unless the records agree with a verdict; record a rollback first if nothing is recorded yet.
-
-        Raises:
-            VerdictStandsError: the opposite is recorded.
-            MQClientError: there is no record of the commit, or records of this transaction are in another database.
-        """
+        """Raise unless the records agree with a verdict; record a rollback first if nothing is recorded yet."""
         mismatch = self.mismatch(recorded_in)
         if mismatch is not None:
             raise MQClientError(f"transaction {transaction}: {mismatch}")

@@ -28,11 +28,7 @@ _MOST_IMMUNITY_SECONDS = 10**9
 
 
 def checked_group(group: str) -> str:
-    """Return the name of a producer group.
-
-    Raises:
-        MQClientError: RocketMQ would refuse it.
-    """
+    """Return the name of a producer group; raise in RocketMQ's words if it would refuse the name."""
     if not isinstance(group, str) or not group.strip():
         raise MQClientError("the specified group is blank")
     if len(group) > MAX_GROUP:
@@ -45,21 +41,16 @@ def checked_group(group: str) -> str:
 
 
 def require_message(message: object) -> Message:
-    """Return a message; refuse anything else.
-
-    Raises:
-        MQClientError: `message` is no message.
-    """
+    """Return a message; refuse anything else."""
     if not isinstance(message, Message):
         raise MQClientError("the message is null", MESSAGE_ILLEGAL)
     return message
 
 
 def checked_immunity(message: Message) -> timedelta | None:
-    """Check that a message can be part of a transaction; return for how long no checker may ask, as the message says.
+    """Refuse a message that cannot be part of a transaction, in RocketMQ's words.
 
-    Raises:
-        MQClientError: RocketMQ would refuse the message, too; or the message has a dedup key.
+    Return for how long no checker may ask about the transaction, if the message says so.
     """
     _check_topic(require_message(message).topic)
     if not message.body:

@@ -47,11 +47,7 @@ Question = Callable[[Message], object]
 
 
 def question_of(listener: TransactionListener | TransactionChecker | Question | None) -> Question | None:
-    """Return the function that asks a listener, a checker or a function; None for None.
-
-    Raises:
-        TypeError: the object is no listener, or a class; a method is written with async, or its name is misspelt.
-    """
+    """Return the function that asks a listener, a checker or a function; None for None. Refuse anything else."""
     if isinstance(listener, type):
         raise TypeError(f"a listener is an object, not a class: pass {listener.__name__}()")
     _require_spelling(listener)
@@ -72,11 +68,7 @@ def question_of(listener: TransactionListener | TransactionChecker | Question | 
 
 
 def execution_of(listener: object) -> Callable[[Message, Any], object] | None:
-    """Return the method that executes local transactions; None if there is none.
-
-    Raises:
-        TypeError: the method is written with async.
-    """
+    """Return the method that executes local transactions; None if there is none."""
     execute: Callable[[Message, Any], object] | None = getattr(listener, _EXECUTE, None)
     if execute is not None and _is_awaited(execute):
         raise TypeError(f"a local transaction is executed by a call that blocks: write {_EXECUTE} without async")

@@ -72,12 +72,7 @@ class TransactionMQProducer:
         self.set_transaction_listener(listener)
 
     def set_transaction_listener(self, listener: TransactionListener | TransactionChecker | Question | None) -> None:
-        """Set the listener; not while this producer checks back.
-
-        Raises:
-            TypeError: the object is no listener, or a method is misspelt or written with async.
-            MQClientError: the producer was started.
-        """
+        """Set the listener; not after `start`."""
         if self._checks_back:
             raise MQClientError("the producer was started: call set_transaction_listener before start()")
         self._question = question_of(listener)

@@ -372,13 +372,7 @@ class _Decided:
 def end_by_word(broker: Broker, business: Business | None, half: Half, op: Op) -> None:
     """End a transaction from outside of its business transaction, if it has one.
 
-    `half`: what its half messages say, of which group, way and business database count.
-
-    Raises:
-        VerdictStandsError: the opposite stands, perhaps in the business database only.
-        MQClientError: the business transaction has not been committed; or the transaction is unknown, or of another
-            group.
-        DatabaseError: a database did not answer, so the verdict may be written or not.
+    `half`: of its facts the group, the way and the business database count.
     """
     transaction = half.transaction
     databases = [broker.database] if business is None else [broker.database, business.database]

@@ -49,12 +49,7 @@ class BackgroundLoop(Generic[T]):
         return self._running is not None
 
     def run(self, action: Callable[[T], Coroutine[Any, Any, R]], *, timeout: float) -> R:
-        """Run `action(resident)` in the loop, and return its result.
-
-        Raises:
-            TimeoutError: the action took more than `timeout` seconds. The loop counts as stuck; the next call begins
-                anew.
-        """
+        """Run `action(resident)` in the loop, and return its result; after a TimeoutError the next call begins anew."""
         with self._lock:
             if self._running is None:
                 self._running = self._start(self._make())

@@ -24,9 +24,6 @@ def engine_of(bind: Bind) -> Engine:
 
     The connections of an AsyncEngine belong to its event loop, so a blocking twin is made from its URL, without any
     other argument of `create_async_engine`.
-
-    Raises:
-        DatabaseError: `bind` has no engine.
     """
     engine = own_engine_of(bind)
     if engine is None:

@@ -46,11 +46,7 @@ def _async_kinds(*names: str) -> tuple[type, ...]:
 
 
 def require_async(handle: object, verb: str) -> None:
-    """Refuse a handle that cannot be awaited; `verb`: the method that was called.
-
-    Raises:
-        TypeError: `handle` is no async handle.
-    """
+    """Refuse a handle that cannot be awaited; `verb`: the method that was called."""
     if not is_async(handle):
         sync = isinstance(handle, Session | scoped_session | Connection | psycopg.Connection)
         fix = f"; for this handle call {verb[1:]}() without await" if sync else _hint(handle)

@@ -112,12 +112,7 @@ class Scopes:
                 yield session
 
     def wrap(self, function: Callable[..., Any], propagation: Propagation) -> Callable[..., Any]:
-        """Wrap `function` in a transaction, with a session as its first argument.
-
-        Raises:
-            TypeError: `function` is a method or a generator.
-            DatabaseError: a coroutine function without an AsyncEngine, or the other way round.
-        """
+        """Wrap `function` in a transaction, with a session as its first argument."""
         require_plain_function(function, "a transactional function", "outbox.begin()")
         _require_known(propagation)
         if inspect.iscoroutinefunction(function):
@@ -190,9 +185,7 @@ def _require_known(propagation: str) -> None:
 def require_plain_function(function: Callable[..., Any], what: str, instead: str) -> None:
     """Refuse a function that cannot get a session, or that would run only after its transaction.
 
-    Raises:
-        TypeError: a method, a generator, or a function without parameters. The text begins with `what`, and says what
-            to use `instead`.
+    The error begins with `what`, and says what to use `instead`.
     """
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise TypeError(

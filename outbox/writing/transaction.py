@@ -45,14 +45,7 @@ class Transactions:
         self.watch(database.engine)
 
     def connection_of(self, handle: Handle, verb: str, *, flush: bool) -> DriverConnection:
-        """Return the connection of the handle's transaction; `verb`: the method that the application has called.
-
-        Raises:
-            TypeError: `handle` is none of the accepted handles.
-            NoTransactionError: the connection is in autocommit.
-            DatabaseError: the handle is connected to another database, or by a driver that cannot be used; or the
-                session's transaction spans several databases.
-        """
+        """Return the connection of the handle's transaction; `verb`: the method that the application has called."""
         if isinstance(handle, Connection):
             connection = handle
         elif isinstance(handle, Session | scoped_session):
@@ -76,12 +69,7 @@ class Transactions:
         return connection
 
     def require_driver(self, driver: psycopg.Connection[Any] | psycopg.AsyncConnection[Any]) -> None:
-        """Require that psycopg's own connection is in a transaction, on the outbox's database.
-
-        Raises:
-            NoTransactionError: the connection commits every statement by itself.
-            DatabaseError: the outbox is not on PostgreSQL, or in another database.
-        """
+        """Require that psycopg's own connection is in a transaction, on the outbox's database."""
         if driver not in self._known:
             if "psycopg" not in self._dialect.drivers:
                 raise DatabaseError(f"the outbox is on {self._dialect.name}, a psycopg connection is to PostgreSQL")
@@ -134,11 +122,7 @@ class Transactions:
         crash_point("outbox.before_insert")
 
     def watch(self, engine: Engine) -> None:
-        """Notice the transactions on an engine of the outbox's own database.
-
-        Raises:
-            DatabaseError: the engine is to another kind of database, or its driver cannot be used.
-        """
+        """Notice the transactions on an engine of the outbox's own database."""
         if engine not in self._known:
             self._require_usable(engine)
             self._homes.append(self._dialect.location(engine))
@@ -195,11 +179,7 @@ class Transactions:
 
 
 def _require_one_database(session: Session) -> None:
-    """Refuse a session whose transaction is open on several engines, which commit one after the other.
-
-    Raises:
-        DatabaseError: the session's transaction is open on other engines, too.
-    """
+    """Refuse a session whose transaction is open on several engines, which commit one after the other."""
     transaction = session.get_transaction()
     # Each connection has two entries: one by connection, one by engine.
     if transaction is not None and len(transaction._connections) > 2:
