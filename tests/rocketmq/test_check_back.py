@@ -14,11 +14,9 @@ from outbox import Outbox
 from outbox.errors import VerdictStandsError
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Retry
-from outbox.relay.supervisor import Supervisor
 from outbox.rocketmq import LocalTransactionState, TransactionMQProducer, TransactionResolution
 from outbox.rocketmq.broker import Broker
 from outbox.rocketmq.checker import Checker, CheckPolicy
-from outbox.rocketmq.service import CheckService
 from tests.rocketmq.parts import (
     AT_ONCE,
     COMMIT,
@@ -427,14 +425,3 @@ def test_a_producer_checks_back_between_its_start_and_its_shutdown(engine, outbo
     producer.shutdown()
 
     assert (first, between, second) == (True, 1, True)
-
-
-def test_a_service_needs_no_producer(outbox, producer):
-    """Any process of the group may ask."""
-    begun(producer)
-    broker = Broker(outbox, connections=1)
-    time.sleep(0.02)
-    service = CheckService(broker, GROUP, CheckPolicy(transaction_timeout=IMMUNITY), lambda _: COMMIT)
-    Supervisor([service]).until_empty()
-
-    assert arrived(outbox) == ["1"]
