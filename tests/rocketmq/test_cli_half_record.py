@@ -1,6 +1,5 @@
 """`outbox half commit` and `rollback` of transactions that a record in a business database decides."""
 
-
 import pytest
 from sqlalchemy import create_engine as plain_engine
 from sqlalchemy.orm import Session
