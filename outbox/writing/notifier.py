@@ -7,6 +7,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from queue import Empty, SimpleQueue
 
 from outbox.runtime.fork import in_child
@@ -47,7 +48,7 @@ class Notifier:
 
     def hint(self) -> None:
         """Wake the listeners of this process, and let the thread notify other processes."""
-        for listener in list(self._listeners):
+        for listener in list(self._listeners) if self._listeners else ():
             with suppress(Exception):
                 listener.wake()
         with suppress(Exception):
@@ -97,24 +98,19 @@ class _Signal:
     def __init__(self) -> None:
         self._rung: SimpleQueue[None] = SimpleQueue()
         self._closed: SimpleQueue[None] = SimpleQueue()
-        self._rings = False
-        self._times = 0
         self.open = True
 
     def ring(self) -> None:
         """Wake the thread, and count the call."""
-        self._times += 1
-        # `heard` clears `_rings` before it reads the count, so the call is counted even if nothing is put here.
-        if not self._rings:
-            self._rings = True
-            self._rung.put(None)
+        self._rung.put(None)
 
     def heard(self, seconds: float) -> int:
         """Wait for a ring, at most for `seconds`; return the number of rings."""
+        times = 0
         with suppress(Empty):
             self._rung.get(timeout=seconds)
-        self._rings = False
-        times, self._times = self._times, 0
+            for times in count(1):  # noqa: B007 - counts until the queue is empty
+                self._rung.get_nowait()
         return times
 
     def rest(self, seconds: float) -> None:
