@@ -14,16 +14,7 @@ from outbox.rocketmq.states import (
 from outbox.rocketmq.transaction import Transaction
 
 __all__ = [
-    "CheckPolicy",
-    "LocalTransactionState",
-    "MQClientError",
-    "MessageQueue",
-    "SendStatus",
-    "Transaction",
-    "TransactionChecker",
-    "TransactionListener",
-    "TransactionMQProducer",
-    "TransactionResolution",
-    "TransactionSendResult",
-    "VerdictStandsError",
-]
+    "CheckPolicy", "LocalTransactionState", "MQClientError", "MessageQueue", "SendStatus", "Transaction",
+    "TransactionChecker", "TransactionListener", "TransactionMQProducer", "TransactionResolution",
+    "TransactionSendResult", "VerdictStandsError",
+]  # fmt: skip
