@@ -152,8 +152,9 @@ class TransactionMQProducer:
         Raises:
             TypeError: the transaction is none, or the arguments are in the other order.
         """
-        if not isinstance(transaction, Transaction):
-            found = "the other way round" if isinstance(message, Transaction) else f"not {type(transaction).__name__}"
+        given: tuple[object, object] = (message, transaction)  # for those who do not check types
+        if not isinstance(given[1], Transaction):
+            found = "the other way round" if isinstance(given[0], Transaction) else f"not {type(given[1]).__name__}"
             raise TypeError(
                 f"send takes a message and its transaction, {found}: send(message, transaction), with the transaction"
                 " of begin_transaction(); outbox.send(session, topic, body) sends a message without one"
