@@ -6,14 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from outbox.errors import DatabaseError, MQClientError, OutboxError, StandbyError, SubscriptionError, VerdictStandsError
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import Message
 from outbox.model.subscription import Declaration, Start, check_of
 from outbox.model.verdict import describe
-from outbox.outbox import Outbox
 from outbox.rocketmq.connections import Connections, on_channel
 from outbox.runtime.failpoints import crash_point
 from outbox.store.database import Channel, Database
@@ -24,6 +23,9 @@ from outbox.store.half_messages.pending import HalfTransactions
 from outbox.store.log.log import Log
 from outbox.store.operations.ensure import ensure_outbox
 from outbox.store.subscriptions.subscriptions import Subscriptions
+from outbox.telemetry.events import Listeners
+from outbox.writing.notifier import Notifier
+from outbox.writing.transaction import Transactions
 
 R = TypeVar("R")
 
@@ -35,10 +37,19 @@ CHECKER = "check "
 _DECLARE_SECONDS = 60.0
 
 
+class Home(Protocol):
+    """The parts of an `Outbox` for a broker."""
+
+    database: Database
+    notifier: Notifier
+    transactions: Transactions
+    listeners: Listeners
+
+
 class Broker:
     """Stores half messages and verdicts of one outbox, on its own connections, not those of the application's pool."""
 
-    def __init__(self, outbox: Outbox, *, connections: int) -> None:
+    def __init__(self, outbox: Home, *, connections: int) -> None:
         self.outbox = outbox
         self.database = outbox.database
         self.ops = Ops(self.database)

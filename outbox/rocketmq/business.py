@@ -68,12 +68,19 @@ class Business:
         """Return the verdict that is recorded; None if there is none."""
         return self._connections.call(lambda channel: run(on_channel(channel), self._records.standing(transaction)))
 
+    def fence(self, transaction: str, *, patience: float) -> Op | None:
+        """Record a rollback unless the business has committed; return the verdict that stands.
+
+        Afterwards the business cannot commit. Wait `patience` seconds for a business transaction under way, then raise.
+        """
+        return self._connections.call(lambda channel: self._records.fence(channel, transaction, patience=patience))
+
     def outcome(self, half: Half) -> Op | Elsewhere:
         """Return the verdict of a business transaction; record a rollback if it has none."""
         mismatch = self.mismatch(half.recorded_in)
         if mismatch is not None:
             return Elsewhere(mismatch)
-        stands = self._fence(half.transaction, PATIENCE_SECONDS)
+        stands = self.fence(half.transaction, patience=PATIENCE_SECONDS)
         if stands is None:
             raise DatabaseError("the record that stood before is gone")
         return stands
@@ -89,7 +96,9 @@ class Business:
         mismatch = self.mismatch(recorded_in)
         if mismatch is not None:
             raise MQClientError(f"transaction {transaction}: {mismatch}")
-        stands = self.standing(transaction) if op == "commit" else self._fence(transaction, self.rollback_patience)
+        stands = (
+            self.standing(transaction) if op == "commit" else self.fence(transaction, patience=self.rollback_patience)
+        )
         if stands is None:
             raise MQClientError(
                 f"transaction {transaction} has no record of a commit in the business database; join(session) in the"
@@ -101,13 +110,6 @@ class Business:
     def close(self) -> None:
         """Close the connections; a later call opens others."""
         self._connections.close()
-
-    def _fence(self, transaction: str, patience: float) -> Op | None:
-        """Record a rollback unless the business has committed; return the verdict that stands.
-
-        Afterwards the business cannot commit. Wait `patience` seconds for a business transaction under way, then raise.
-        """
-        return self._connections.call(lambda channel: self._records.fence(channel, transaction, patience=patience))
 
     def _require_still_there(self, connection: Connection, transaction: str) -> None:
         if run(executor(connection), self._records.standing(transaction)) != "commit":

@@ -36,7 +36,8 @@ def is_session(handle: object) -> bool:
 
 def of_scope(handle: Any) -> Any:
     """Return the session of a scoped session at this moment; return any other handle itself."""
-    return handle() if isinstance(handle, (scoped_session, *_async_kinds("async_scoped_session"))) else handle
+    scopes: tuple[Any, ...] = (scoped_session, *_async_kinds("async_scoped_session"))
+    return handle() if isinstance(handle, scopes) else handle
 
 
 def _async_kinds(*names: str) -> tuple[type, ...]:

@@ -227,7 +227,7 @@ class Polls:
         declared = Declaration(
             name=CHECK, kind="check", destination=CHECK, topics=("RMQ_SYS_TRANS_HALF_TOPIC",), tags=(GROUP,)
         )
-        rules = HandlerPolicy(retry=RetryPolicy(attempts=policy_of.most))
+        rules = HandlerPolicy(retry=RetryPolicy(attempts=policy_of.check_max))
         self.worker = Worker(stepped.outbox.database, [job(declared, self.checker.check, policy=rules)])
 
     def at(self, *moments: int) -> list[int]:
