@@ -73,8 +73,8 @@ class Relay:
         declared: what `routes` has declared, in place of name, topics and on_dead.
         options: `partitions`, how many relays may share the subscription, from when it is new. `deadline`, of one call
             of the sender; without it the sender's own, if it has one, else 5 s. `rename`, `prefix` and `envelope`, the
-            topics and the form in which messages are sent; see `RewritingSender`. What writers send directly keeps its
-            topic and its form, unless their own sender is a `RewritingSender`.
+            topics and the form in which messages are sent; see `open_sender`. What writers send directly keeps its
+            topic and its form, unless their own sender was opened with another one.
 
     Raises:
         SubscriptionError: the name is that of a compensation, or no message can have one of the topics.

@@ -20,7 +20,6 @@ from outbox.direct.sends import DirectSends
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.acks import Acks
-from outbox.testing.servers.proxy import TcpProxy
 from outbox.writing.notifier import Notifier
 from tests.support.destination import relay_to
 from tests.support.direct import stored_acks
@@ -37,6 +36,7 @@ from tests.support.directly import (
     writing_directly,
 )
 from tests.support.readers import bodies
+from tests.support.servers.proxy import TcpProxy
 from tests.support.several import behind
 from tests.support.waiting import eventually
 

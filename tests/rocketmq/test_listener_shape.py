@@ -175,7 +175,9 @@ def test_who_is_interrupted_says_nothing(engine, outbox):
     assert (halves(engine), verdicts(engine), arrived(outbox)) == (1, {}, [])
 
 
-ONLY_ASKED = "has no execute_local_transaction(message, arg), and is only asked: give the producer a listener that has it"
+ONLY_ASKED = (
+    "has no execute_local_transaction(message, arg), and is only asked: give the producer a listener that has it"
+)
 
 
 @pytest.mark.parametrize(

@@ -149,11 +149,6 @@ class Extraction:
     span: Span | None = None
 
     @property
-    def methods(self) -> tuple[str, ...]:
-        """How rows of such a database can be fetched, the fastest first: "adbc", "psycopg", "sqlite"."""
-        return _SPEECHES[self.dialect].methods
-
-    @property
     def selected(self) -> tuple[str, ...]:
         """The columns that a statement returns: those that are wanted, then the columns of the key not among them."""
         return (*self.columns, *(name for name in key_of(self.table) if name not in self.columns))
@@ -246,19 +241,6 @@ def replayed(lsn: str) -> str:
     return f"SELECT NOT pg_is_in_recovery() OR coalesce(pg_last_wal_replay_lsn() >= {position}, false) AS replayed"
 
 
-def predicates(window: Window, n: int, *, halves: bool) -> list[str]:
-    """Return `n` conditions on PostgreSQL's log; each row of the window fulfils exactly one of them."""
-    first, end = window.fresh
-    parts = [f"xact_id >= {first} AND xact_id < {end}"]
-    if window.fresh_open:
-        parts[0] += f" AND xact_id NOT IN ({', '.join(map(str, window.fresh_open))})"
-    if window.late:
-        parts.append(f"xact_id IN ({', '.join(map(str, window.late))})")
-    held = " OR ".join(f"({part})" for part in parts)
-    shown = "" if halves else f" AND topic <> '{HALF_TOPIC}'"
-    return [f"({held}){shown} AND id % {n} = {i}" for i in range(n)]
-
-
 def _meta(schema: str | None) -> str:
     return _qualified(schema, f"{PREFIX}meta")
 
@@ -271,8 +253,6 @@ def _qualified(schema: str | None, table: str) -> str:
 class _Speech:
     """The SQL in which one database differs from the others."""
 
-    #: How its rows can be fetched, the fastest first.
-    methods: tuple[str, ...]
     #: The expression that shows a column, by kind; a column of any other kind is shown as it is.
     show: Mapping[str, str]
     #: Expressions for columns that this database does not have, by name.
@@ -371,7 +351,6 @@ def _moment_of_sqlite(moment: datetime) -> str:
 
 
 _POSTGRESQL = _Speech(
-    methods=("adbc", "psycopg"),
     show=MappingProxyType({"uuid": "CAST({c} AS text)"}),
     replaced=MappingProxyType({}),
     text=_quoted_by_postgresql,
@@ -393,7 +372,6 @@ _POSTGRESQL = _Speech(
     patience="SET statement_timeout = '10min'",
 )
 _SQLITE = _Speech(
-    methods=("sqlite",),
     show=MappingProxyType(
         {
             "uuid": "substr({c}, 1, 8) || '-' || substr({c}, 9, 4) || '-' || substr({c}, 13, 4) || '-'"
