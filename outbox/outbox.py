@@ -94,7 +94,7 @@ class Outbox:
         after_commit = [self.notifier.committed] + ([] if self._direct is None else [self._direct.committed])
         self.transactions = Transactions(self.database, *after_commit, listeners=self.listeners)
         self.transactions.watch(own_engine_of(bind) or engine)
-        self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
+        self._scopes = Scopes(bind, one_writer=self.database.dialect.locks.one_writer)
         #: Calls of a sender that hang, by subscription: a relay that is started again works on beside them.
         self.hung_calls: dict[Partition, HungCalls] = {}
         #: The relays that run. Threads may start and stop at the same time: each takes from the list what it stops.

@@ -49,8 +49,8 @@ class Business:
 
     def require_other_than(self, outbox: Database) -> None:
         """Raise if this is the outbox's own database, where no business transaction has left a record."""
-        here = self.database.dialect.location(self.database.engine)
-        if here is not None and here == outbox.dialect.location(outbox.engine):
+        here = self.database.dialect.driving.location(self.database.engine)
+        if here is not None and here == outbox.dialect.driving.location(outbox.engine):
             raise DatabaseError(
                 f"the business database is the outbox's own ({here.name}): there a business transaction decides by"
                 ' verdict="join", without a record'

@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 from outbox.errors import DatabaseError, MissingExtraError, OutboxError
 from outbox.spark.place import conninfo
-from outbox.store.log.extraction import settings
+from outbox.store.dialects.extraction import speech_of
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ class AdbcConnection:
 
         self._driver = dbapi.connect(conninfo(url), autocommit=True)
         with self._driver.cursor() as cursor:
-            for setting in settings("postgresql"):
+            for setting in speech_of("postgresql").settings:
                 cursor.execute(setting)
 
     @staticmethod

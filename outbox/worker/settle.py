@@ -81,7 +81,7 @@ class Settlement:
     def __init__(self, channel: Channel, lease: Lease, incarnation: str, unsettled: Unsettled | None = None) -> None:
         self._unsettled = Unsettled() if unsettled is None else unsettled
         self._channel = channel
-        self._check_now = channel.database.dialect.check_now
+        self._check_now = channel.database.dialect.locks.check_now
         self._lease = lease
         self._incarnation = incarnation
         self._leases = Leases(channel)

@@ -484,8 +484,8 @@ def test_a_missing_schema_is_told_with_its_name(postgres):
     ("change", "reason"),
     [
         (
-            "UPDATE outbox_meta SET version = 5",
-            f"the outbox tables are of version 5, this is {VERSION}; run there: outbox db upgrade",
+            "UPDATE outbox_meta SET version = 0",
+            f"the outbox tables are of version 0, this is {VERSION}; run there: outbox db upgrade",
         ),
         (
             "UPDATE outbox_meta SET version = 99",

@@ -268,7 +268,7 @@ def test_a_commit_succeeds_where_no_thread_can_be_started(engine, monkeypatch):
         assert moments
     with listening(outbox) as ear:
         send(outbox, "2")
-        assert not outbox.database.dialect.notifies or eventually(ear.hinted)
+        assert not outbox.database.dialect.driving.notifies or eventually(ear.hinted)
 
     assert bodies(engine) == [b"1", b"2"]
 
