@@ -18,11 +18,10 @@ from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.schema import record_metadata
 from outbox.store.database import Database
 from outbox.worker.policy import HandlerPolicy
-from outbox.worker.worker import Worker
 from tests.rocketmq.parts import CHECK, COMMIT, GROUP, UNKNOW, Listener, arrived, half_rows, parked, verdicts
 from tests.support.dialects import varied
 from tests.support.orders import Base
-from tests.support.readers import job
+from tests.support.readers import Worker, job
 
 SECOND, MILLISECOND = 1000, timedelta(milliseconds=1)
 HOURS_72 = 72 * 3600 * SECOND

@@ -25,10 +25,9 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
-from outbox.worker.worker import Worker
 from tests.scenarios.moving.arrivals import arrivals, arrived
 from tests.support.partitions import KEYS, apart
-from tests.support.readers import QUICK, Collector, at_work, declared, worker
+from tests.support.readers import QUICK, Collector, Worker, at_work, declared, worker
 from tests.support.supervised import ROOT
 from tests.support.waiting import eventually
 

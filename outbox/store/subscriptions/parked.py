@@ -152,18 +152,6 @@ _WAITING = """
     SELECT count(*) FROM (
         SELECT 1 FROM {parked} WHERE subscription = :subscription AND state = 'waiting' {of_slots} LIMIT :limit) AS w
 """
-#: Messages that wait for the destination, by (subscription, state, id), and those behind them, by the key.
-_WAITED = """
-    SELECT count(*) FROM (
-        SELECT 1 FROM {parked} AS w WHERE w.subscription = :subscription AND w.state = 'waiting' AND {of_topic}
-        UNION ALL
-        SELECT 1 FROM {parked} AS b
-        WHERE b.subscription = :subscription AND b.state = 'blocked' AND b.key IN (
-            SELECT w.key FROM {parked} AS w
-            WHERE w.subscription = :subscription AND w.state = 'waiting' AND w.key IS NOT NULL AND {of_topic}
-            LIMIT :limit)
-        LIMIT :limit) AS n
-"""
 #: `id + 0` keeps the planner off the primary key, on which there may be a million others.
 _REQUESTS = """
     SELECT id, key, request, requested_by, request_reason FROM {parked}
@@ -331,15 +319,6 @@ class Parked:
     def waiting(self, limit: int) -> int:
         """Return how many messages wait for their destination, counted up to `limit`."""
         return int(self._rows(_WAITING, limit=limit)[0][0])
-
-    def waited(self, topic: str | None, limit: int) -> int:
-        """Return how many messages wait for the destination to accept `topic` (None: any), counted up to `limit`.
-
-        Messages behind them in their keys count, too.
-        """
-        of_topic = "TRUE" if topic is None else "w.topic = :topic"
-        parameters = {**self._common, "topic": topic, "limit": limit}
-        return int(self._channel.rows(self._database.sql(_WAITED, of_topic=of_topic), **parameters)[0][0])
 
     def requests(self, limit: int) -> list[Request]:
         """Return at most `limit` requests of people."""

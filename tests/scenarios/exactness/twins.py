@@ -76,7 +76,7 @@ class MarksFirst(PartitionWorker):
     def _handle(self, batch: Batch, *, postpone: bool) -> Generator[Wait, None, None]:
         if batch.messages:
             self._store(batch.end)
-            for each in self._batch_handler.run(batch.messages, wait_for_destination=True, quota=0):
+            for each in self._batch_handler.run(batch.messages, quota=0):
                 if isinstance(each, Wait):
                     yield each
 
