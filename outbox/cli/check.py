@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ def check(
     Runs until SIGTERM or SIGINT; questions under way end first, and a second signal ends the process at once. Several
     processes may run for a group, producers among them: one process checks back, the others stand by.
 
-    Without --listener only transactions with verdict="join" or "commit" are decided, and with --business also
+    Without --listener only transactions with verdict="join" are decided, and with --business also
     verdict="record": the databases know the outcome. Other transactions wait for a process with a listener. No waiting
     counts against a transaction, and a process without a listener gives way.
 
@@ -106,15 +106,9 @@ def _service(
         with open_channel_of(database):
             outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
         open.callback(outbox.close)
-        broker = Broker(outbox, connections=1, reject_transactions=False)
+        broker = Broker(outbox, connections=1)
         open.callback(broker.close)
-        checks = CheckPolicy(
-            transaction_timeout=timeout,
-            interval=policy.check_interval,
-            most=policy.check_max,
-            age_limit=policy.age_limit,
-            question=policy.check_timeout,
-        )
+        checks = CheckPolicy(transaction_timeout=timeout, **asdict(policy))
         yield CheckService(broker, group, checks, question, business)
 
 

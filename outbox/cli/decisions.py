@@ -532,7 +532,7 @@ def _write_verdict(channel: Channel, id: str, op: Op, by: str) -> bool:
 
     database = channel.database
     outbox = Outbox(database.engine, schema=database.schema, slots=database.slots)
-    broker = Broker(outbox, connections=1, reject_transactions=False)
+    broker = Broker(outbox, connections=1)
     try:
         is_new = broker.end(id, op, by=by, patience=_PATIENCE_SECONDS)
     except Exception as error:
