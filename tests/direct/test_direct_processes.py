@@ -18,10 +18,8 @@ from tests.support.destination import LONG_LEASE, Destination, relay_to
 from tests.support.direct import declare_compensation
 from tests.support.directly import marked, relayed, writing_directly
 from tests.support.nats_streams import Stream
+from tests.support.programs import ROOT, Program
 from tests.support.waiting import eventually
-
-ROOT = Path(__file__).parents[2]
-
 
 GRACE_SECONDS = 10
 
@@ -149,7 +147,9 @@ def test_without_failures_nothing_is_sent_twice(engine, tmp_path, processes, ful
     relays = [relay_to(destination, Outbox(engine), lease=LONG_LEASE) for _ in range(2)]
     for relay in relays:
         relay.start()
-    programs = [program(engine, path, "writes", str(each)) for _ in range(processes)]
+    url = engine.url.render_as_string(hide_password=False)
+    arguments = ["-m", "tests.support.direct_program", url, str(path), "writes", str(each)]
+    programs = [Program(arguments) for _ in range(processes)]
 
     codes = [each.wait(600) for each in programs]
     for relay in relays:

@@ -1,10 +1,7 @@
 """An application's own Alembic beside our tables, and with our tables in its migrations, as the README says."""
 
-import os
 import re
 import sqlite3
-import subprocess
-import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,6 +17,7 @@ from sqlalchemy.pool import NullPool
 
 from outbox import Outbox, Relay, migrate, schema
 from outbox.testing.servers import PostgresServer
+from tests.support import programs
 from tests.support.command_line import Ended, outbox
 
 MODELS = """
@@ -56,9 +54,7 @@ class Shop:
 
     def alembic(self, *arguments: str) -> str:
         """Run Alembic in a process of its own, because it keeps its state in globals; return what it printed."""
-        program = [sys.executable, "-m", "alembic", *arguments]
-        environment = {**os.environ, "PYTHONPATH": str(TOP)}
-        ended = subprocess.run(program, check=False, cwd=self.folder, env=environment, capture_output=True, text=True)
+        ended = programs.run(["-m", "alembic", *arguments], cwd=self.folder)
         assert ended.returncode == 0, ended.stderr
         return ended.stdout
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import signal
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -19,8 +17,8 @@ from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
 from outbox.testing.faults import arm_kill
 from outbox.worker.settings import Settings
+from tests.support.programs import ROOT, run
 
-ROOT = Path(__file__).parents[3]
 BATCH, COUNT, KEYS = 50, 220, 7
 
 WRITER = ["outbox.before_insert", "outbox.after_insert", "outbox.before_commit", "outbox.after_commit"]
@@ -106,7 +104,7 @@ def child(argument: str) -> None:
 def run_until_killed(role: str, point: str, hit: int, url: str, path: Path) -> int:
     task = json.dumps({"role": role, "point": point, "hit": hit, "url": url, "path": str(path)})
     program = "import sys; from tests.scenarios.crash.test_crash_points import child; child(sys.argv[1])"
-    return subprocess.run([sys.executable, "-c", program, task], cwd=ROOT, timeout=240, check=False).returncode
+    return run(["-c", program, task], timeout=240).returncode
 
 
 def url_of(engine) -> str:
