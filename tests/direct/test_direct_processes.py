@@ -133,14 +133,14 @@ def stored_grace(engine: Engine) -> timedelta:
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("processes", [1, 2, 8])
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=pytest.mark.full), 8])
 def test_without_failures_nothing_is_sent_twice(engine, tmp_path, processes, full, monkeypatch):
     """Two threads in each process, and two relays; in the end another relay looks for what nobody has sent.
 
     Grace, lease and the wait for SQLite's write lock are so long that a busy machine causes no failure.
     """
     monkeypatch.setattr("outbox.store.dialects.sqlite.channel.BUSY_SECONDS", 600.0)
-    path, each = tmp_path / "arrived", 400 if full else 50
+    path, each = tmp_path / "arrived", 400 if full else 25
     destination = Destination()
     destination.destination = "file"
     declare_compensation(engine, timedelta(minutes=10))
