@@ -163,6 +163,8 @@ class Dispatcher:
         return batch
 
     def _deliver(self, batch: list[_Committed]) -> None:
+        # What comes while a call is under way is no reason to go on without a pause: it would be sent in small calls.
+        full = bool(self._due)
         claims = {ref: committed.until for committed in batch for ref in committed.refs}
         try:
             for call in self._delivery.deliver(claims, self._alarm):
@@ -175,7 +177,7 @@ class Dispatcher:
         # The claims that are left now were rolled back to a savepoint.
         if self._delivery.away:
             self._away_until = clock() + _PAUSE_SECONDS
-        if not self._due:
+        if not full:
             time.sleep(self._linger.after(len(batch)))
 
 
