@@ -82,6 +82,8 @@ class PostgresServer(LocalServer):
         statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} ENCODING {}").format(
             sql.Identifier(name), sql.Identifier(template), sql.Literal(encoding)
         )
+        if not self._durable and self._major() >= 15:
+            statement += sql.SQL(" STRATEGY FILE_COPY")  # a third of the work of a copy through the log
         self._execute(statement)
         return self.url(name)
 
@@ -130,6 +132,9 @@ class PostgresServer(LocalServer):
     def _create_cluster(self) -> None:
         options = ["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         self._run("initdb", "-D", self.data, *options)
+
+    def _major(self) -> int:
+        return int((self.data / "PG_VERSION").read_text())
 
     def _run(self, program: str, *arguments: str | Path) -> None:
         run_to_end([self._programs / program, *arguments], account=self._account, cwd=self.folder)
