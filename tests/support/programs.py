@@ -182,11 +182,11 @@ def _serve(requests: socket.socket) -> dict[str, Any]:
     signal.set_wakeup_fd(waking, warn_on_full_buffer=False)
     running: dict[int, int] = {}
     while True:
-        ready, _, _ = select.select([requests, woken], [], [])
+        ready, _, _ = select.select([requests.fileno(), woken], [], [])
         if woken in ready:
             os.read(woken, 4096)
             _tell_who_has_ended(running)
-        if requests in ready:
+        if requests.fileno() in ready:
             head, files, _, _ = socket.recv_fds(requests, 8, 3)
             if not head:
                 os._exit(0)
