@@ -67,7 +67,6 @@ def settings(folder: Path) -> dict[str, str]:
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.memory": "1g",
-        "spark.python.daemon.module": "tests.spark.daemon",
         "spark.driver.extraJavaOptions": java,
     }
 
