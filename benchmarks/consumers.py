@@ -23,7 +23,8 @@ from benchmarks.latency import Schedule, evenly, write_by
 from benchmarks.measure import Goal, Measurement, Turns, at_most
 from benchmarks.site import Place, Site
 from outbox import Outbox, Relay, create_engine
-from outbox.testing.servers import KafkaServer, NatsServer
+from outbox.testing.servers import NatsServer
+from tests.support.servers.kafka import KafkaServer
 
 #: Seconds after which a consumer notices at the latest that it is to stop.
 _POLL = 0.05

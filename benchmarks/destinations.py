@@ -30,7 +30,10 @@ from benchmarks.endpoint import endpoint
 from benchmarks.measure import Measurement, Turns, at_least
 from benchmarks.site import Place, Site
 from outbox import Outbox, Relay
-from outbox.testing.servers import KafkaServer, NatsServer, RabbitServer, RedisServer
+from outbox.testing.servers import NatsServer
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.rabbitmq import RabbitServer
+from tests.support.servers.redis import RedisServer
 
 _KEYS = 1_000
 #: Connections to a webhook, as many as the sender has if nobody says another number.

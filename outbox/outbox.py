@@ -95,7 +95,7 @@ class Outbox:
         after_commit = (self.notifier,) if self._direct is None else (self.notifier, self._direct)
         self.transactions = Transactions(self.database, *after_commit, listeners=self.listeners)
         self.transactions.watch(own_engine_of(bind) or engine)
-        self._scopes = Scopes(bind, one_writer=self.database.dialect.one_writer)
+        self._scopes = Scopes(bind, one_writer=self.database.dialect.locks.one_writer)
         #: Calls of a sender that hang, by subscription: a relay that is started again works on beside them.
         self.hung_calls: dict[Partition, HungCalls] = {}
         #: The relays that run. Several threads may start and stop: each takes from the list what it stops.

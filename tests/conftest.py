@@ -17,10 +17,11 @@ from sqlalchemy import Engine, text
 from outbox import Outbox, create_engine, migrate
 from outbox.store.database import Channel
 from outbox.store.dialects.postgresql.dialect import DIALECT as POSTGRESQL
-from outbox.testing.servers import NatsServer, PostgresServer, RabbitServer, ServerMissing
+from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing
 from tests.support.destination import Destination
 from tests.support.handles import awaited
 from tests.support.orders import Base
+from tests.support.servers.rabbitmq import RabbitServer
 
 TEMPLATE = "outbox_template"
 #: How long a test may take at full scale.
@@ -138,7 +139,7 @@ def started(server: Callable[[], Server]) -> Server:
 def adopt(engine: Engine) -> None:
     """Make a copied database the home of its outbox, which otherwise belongs to the one that it was copied from."""
     with engine.begin() as connection:
-        system, database = connection.execute(text(POSTGRESQL.identity)).one()
+        system, database = connection.execute(text(POSTGRESQL.home.identity)).one()
         update = text("UPDATE outbox_meta SET system_identifier = :system, database_oid = :database")
         connection.execute(update, {"system": system, "database": database})
 

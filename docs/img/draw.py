@@ -38,25 +38,14 @@ def _delivery(folder: Path, dice: random.Random) -> None:
         for hour in range(24)
         for topic, size in sizes.items()
     ]
-    medians = {"relay": 0.05, "billing": 0.6}
-    batches: list[Row] = []
-    for name, median in medians.items():
-        for minute in range(0, 24 * 60, 4):
-            slow = 40 if name == "relay" and 850 <= minute < 880 else 1
-            seconds = median * slow * dice.lognormvariate(0, 0.55)
-            at = MIDNIGHT + timedelta(minutes=minute)
-            batches.append({"subscription": name, "settled_at": at, "seconds": seconds, "messages": 30})
     parked = [
         _aside("relay", "retry", "< 1 min", 12), _aside("relay", "retry", "< 1 h", 31),
         _aside("relay", "blocked", "< 1 h", 84), _aside("relay", "dead", "< 1 d", 7),
         _aside("relay", "dead", "< 7 d", 22), _aside("billing", "delayed", "< 1 h", 140),
         _aside("billing", "delayed", "< 1 d", 61), _aside("billing", "dead", "7 d and more", 3),
     ]  # fmt: skip
-    times = [_summed(name, [each for each in batches if each["subscription"] == name]) for name in medians]
     backlog = {"relay": 213, "billing": 1840, "check:shop": 4}
-    plots.delivery(
-        folder / "delivery.png", per_hour=per_hour, batches=batches, times=times, parked=parked, backlog=backlog
-    )
+    plots.delivery(folder / "delivery.png", per_hour=per_hour, parked=parked, backlog=backlog)
 
 
 def _transactions(folder: Path) -> None:
@@ -108,12 +97,6 @@ def _busy(hour: int) -> float:
 
 def _aside(subscription: str, state: str, age: str, messages: int) -> Row:
     return {"subscription": subscription, "state": state, "age": age, "messages": messages}
-
-
-def _summed(name: str, batches: list[Row]) -> Row:
-    seconds = sorted(each["seconds"] for each in batches)
-    percentiles = {f"p{q}": seconds[int(len(seconds) * q / 100)] for q in (50, 95, 99)}
-    return {"subscription": name, "messages": 30 * len(batches), **percentiles}
 
 
 if __name__ == "__main__":

@@ -34,10 +34,9 @@ def draw(messages: DataFrame, audited: DataFrame, folder: Path) -> None:
     plots.order(folder / "order.png", summary=summary, breaks=breaks)
 
 
-def night(spark: SparkSession, archive: Path, url: str | None = None) -> None:
-    """Do what one night has to do. Without a `url` the executors, too, find the database by OUTBOX_DATABASE."""
-    variable = "OUTBOX_DATABASE" if url is None else None
-    manifest = extract(spark, archive, url=url, url_env=variable, halves=True, register="nightly")
+def night(spark: SparkSession, archive: Path, url: str = "env:OUTBOX_DATABASE") -> None:
+    """Do what one night has to do. The executors, too, find the database by OUTBOX_DATABASE."""
+    manifest = extract(spark, archive, url=url, halves=True, register="nightly")
     print("nothing new" if manifest is None else f"window {manifest.window}: {manifest.rows} messages")
 
     messages = archived(spark, archive)

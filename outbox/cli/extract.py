@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -18,12 +16,10 @@ from outbox.cli.output import age, counted, say, show_json
 from outbox.cli.spark import on_spark
 
 if TYPE_CHECKING:
-    from outbox.spark.continuation import Extraction
-    from outbox.spark.job import Extract, Going
-    from outbox.spark.manifest import Archive, Manifest
+    from pyspark.sql import SparkSession
 
-#: Seconds between two lines about a window that is being written, if there is no terminal.
-_LINE_EVERY_SECONDS = 10.0
+    from outbox.spark.job import Extract
+    from outbox.spark.manifest import Archive, Manifest
 
 
 @click.command()
@@ -58,7 +54,7 @@ def extract(
     remote: str | None,
     json: bool,
     topics: tuple[str, ...] | None,
-    **wanted: bool,
+    **wanted: Any,
 ) -> None:
     """Extract messages to Parquet files in the folder PATH, by topic and day.
 
@@ -82,21 +78,20 @@ def extract(
     require_extra("pyspark", "pyarrow")
     if wanted["delta"]:
         require_extra("deltalake", extra="delta")
+    from outbox.model.topics import exact_topics
     from outbox.spark.connections import rights_told
-    from outbox.spark.continuation import require_possible
+    from outbox.spark.job import Extract, Extraction
 
-    asked = _wanted(topics, register, hold, **wanted)
+    asked = Extraction(topics=exact_topics(topics), register=register, hold=hold or timedelta(days=30), **wanted)
     # Errors in the options, the database or the archive show before Spark is started, because that takes a while.
     with rights_told(), target.open_outbox():
         pass
     place = place_of(target, local=master is None and remote is None, standby=standby)
-    require_possible(archive, place, asked)
     verbose = bool(click.get_current_context().params.get("verbose"))
-    with session(master=master, remote=remote, verbose=verbose) as spark, _progress() as tell:
-        from outbox.spark.job import Extract
-
-        with closing(Extract(spark, archive, place, asked, on_progress=tell)) as job:
-            _run(job, json=json, until_empty=until_empty, follow=follow, interval=interval)
+    with closing(Extract(archive, place, asked)) as job:
+        job.require_possible()
+        with session(master=master, remote=remote, verbose=verbose) as spark:
+            _run(job, spark, json=json, until_empty=until_empty, follow=follow, interval=interval)
 
 
 def _require_sense(
@@ -116,15 +111,6 @@ def _require_sense(
         raise click.UsageError("--hold says how long retention waits for --register NAME; give that, too")
 
 
-def _wanted(topics: tuple[str, ...] | None, register: str | None, hold: timedelta | None, **wanted: Any) -> Extraction:
-    from outbox.model.topics import exact_topics
-    from outbox.spark.continuation import Extraction
-    from outbox.spark.registration import Registration
-
-    registration = None if register is None else Registration(register, hold or timedelta(days=30))
-    return Extraction(topics=exact_topics(topics), register=registration, **wanted)
-
-
 def _clean(archive: Archive, older_than: timedelta, *, json: bool) -> None:
     files, size = archive.clean(older_than)
     if json:
@@ -133,7 +119,9 @@ def _clean(archive: Archive, older_than: timedelta, *, json: bool) -> None:
         say(f"{archive.path}: deleted {counted(files, 'file')} that no manifest counts, {_size(size)}")
 
 
-def _run(job: Extract, *, json: bool, until_empty: bool, follow: bool, interval: timedelta) -> None:
+def _run(
+    job: Extract, spark: SparkSession, *, json: bool, until_empty: bool, follow: bool, interval: timedelta
+) -> None:
     from outbox.runtime.signals import stopping_on_signals
 
     stop = threading.Event()
@@ -142,7 +130,7 @@ def _run(job: Extract, *, json: bool, until_empty: bool, follow: bool, interval:
         while not stop.is_set():
             began = time.monotonic()
             try:
-                manifest = job.step()
+                manifest = job.step(spark)
             except Exception as error:
                 if not (follow and worked and _passes(error)):
                     raise
@@ -191,31 +179,6 @@ def _show(manifest: Manifest | None, seconds: float, *, json: bool, quiet: bool)
         f"window {manifest.window}: {counted(manifest.rows, 'message')} in {counted(len(manifest.files), 'file')},"
         f" {_size(manifest.bytes)}, {age(seconds)}{gap}"
     )
-
-
-@contextmanager
-def _progress(every: float = _LINE_EVERY_SECONDS) -> Iterator[Callable[[Going], None]]:
-    """Yield the function that shows how far a window is: in place on a terminal, elsewhere as a line now and then."""
-    if sys.stderr.isatty():
-        from rich.console import Console
-
-        with Console(stderr=True).status("") as status:
-            yield lambda going: status.update(_going(going))
-        return
-    said_at = time.monotonic()
-
-    def tell(going: Going) -> None:
-        nonlocal said_at
-        # Before the first task is done there is nothing to tell.
-        if going.done and time.monotonic() - said_at >= every:
-            said_at = time.monotonic()
-            say(_going(going))
-
-    yield tell
-
-
-def _going(going: Going) -> str:
-    return f"window {going.window}: {going.done} of {going.tasks} tasks, {going.rows} messages"
 
 
 def _size(number: int) -> str:

@@ -233,7 +233,7 @@ def _ended(target: Target, id: str, op: Op, by: str | None, business: str | None
         finally:
             broker.close()
             outbox.close()
-        if is_new and op == "commit" and channel.database.dialect.notifies:
+        if is_new and op == "commit" and channel.database.dialect.driving.notifies:
             # Notify by this connection, because that of the outbox is closed before its notifier's thread comes to it.
             channel.notify()
         transaction, decided = _found(channel, id)

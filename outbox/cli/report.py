@@ -20,7 +20,6 @@ from outbox.cli.spark import on_spark, require_drawable, session, source_options
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from outbox.model.position import Position
     from outbox.store.database import Channel
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -101,17 +100,13 @@ class Log:
     source: Mapping[str, str]
     archive: Path | None
 
-    def messages(
-        self, columns: str, *, since: Position | None = None, halves: bool = False, topics: Sequence[str] | None = None
-    ) -> DataFrame:
+    def messages(self, columns: str, *, halves: bool = False, topics: Sequence[str] | None = None) -> DataFrame:
         """Return the messages with these columns, and perhaps others."""
-        if self.archive is not None and since is None:
+        if self.archive is not None:
             from outbox.spark import archived
 
             return archived(self.spark, self.archive, topics=topics)
-        options = {} if since is None else {"since": str(since)}
-        if topics is not None:
-            options["topics"] = ",".join(topics)
+        options = {} if topics is None else {"topics": ",".join(topics)}
         return self._read({**options, "halves": str(halves).lower()}, columns)
 
     def windows(self, topics: Sequence[str] | None) -> DataFrame:
@@ -169,11 +164,7 @@ def report() -> None:
 @report.command()
 @reported
 def delivery(*, work: Work, output: Output) -> None:
-    """Show what is written, parked and not settled, and how long settling takes.
-
-    FROM WRITING TO SETTLED has one value a batch: that of its oldest message. It reaches back as far as the progress of
-    subscriptions is kept, which is a day; SINCE says from when.
-    """
+    """Show how many messages were written, are parked, and are not settled yet."""
     from outbox.spark.reports import delivery as frames
     from outbox.store.operations.status import standings
 
@@ -182,10 +173,6 @@ def delivery(*, work: Work, output: Output) -> None:
         per_hour = _rows(frames.messages_per_hour(log.messages(frames.PER_HOUR_COLUMNS)))
         parked = log.table("parked", frames.PARKED_COLUMNS)
         by_age, dead = _rows(frames.parked_by_age(parked, now)), _rows(frames.dead_letters(parked))
-        kept = frames.kept_batches(log.table("progress"), [each.subscription for each in found])
-        settled = frames.settled_batches(log.messages(frames.BATCH_COLUMNS, since=kept.since), kept).cache()
-        times = _rows(frames.settling_times(settled))
-        batches = [] if output.plot is None else _some(settled, _MOST_POINTS)
     backlog: list[dict[str, Any]] = [
         {"subscription": each.subscription.name, "messages": each.backlog.number, "estimate": each.backlog.about,
          "lag_seconds": round(each.lag, 3)}
@@ -197,8 +184,6 @@ def delivery(*, work: Work, output: Output) -> None:
         plots.delivery(
             output.plot,
             per_hour=per_hour,
-            batches=batches,
-            times=times,
             parked=by_age,
             backlog={row["subscription"]: row["messages"] for row in backlog},
         )
@@ -207,11 +192,6 @@ def delivery(*, work: Work, output: Output) -> None:
             Table(
                 name="per_hour", title="Messages written", rows=per_hour,
                 columns=("hour", "topic", "messages"), numbers=("messages",),
-            ),
-            Table(
-                name="times", title=_TIMES, rows=times,
-                columns=("subscription", "since", "batches", "messages", "p50", "p95", "p99"),
-                numbers=("batches", "messages", "p50", "p95", "p99"),
             ),
             Table(
                 name="backlog", title="Not settled yet", rows=backlog,
@@ -228,9 +208,6 @@ def delivery(*, work: Work, output: Output) -> None:
         ],
         at=now,
     )  # fmt: skip
-
-
-_TIMES = "From writing to settled, in seconds, one value a batch (its oldest message), as far back as progress is kept"
 
 
 @report.command()

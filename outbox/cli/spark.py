@@ -152,17 +152,16 @@ def _address(url: URL, variable: str, *, local: bool) -> Address:
         url = url.set(database=os.path.abspath(url.database))  # noqa: PTH100 - it is a text
     text = url.render_as_string(hide_password=False)
     if not secrets_of(text):
-        return Address(url=text)
+        return Address(text)
     if local:
         os.environ[variable] = text
-    return Address(env=variable)
+    return Address(f"env:{variable}")
 
 
 def source_options(target: Target, *, local: bool) -> dict[str, str]:
     """Return the options by which the source reads a command's database."""
     place = place_of(target, local=local)
-    found = {"url": place.rows.url, "urlEnv": place.rows.env, "schema": place.schema}
-    return {name: value for name, value in found.items() if value is not None}
+    return {"url": place.rows.text, **({} if place.schema is None else {"schema": place.schema})}
 
 
 def _started(master: str | None, remote: str | None, *, verbose: bool) -> SparkSession:

@@ -93,7 +93,7 @@ class Inbox:
             own_engine: Engine | None = None
         else:
             self._database = InboxDatabase(engine_of(bind), schema)
-            self._scopes = Scopes(bind, one_writer=self._database.dialect.one_writer)
+            self._scopes = Scopes(bind, one_writer=self._database.dialect.locks.one_writer)
             own_engine = own_engine_of(bind)
         # The inbox has its own, also with an Outbox: no worker has to be woken because a message was handled.
         self._transactions = Transactions(self._database)

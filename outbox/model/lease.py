@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-#: A command that borrows a lease has a name that begins so.
-COMMAND = "command-"
-
 
 @dataclass(frozen=True, slots=True)
 class Partition:
@@ -67,11 +64,6 @@ class Holder:
     notice: str | None = None
     noticed_at: datetime | None = None
     wanted: bool = False
-
-    @property
-    def is_command(self) -> bool:
-        """True when a command has the lease, for a short time."""
-        return self.owner is not None and self.owner.startswith(COMMAND)
 
 
 @dataclass(frozen=True, slots=True)

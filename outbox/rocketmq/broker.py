@@ -159,7 +159,7 @@ class Broker:
 
     def _require_no_transaction(self) -> None:
         """Raise if this thread has a transaction open for which the call would wait for ever."""
-        if self.database.dialect.waits_for_itself(self.database.engine):
+        if self.database.dialect.locks.waits_for_itself(self.database.engine):
             raise DatabaseError(
                 "a half message or a verdict is committed on its own, and SQLite has one writer at a time, here the"
                 " open transaction of this thread: send half messages before the business transaction begins, and end"
@@ -177,7 +177,7 @@ class Broker:
         """
 
         def take(channel: Channel) -> R:
-            if self.database.dialect.chains_writes and patience is None and chained:
+            if self.database.dialect.driving.sends_together and patience is None and chained:
                 return run(on_channel(channel), steps())
             with channel.transaction(patience=patience):
                 return run(on_channel(channel), steps())

@@ -53,8 +53,8 @@ class Business:
         Raises:
             DatabaseError: it is the outbox's own.
         """
-        here = self.database.dialect.location(self.database.engine)
-        if here is not None and here == outbox.dialect.location(outbox.engine):
+        here = self.database.dialect.driving.location(self.database.engine)
+        if here is not None and here == outbox.dialect.driving.location(outbox.engine):
             raise DatabaseError(
                 f"the business database is the outbox's own ({here.name}): there a business transaction decides by"
                 ' verdict="join" or "commit", without a record'

@@ -116,11 +116,17 @@ class Connections:
 def on_channel(channel: Channel) -> Execute:
     """Return the function that executes statements on a connection of our own.
 
-    A statement that returns nothing is sent together with the next one that returns rows, in one transaction.
+    A statement that returns nothing is sent together with the next one that returns rows, in one transaction. One that
+    counts has to be inside a transaction with those before it.
     """
     waiting: list[Statement] = []
 
     def execute(statement: Statement) -> list[Row]:
+        if statement.counts:
+            for each in waiting:
+                channel.run(each.sql, **each.bound)
+            waiting.clear()
+            return [(channel.run(statement.sql, **statement.bound),)]
         if not statement.returns:
             waiting.append(statement)
             return []

@@ -9,12 +9,10 @@ from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.rocketmq.listener import Question
 from outbox.runtime.stop import Stop
 from outbox.store.log.limits import Limits
-from outbox.worker.calls import Caller
-from outbox.worker.connection import Until
 from outbox.worker.deferral import Deferral
 from outbox.worker.job import Job
 from outbox.worker.policy import HandlerPolicy
-from outbox.worker.settings import Settings
+from outbox.worker.settings import Settings, Until
 from outbox.worker.worker import Worker
 
 #: The most half messages that are checked together.
@@ -43,7 +41,7 @@ class CheckService:
         self._stop = Stop()
         job = Job(
             declared=declared,
-            caller=Caller(self._checker.check),
+            handler=self._checker.check,
             policy=HandlerPolicy(
                 retry=RetryPolicy(attempts=policy.most), deadline=policy.question * _ROUNDS, least=policy.threads
             ),

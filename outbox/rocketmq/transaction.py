@@ -324,7 +324,7 @@ class Transaction:
             self._require_first(connection, decision)
             self._require_all(decision.restored)
         transactions.wrote(connection)
-        if not (self._broker.database.dialect.chains_writes and decision.outermost):
+        if not decision.outermost:
             before_commit(transactions, connection, lambda: self._require_still_there(connection))
         self._decided = _Decided(transactions, connection, restored=True)
 

@@ -19,6 +19,9 @@ _NAME = re.compile(r"(?i)(password|passwd|pwd|secret|token)(?!.*-file$)")
 _PARAMETER = re.compile(r"(?:^|[?&;\s])([^=?&;\s]+?)\s*=\s*([^&;\s]*)")
 #: Credentials in a URL. `user:password@` is kept, because errors tell people to write that.
 _CREDENTIALS = re.compile(r"(?<=//)(?!user:password@)[^\s'\"]*@")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
+#: A host of a URL, perhaps with a port.
+HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]*)?")
 _ASSIGNED = re.compile(r"(?i)\b([\w.-]*?(?:password|passwd|pwd|secret|token)(?![\w.-]*-file\b)[\w.-]*)=[^\s&'\"]*")
 
 
@@ -81,6 +84,19 @@ def _of_query(query: str, options: Collection[str]) -> Iterator[Secret]:
 def forms_of(secrets: Iterable[Secret]) -> tuple[str, ...]:
     """Return the texts that nothing may show for the sake of these secrets."""
     return tuple(sorted({form for each in secrets for form in each.forms}))
+
+
+def redacted(url: str) -> str:
+    """Return a URL for people. Of a malformed one too little is shown rather than a secret."""
+    scheme, separator, rest = url.partition("://")
+    if not separator or not _SCHEME.fullmatch(scheme):
+        found = _SCHEME.match(url)
+        return f"{found[0]}:…" if found and url.startswith(":", found.end()) else "…"
+    # A password may hold an unencoded / or ?, so the last @ of the whole text ends the credentials.
+    hosts, slash, path = re.split(r"[?#]", rest.rpartition("@")[2])[0].partition("/")
+    # Without an @ at all, what stands in the place of a port may be a password.
+    shown = ",".join(host if not host or HOST.fullmatch(host) else "…" for host in hosts.split(","))
+    return f"{scheme}://{shown}{slash}{path}"
 
 
 def without(text: str, secrets: Iterable[str]) -> str:

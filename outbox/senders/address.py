@@ -1,4 +1,4 @@
-"""The address of a destination: its URL taken apart, with the credentials kept out of every text."""
+"""The address of a destination: a URL taken apart, with the credentials kept out of every text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import NoReturn
 from urllib.parse import parse_qsl, unquote
 
 from outbox.errors import SenderError
-from outbox.senders.urls import NAME_OPTION, redacted, split_url
+from outbox.runtime.secret import redacted
+from outbox.senders.urls import NAME_OPTION, split_url
 
 _LONGEST_TIMEOUT = 3600.0
 _OPTION = re.compile(r"[A-Za-z._-]{1,40}")
@@ -19,10 +20,10 @@ _OPTION = re.compile(r"[A-Za-z._-]{1,40}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """The parts of a URL. `user` and `password` are decoded; no text about a server may hold them.
+    """The parts of a URL. `user` and `password` are decoded, and not for texts.
 
-    `shown`: the URL for people, without secrets. `hosts`: each as it is written, `host` or `host:port`.
-    `path`: the names between its slashes. `options`: what stands behind the question mark.
+    `shown`: the URL for people, without secrets. `hosts`: each as written, `host` or `host:port`. `path`: the names
+    between the slashes. `options`: the part behind the question mark.
     """
 
     shown: str
@@ -38,12 +39,12 @@ class Address:
         """Take a URL apart.
 
         Args:
-            url: what the user has written.
-            form: for errors: how such a URL is written, as `nats://host:port`.
-            options: the names that may stand behind the question mark. Every destination takes `as`, its own name.
+            url: the URL of the user.
+            form: an example for errors, as `nats://host:port`.
+            options: the names allowed behind the question mark; `as` is always allowed.
 
         Raises:
-            SenderError: it has no host, or an option that is not one of `options`, or one of them twice.
+            SenderError: the host is missing, or an option is unknown or given twice.
         """
         parts = split_url(url)
         credentials, _, hosts = parts.netloc.rpartition("@")
@@ -68,12 +69,17 @@ class Address:
             password=unquote(password) if colon else None,
         )
 
+    @property
+    def servers(self) -> tuple[str, ...]:
+        """The hosts, each with the scheme before it, for texts."""
+        return tuple(f"{self.scheme}://{host}" for host in self.hosts)
+
     def refuse(self, fix: str) -> NoReturn:
-        """Raise the error that names this URL and says what to write instead."""
+        """Raise an error with the URL and with the advice."""
         raise SenderError(f"{self.shown}: {fix}")
 
     def timeout(self, default: timedelta) -> float:
-        """Return the seconds that a call may take: the option `timeout`, or else the default."""
+        """Return the seconds of a call: the option `timeout`, or else the default."""
         text = self.options.get("timeout")
         if text is None:
             return default.total_seconds()
@@ -83,7 +89,7 @@ class Address:
         return seconds
 
     def ca(self, scheme: str) -> str | None:
-        """Return the path of the file with the certificates to trust, which only `scheme` uses; None: the system's."""
+        """Return the path of the file with the certificates to trust, an option of `scheme`; None: the system's."""
         path = self.options.get("ca")
         if path is None:
             return None
@@ -96,18 +102,18 @@ class Address:
         except ssl.SSLError:
             self.refuse("ca: the file holds no certificates")
         except OSError as error:
-            self.refuse(f"ca: {(error.strerror or 'it cannot be read').lower()}")
+            self.refuse(f"ca: {(error.strerror or 'the file cannot be read').lower()}")
         return path
 
     def only_host(self, port: int) -> tuple[str, int]:
-        """Return the one host and its port, or else the port that the destination has by default."""
+        """Return host and port; `port` is the default. Refuse several hosts."""
         if len(self.hosts) > 1:
             self.refuse("write one host")
         return host_and_port(self.hosts[0], port)
 
 
 def host_and_port(written: str, port: int) -> tuple[str, int]:
-    """Return a host of an address and its port, or else the port that the destination has by default."""
+    """Return a host of an address and the port, by default `port`."""
     host, colon, given = written.rpartition(":")
     if not colon or given.endswith("]"):
         return written.strip("[]"), port

@@ -1,6 +1,6 @@
-"""Destinations that are written with `async def`. They run in an event loop of the library's own, in its own thread.
+"""Destinations written with `async def`, run in an event loop of the library's own thread.
 
-A connection that such a destination keeps has to be made within its calls, because it belongs to that loop.
+A connection of such a destination is made within a call, because the connection belongs to that loop.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from outbox.senders.port import concurrency_of, deadline_of, destination_of
 
 R = TypeVar("R")
 
-#: So much of its deadline a call may take until it is cancelled. The rest is for the loop to notice it. A loop that
-#: does not is given up, and with it every connection that the destination has made in it.
+#: The share of its deadline after which a call is cancelled. The rest is for the loop to notice. A loop that does not
+#: is given up, with every connection that the destination has made there.
 _SHARE = 0.9
 #: The most calls of a function that are under way at once.
 _MOST_UNDER_WAY = 100
@@ -31,17 +31,17 @@ _PATIENCE = 1.0
 
 
 class AsyncSender(Protocol):
-    """A `Sender` whose two methods are `async def`."""
+    """A `Sender` with two `async def` methods."""
 
     async def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """As that of `Sender`."""
+        """Do as `Sender.send`."""
 
     async def close(self) -> None:
-        """As that of `Sender`."""
+        """Do as `Sender.close`."""
 
 
 class AsyncObjectSender:
-    """A sender that waits for what an `AsyncSender` does. A call past its deadline is cancelled."""
+    """Waits for the calls of an `AsyncSender`. A call past its deadline is cancelled."""
 
     def __init__(self, sender: AsyncSender) -> None:
         self.destination = destination_of(sender)
@@ -51,12 +51,12 @@ class AsyncObjectSender:
         self._loop = BackgroundLoop("outbox-async", make=lambda: sender, farewell=_nothing, sees_end=True)
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Send the messages by the other sender; an exception of it is passed on."""
+        """Send the messages by the other sender; pass on an exception."""
         seconds = self.deadline.total_seconds()
         return _result(self._loop, lambda sender: _in_time(sender.send(messages), messages, seconds), messages, seconds)
 
     def close(self) -> None:
-        """Close the other sender, if it was ever used, and end the loop."""
+        """Close the other sender, if a call has used it, and end the loop."""
         # Only here: the loop may also end because it is stuck, and then another one goes on with the same object.
         if self._loop.is_running:
             with suppress(Exception):
@@ -65,9 +65,9 @@ class AsyncObjectSender:
 
 
 class AsyncFunctionSender:
-    """A sender that calls an `async def function(message)`; messages of different keys are under way at once.
+    """Calls an `async def function(message)`; messages of different keys are under way at once.
 
-    None, verdicts and exceptions mean what they mean for `FunctionSender`.
+    None, verdicts and exceptions mean the same as for `FunctionSender`.
     """
 
     def __init__(self, function: Callable[[Message], Awaitable[Verdict | None]]) -> None:
@@ -81,17 +81,15 @@ class AsyncFunctionSender:
         """Call the function for each message; return one verdict per message, in their order."""
         seconds = self.deadline.total_seconds()
         if len(messages) == 1:
-            return _result(
-                self._loop, lambda _: _in_time(self._alone(messages[0]), messages, seconds), messages, seconds
-            )
+            return _result(self._loop, lambda _: _in_time(self._alone(messages), messages, seconds), messages, seconds)
         return _result(self._loop, lambda _: self._deliver(messages, seconds * _SHARE), messages, seconds)
 
     def close(self) -> None:
         """End the loop."""
         self._loop.stop()
 
-    async def _alone(self, message: Message) -> list[Verdict]:
-        return [await self._ask(message)]
+    async def _alone(self, messages: Sequence[Message]) -> list[Verdict]:
+        return [await self._ask(messages[0])]
 
     async def _deliver(self, messages: Sequence[Message], seconds: float) -> list[Verdict]:
         until = asyncio.get_running_loop().time() + seconds
@@ -129,7 +127,7 @@ def _result(
     messages: Sequence[Message],
     seconds: float,
 ) -> Sequence[Verdict]:
-    """Return what an action in the loop returns, or `Unavailable` if it takes too long; raise what it raises."""
+    """Return the result of an action in the loop, or `Unavailable` after its time; raise the action's exception."""
 
     async def caught(resident: Any) -> Sequence[Verdict] | Exception:
         try:
@@ -151,7 +149,7 @@ def _result(
 async def _in_time(
     call: Coroutine[Any, Any, Sequence[Verdict]], messages: Sequence[Message], seconds: float
 ) -> Sequence[Verdict]:
-    """Return what a call returns, or `Unavailable` after it was cancelled because it took too long."""
+    """Return the result of a call, or `Unavailable` after the call was cancelled because of its time."""
     # In a task of its own, so that whatever it does to its task does nothing to this one.
     task = asyncio.create_task(_guarded(call))
     try:
@@ -166,9 +164,9 @@ async def _in_time(
 
 
 async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel calls, and wait until they are over.
+    """Cancel calls, and wait for their end.
 
-    What a call stores while it handles the cancellation must not come behind what is sent after the answer.
+    Messages that a call stores while it handles the cancellation must not come behind later messages.
     """
     for task in tasks:
         task.cancel()
@@ -176,16 +174,15 @@ async def _end(tasks: Collection[asyncio.Task[Any]]) -> None:
 
 
 def _gave_no_answer(task: asyncio.Task[Any]) -> bool:
-    """Return whether a call that was cancelled ended because of that."""
+    """Return whether the cancellation has ended a call."""
     return task.cancelled() or isinstance(task.exception(), TimeoutError)
 
 
 class EndedError(RuntimeError):
-    """Raised when a destination raised what would end more than its call: the task, the loop or the process."""
+    """Raised when a destination raised an exception that would end its task, the loop or the process."""
 
 
 async def _guarded(call: Coroutine[Any, Any, R]) -> R:
-    """Return what a call returns. What would end the loop is raised as an error."""
     try:
         return await call
     except (SystemExit, KeyboardInterrupt) as error:
@@ -193,7 +190,7 @@ async def _guarded(call: Coroutine[Any, Any, R]) -> R:
 
 
 def _result_of(task: asyncio.Task[R]) -> R:
-    """Return the result of a task that is over; raise its exception. Nobody else has cancelled it."""
+    """Return the result of a task that is over, or raise its exception. A cancellation is the task's own."""
     if task.cancelled():
         raise EndedError("it raised CancelledError")
     return task.result()

@@ -1,8 +1,12 @@
-"""What the log is told of a connection to a destination that comes and goes."""
+"""Words about connections: the reason of an error, and the log lines of a connection that comes and goes."""
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import socket
+import ssl
 import time
 from collections.abc import Callable
 
@@ -12,7 +16,7 @@ _SECONDS_BETWEEN_WARNINGS = 60.0
 class ConnectionLog:
     """Logs that a destination is away: at first, and then once a minute; and the connection that follows.
 
-    Every connection would be too much, because one that is lost again and again would fill the log.
+    A line for every connection would fill the log when connections are lost again and again.
     """
 
     def __init__(self, logger: logging.Logger, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -32,7 +36,39 @@ class ConnectionLog:
         return text
 
     def connected(self, where: str) -> None:
-        """Log a connection, if it is the first one, or the first after a warning."""
+        """Log the first connection, and the first after a warning."""
         if self._is_news:
             self._is_news = False
             self._logger.info("%s: connected to %s", self._name, where)
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the reason of a failure for people: the system's words where there are any, else the driver's.
+
+    The event loop's own text repeats the address and the number of the error, and drivers wrap both.
+    """
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, BaseExceptionGroup):  # one error for each address of the host
+            cause = cause.exceptions[0]
+        if (words := _words_of_the_system(cause)) is not None:
+            return words
+        cause = cause.__cause__ or cause.__context__
+    if len(error.args) == 2 and isinstance(error.args[1], str):  # a code and a text
+        return error.args[1]
+    return str(error) or type(error).__name__
+
+
+def _words_of_the_system(error: BaseException) -> str | None:
+    if type(error) is ConnectionError:  # raised by a sender, which has chosen the words
+        return str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return f"its certificate is refused: {error.verify_message}"
+    if isinstance(error, (ssl.SSLError, socket.gaierror)):
+        return str(getattr(error, "reason", None) or error.strerror).lower()
+    if isinstance(error, OSError) and error.errno in errno.errorcode:
+        name = f"{error.filename}: " if error.filename else ""
+        return name + os.strerror(error.errno or 0).lower()
+    if isinstance(error, TimeoutError):
+        return str(error) or "no answer"
+    return "the server closed the connection" if isinstance(error, EOFError) else None

@@ -1,4 +1,4 @@
-"""The form in which messages are sent: other topics, or an envelope. Id, key and order stay."""
+"""The form of messages at a destination: other topics, or an envelope. Id, key and order stay."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from functools import lru_cache
 from outbox.errors import InvalidMessageError, SenderError
 from outbox.model.limits import checked_topic
 from outbox.model.message import Message
-from outbox.model.verdict import Reject, Verdict
+from outbox.model.verdict import DONE, Reject, Verdict
 from outbox.senders.envelopes import DEBEZIUM_PREFIX, ENVELOPES, EnvelopeName
-from outbox.senders.key_order import EARLIER
+from outbox.senders.key_order import in_order
 from outbox.senders.port import Sender
 
 _TOPICS_KEPT = 1024
@@ -20,12 +20,12 @@ class Form:
     """Gives messages new topics, and puts them into an envelope.
 
     Args:
-        rename: the new topic of each topic that is to have one; whole names.
+        rename: new topics by the old ones; whole names.
         prefix: stands before each topic, also before a new one. None: none, with the envelope debezium `outbox.event.`.
         envelope: "raw", "cloudevents" or "debezium"; see `outbox.senders.envelopes`.
 
     Raises:
-        SenderError: no topic can be made so, or there is no such envelope.
+        SenderError: a topic would break the limits, or the envelope is unknown.
     """
 
     def __init__(self, *, rename: Mapping[str, str] | None, prefix: str | None, envelope: EnvelopeName) -> None:
@@ -44,16 +44,14 @@ class Form:
         self._prefix = prefix if prefix is not None else DEBEZIUM_PREFIX if envelope == "debezium" else ""
         self._wrap = ENVELOPES[envelope]
         self._topic = lru_cache(_TOPICS_KEPT)(self._new_topic)
-        #: True if messages become CloudEvents.
-        self.makes_events = envelope == "cloudevents"
         #: True if messages are sent as they are.
         self.is_plain = envelope == "raw" and not (self._rename or prefix)
 
     def send(self, sender: Sender, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send the messages in their new form by a sender; return its verdicts.
 
-        A message that cannot be sent so, because its topic becomes too long, say, is rejected. The rest of its key
-        waits for the next call.
+        A message without a new form, because the topic becomes too long, say, is rejected. The rest of the key waits
+        for the next call.
         """
         topic, wrap = self._topic, self._wrap
         try:
@@ -63,23 +61,19 @@ class Form:
         return sender.send(formed)
 
     def _send_fit(self, sender: Sender, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Send the messages that have a new form, up to the first of each key that has none."""
-        fit: dict[int, Message] = {}
-        verdicts: list[Verdict] = [EARLIER] * len(messages)
-        stopped: set[str] = set()
-        for index, message in enumerate(messages):
-            if message.key is not None and message.key in stopped:
-                continue
+        """Send the messages with a new form, up to the first of each key without."""
+        fit: list[Message] = []
+
+        def keep(message: Message) -> Verdict:
             try:
-                fit[index] = self._wrap(message, self._topic(message.topic))
+                fit.append(self._wrap(message, self._topic(message.topic)))
             except (InvalidMessageError, UnicodeError) as error:
-                verdicts[index] = Reject(str(error))
-                if message.key is not None:
-                    stopped.add(message.key)
-        answers = sender.send(list(fit.values())) if fit else ()
-        for index, verdict in zip(fit, answers, strict=True):
-            verdicts[index] = verdict
-        return verdicts
+                return Reject(str(error))
+            return DONE
+
+        verdicts = in_order(messages, keep)
+        answers = iter(sender.send(fit) if fit else ())
+        return [next(answers) if verdict is DONE else verdict for verdict in verdicts]
 
     def _new_topic(self, topic: str) -> str:
         return checked_topic(self._prefix + self._rename.get(topic, topic))

@@ -1,4 +1,4 @@
-"""A destination that is a plain function, called once per message."""
+"""A plain function as a destination, called once per message."""
 
 from __future__ import annotations
 
@@ -11,19 +11,18 @@ from outbox.errors import InvalidMessageError
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Reject, Retry, Unavailable, Verdict, describe
 from outbox.senders.headers import own_headers
-from outbox.senders.key_order import EARLIER
+from outbox.senders.key_order import in_order
 from outbox.senders.port import concurrency_of, deadline_of, destination_of
 
 
 class FunctionSender:
-    """A sender that calls `function(message)`. None means `Done`; an exception does not tell what is at fault.
+    """Calls `function(message)`. None means `Done`; an exception says nothing about whose fault the failure is.
 
-    In a call with several messages, one for which the function raises is `Unavailable`, and so is the rest of its key.
-    SystemExit, KeyboardInterrupt and CancelledError are no exceptions to that, except for the first two in the main
-    thread, where they are meant for the program. A relay calls functions in other threads.
-    Other keys go on, for `timeout` at most, because a function that waits for a dead server may take seconds to raise.
-    In a call with one message the exception is passed on: only then can it be blamed on the message. A message whose
-    row holds other headers than `Message` makes is rejected when the function raises.
+    In a call with several messages, a message for which the function raises is `Unavailable`, and so is the rest of
+    its key. The same goes for SystemExit, KeyboardInterrupt and CancelledError; in the main thread the first two are
+    meant for the program. Other keys go on, for `timeout` at most, because a function that waits for a dead server
+    may take seconds to raise. In a call with one message the exception is passed on: only then can the message be
+    blamed. A message whose row holds other headers than `Message` makes is rejected when the function raises.
     """
 
     def __init__(
@@ -39,31 +38,25 @@ class FunctionSender:
         """Call the function for each message; return one verdict per message, in their order."""
         if len(messages) == 1:
             return [self._ask(messages[0])]
-        verdicts: list[Verdict] = []
-        stopped: set[str] = set()
         raised: BaseException | None = None
         deadline = time.monotonic() + self._timeout
-        for message in messages:
-            if message.key is not None and message.key in stopped:
-                verdicts.append(EARLIER)
-                continue
+
+        def ask(message: Message) -> Verdict:
+            nonlocal raised
             if raised is not None and time.monotonic() > deadline:
-                verdict: Verdict = Unavailable(f"not asked after {describe(raised)}")
-            else:
-                try:
-                    verdict = self._ask(message)
-                except BaseException as error:
-                    if _is_for_the_program(error):
-                        raise
-                    raised = error
-                    verdict = Unavailable(describe(error))
-            if verdict.__class__ is not Done and message.key is not None:
-                stopped.add(message.key)
-            verdicts.append(verdict)
-        return verdicts
+                return Unavailable(f"not asked after {describe(raised)}")
+            try:
+                return self._ask(message)
+            except BaseException as error:
+                if _is_for_the_program(error):
+                    raise
+                raised = error
+                return Unavailable(describe(error))
+
+        return in_order(messages, ask)
 
     def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing."""
 
     def _ask(self, message: Message) -> Verdict:
         try:
@@ -82,7 +75,7 @@ def _is_for_the_program(error: BaseException) -> bool:
 
 
 def unfit_headers(message: Message) -> Verdict | None:
-    """Return the verdict on a message whose row holds other headers than `Message` makes; None if they are in order."""
+    """Return the verdict on a message whose row holds other headers than `Message` makes, else None."""
     try:
         own_headers(message)
     except InvalidMessageError as unfit:
@@ -91,7 +84,7 @@ def unfit_headers(message: Message) -> Verdict | None:
 
 
 def checked_verdict(verdict: Verdict | None, destination: str) -> Verdict:
-    """Return the verdict that a function has returned; None means `Done`."""
+    """Return the verdict of a function; None means `Done`."""
     if verdict is None:
         return DONE
     if not isinstance(verdict, Done | Retry | Reject | Unavailable):

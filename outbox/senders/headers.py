@@ -1,16 +1,16 @@
-"""Text headers: the form in which a message's fields travel, and from which a consumer gets the message back.
+"""Text headers: the fields of a message on the way, and the message that a consumer makes of them.
 
     Outbox-Key          the key, UTF-8 and percent-encoded, because a key may hold any character
     Outbox-Tags         the tags, encoded in the same way
     Outbox-Created-At   when the message was written: ISO 8601, UTC, by the clock of the database
-    Content-Type        as it is
+    Content-Type        as in the message
 
-The user's own headers travel under their own names. A field that a message has not is not sent. The message id has
-the name that the destination reads for its own deduplication, or else `Outbox-Id`. A destination with a place of its
-own for the key needs no header for it. Nothing changes between two attempts: a copy is the same bytes.
+The user's own headers travel under their own names. An empty field is not sent. The message id has the name that the
+destination reads for deduplication, or else `Outbox-Id`. A destination with another place for the key needs no header
+for the key. Nothing changes between two attempts: a copy is the same bytes.
 
-`Message` checks headers before they are written. A row that was inserted by SQL may hold anything, so they are checked
-here again. A header must neither look like a field of the outbox nor give instructions to the destination.
+`Message` checks headers before a row is written. A row inserted by SQL may hold anything, so headers are checked here
+again. A header must neither look like a field of the outbox nor give instructions to the destination.
 """
 
 from __future__ import annotations
@@ -35,6 +35,9 @@ TAGS = "Outbox-Tags"
 CREATED_AT = "Outbox-Created-At"
 CONTENT_TYPE = "Content-Type"
 
+#: For those who find the message among the dead letters.
+FIX = "send the message anew without that, and discard this one"
+
 _TOKEN = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+")
 _NO_LINE = re.compile("[\r\n\ud800-\udfff]")
 _LINE = "must be one line of UTF-8"
@@ -45,9 +48,9 @@ _decode = json.JSONDecoder().raw_decode
 # Compared by identity, which is a quicker key of a cache.
 @dataclass(frozen=True, slots=True, eq=False)
 class Reserved:
-    """Names that no header of a row may have, because `by` reads instructions from them or writes them itself.
+    """Names that no header of a row may have, because `by` obeys or writes such headers.
 
-    `prefixes` and `names` are in lower case; names are compared without regard to case, as many clients read them.
+    `prefixes` and `names` are in lower case; names are compared without regard to case, as many clients do.
     """
 
     by: str
@@ -55,7 +58,7 @@ class Reserved:
     names: tuple[str, ...] = ()
 
     def holds(self, name: str) -> bool:
-        """Return whether a name is one of them."""
+        """Return whether a name is reserved."""
         lower = name.lower()
         return lower.startswith(self.prefixes) or lower in self.names
 
@@ -70,12 +73,10 @@ NOTHING_RESERVED = Reserved("nobody", prefixes=())
 def wire_headers(
     message: Message, *, id_name: str = ID, reserved: Reserved = NOTHING_RESERVED, keyed: bool = True
 ) -> dict[str, str]:
-    """Return the headers of `message`, its id under `id_name`, without names that are `reserved` by the destination.
-
-    `keyed`: the key is among them.
+    """Return the headers of a message, the id under `id_name`; `keyed`: with the key.
 
     Raises:
-        InvalidMessageError: no destination could carry the headers of the row, or they hold a reserved name.
+        InvalidMessageError: no destination could carry the headers of the row, or a name is `reserved`.
     """
     stored = message.headers_json
     headers = {} if stored is None else _checked_headers(message, stored, reserved)
@@ -100,7 +101,7 @@ def own_headers(message: Message) -> dict[str, str]:
     """Return the user's headers, as they are stored.
 
     Raises:
-        InvalidMessageError: the row holds something else than a JSON object of strings.
+        InvalidMessageError: the row holds no JSON object of strings.
     """
     if message.headers_json is None:
         return {}
@@ -122,8 +123,8 @@ def read_headers(topic: str, body: bytes, headers: Mapping[str, str], *, id_name
     Headers that no outbox writes are left out: brokers and bridges add some on the way.
 
     Raises:
-        KeyError: there is no `id_name`, so it was not written by an outbox.
-        InvalidMessageError: a field breaks a limit, so it was not written by an outbox.
+        KeyError: there is no `id_name`, so no outbox has written the message.
+        InvalidMessageError: a field breaks a limit, so no outbox has written the message.
     """
     key, tags, created_at = headers.get(KEY), headers.get(TAGS), headers.get(CREATED_AT)
     message = Message(
@@ -142,7 +143,7 @@ def read_headers(topic: str, body: bytes, headers: Mapping[str, str], *, id_name
 
 
 def _is_for_users(name: str, value: str) -> bool:
-    """Return whether a user may have given this header. The names of the fields above are refused to users."""
+    """Return whether a user may have given a header. The names of the fields above are refused to users."""
     try:
         checked_headers({name: value})
     except InvalidMessageError:
@@ -151,7 +152,7 @@ def _is_for_users(name: str, value: str) -> bool:
 
 
 def _checked_headers(message: Message, stored: str, reserved: Reserved) -> dict[str, str]:
-    """Return the user's headers; refuse those that no destination could carry, or that have a reserved name."""
+    """Return the user's headers; refuse headers that no destination could carry, and reserved names."""
     headers = own_headers(message)
     # Without a backslash JSON holds no control character, so every value is one line.
     if stored.isascii() and "\\" not in stored:
@@ -166,13 +167,13 @@ def _checked_headers(message: Message, stored: str, reserved: Reserved) -> dict[
 
 
 def _parsed(text: str) -> object:
-    """Return what `json.loads` returns; it also looks for white space at both ends, which our writers never write."""
+    """Do as `json.loads`, without a search for white space at both ends, which our writers never write."""
     value, end = _decode(text) if text.startswith("{") else (None, -1)
     return value if end == len(text) else json.loads(text)
 
 
 def _quoted(text: str) -> str:
-    """Return what `quote` returns, which itself takes longer for a text that stays as it is."""
+    """Do as `quote`, which takes longer for a text without anything to encode."""
     return quote(text, safe="") if text.encode().strip(_STAYS) else text
 
 
@@ -195,4 +196,4 @@ def _named(name: str) -> str:
 
 
 def _refuse(field: str, limit: str) -> NoReturn:
-    raise InvalidMessageError(field, limit, "send the message anew without that, and discard this one")
+    raise InvalidMessageError(field, limit, FIX)

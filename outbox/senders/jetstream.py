@@ -1,7 +1,4 @@
-"""The answers of JetStream: to a message, and to the question which message it has when it dropped a copy.
-
-Nothing here uses a driver.
-"""
+"""The answers of JetStream: to a message, and to the question for the first copy of a message. No driver is used."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ _NAME = re.compile(r"[^\s.*>]+")
 
 
 def verdict_of(answer: bytes, headers: Mapping[str, str] | None, subject: str) -> Verdict | Dropped:
-    """Return the verdict on a message by the answer on its subject, or `Dropped` if its stream dropped the copy."""
+    """Return the verdict on a message by the answer, or `Dropped` if the stream dropped the copy."""
     if headers is not None and headers.get("Status") == "503":
         return Unavailable(f"no JetStream stream takes subject {subject!r}; create one")
     reply = _reply(answer)
@@ -40,7 +37,7 @@ def verdict_of(answer: bytes, headers: Mapping[str, str] | None, subject: str) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dropped:
-    """A copy for `subject` that a stream has dropped, because its message `seq`, of any subject, has the same id."""
+    """A copy for `subject` that a stream has dropped, because message `seq`, of any subject, has the same id."""
 
     subject: str
     stream: str
@@ -48,7 +45,7 @@ class Dropped:
     domain: str | None
 
     def question(self, *, home: str | None) -> str:
-        """Return the subject on which a server of the domain `home` asks the stream for that message."""
+        """Return the subject for the question to the stream, on a server of the domain `home`."""
         api = "$JS.API" if self.domain in (None, home) else f"$JS.{self.domain}.API"
         return f"{api}.STREAM.MSG.GET.{self.stream}"
 
@@ -59,22 +56,22 @@ class Dropped:
         if isinstance(found, dict) and _is_copy(found, message):
             return DONE if found.get("subject") == self.subject else self._of_another(found.get("subject"))
         if found is not None or (isinstance(failure, dict) and failure.get("err_code") == _GONE):
-            return self.doubtful("its first copy is gone")
+            return self.doubtful("the first copy is gone")
         return self.doubtful(str(failure.get("description")) if isinstance(failure, dict) else "JetStream is silent")
 
     def doubtful(self, why: str) -> Unavailable:
-        """Return `Unavailable`, because it is not known whether the first copy was of our subject.
+        """Return `Unavailable`, because nobody knows whether the first copy was of our subject.
 
-        Sent again, the message may come twice if it was. Not sent again, the message would be lost if it was not.
+        If so, sending again may bring the message twice; if not, the message would be lost without.
         """
         return self._waits(f"as a duplicate, and cannot tell of which subject the first copy was: {why}")
 
     def _of_another(self, other: object) -> Unavailable:
-        fix = "give each of the two a stream of its own, or run only one of their relays"
+        fix = "give each of the two subjects a stream, or run one relay only"
         return self._waits(f"because it has the same message from {other!r}, and drops by the id alone; {fix}")
 
     def _waits(self, why: str) -> Unavailable:
-        taken = "it is sent again, and taken when the stream's duplicate_window is over"
+        taken = "the copy is sent again, and taken when the stream's duplicate_window is over"
         return Unavailable(f"stream {self.stream!r} dropped it on subject {self.subject!r} {why}; {taken}")
 
 
@@ -87,7 +84,7 @@ def _dropped(reply: dict[str, Any], subject: str) -> Verdict | Dropped:
 
 
 def _reply(answer: bytes) -> dict[str, Any]:
-    """Return JetStream's answer; an empty dict if it is no JSON object, and so not from JetStream."""
+    """Return JetStream's answer; an empty dict for anything but a JSON object."""
     try:
         reply = json.loads(answer)
     except ValueError:
@@ -96,7 +93,7 @@ def _reply(answer: bytes) -> dict[str, Any]:
 
 
 def _is_copy(found: dict[str, Any], message: Message) -> bool:
-    """Return whether what a stream has found is that message, and not a later one of a stream that was made anew."""
+    """Return whether a stream has found the message, and not a later one of a stream made anew."""
     try:
         return str(message.message_id).encode() in base64.b64decode(found.get("hdrs", ""))
     except (TypeError, ValueError):

@@ -1,14 +1,14 @@
 """Kafka, by confluent-kafka: URL `kafka://user:password@host:9092,host2:9092/prefix?timeout=5`; `kafkas://` with TLS.
 
-A prefix in the path stands before each topic, with a dot. A message is `Done` when every replica that is in sync has
-it. The key is Kafka's own, and finds its partition as Java's clients do. A topic that is not there is never created:
-its messages wait.
+A prefix in the path stands before each topic, with a dot. A message is `Done` when every replica in sync has a copy.
+The key is Kafka's own, and finds the partition as Java's clients do. A missing topic is never created: its messages
+wait.
 
-Of a key's records only the first one of a call is waited for: as long as nothing is refused, Kafka itself stores none
-without those before it. After a refusal one record of each key is sent at a time, for a while.
+Only the first record of a key in a call is waited for: as long as nothing is refused, Kafka itself stores no record
+without the earlier ones. After a refusal one record of each key is sent at a time, for a while.
 
 A consumer finds the id in the header `Outbox-Id`. The other fields have the names of `outbox.senders.headers`, and
-`read_message` turns a record back into a `Message`. Kafka drops a second copy only within one connection of a sender.
+`read_message` makes a `Message` of a record. Kafka drops a second copy only within one connection of a sender.
 
 A topic that Kafka cannot have is answered with `Reject`. So is a record above the topic's `max.message.bytes`.
 """
@@ -48,7 +48,6 @@ try:
         LARGEST_RECORD,
         NO_BROKER,
         ONE_OF_A_BATCH,
-        TopicLimits,
         no_topic,
         refusal_of,
         too_large_for_the_client,
@@ -76,8 +75,8 @@ _COMPRESSIONS = {name: name for name in ("none", "gzip", "lz4", "snappy", "zstd"
 class KafkaSender:
     """A sender that appends records to topics, and the records of a key in their order.
 
-    `send` may be called in any thread; several calls take turns. Each returns within `timeout`. The first call makes a
-    producer. When a broker does not answer in time, the next call makes a new one.
+    `send` may be called in any thread; several calls take turns. Each returns before the deadline. The first call makes
+    a producer, and so does a call after a broker has not answered in time.
     """
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
@@ -101,11 +100,10 @@ class KafkaSender:
         #: Until then, records of a key wait for each other.
         self._careful_until = 0.0
         self._transactions = self._made_for(address.options.get("transactional.id"))
-        self._limits = TopicLimits(self._connecting(), self._prefix)
         in_child(self._begin_in_child)
 
     def _begin_in_child(self) -> None:
-        """Begin without a producer. The threads of the parent's do not run here, so its end would wait for ever."""
+        """Begin without a producer. The threads of the parent's do not run here: its end would wait for ever."""
         for of_parent in (self._connection, self._transactions):
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(of_parent))
         self._turn = threading.Lock()
@@ -121,12 +119,8 @@ class KafkaSender:
             return [Unavailable("Kafka: another call is under way", everything=True)] * len(messages)
         try:
             if self._transactions is not None:
-                verdicts = self._commit(self._transactions, messages, until)
-            else:
-                verdicts = self._send(messages, until)
-            return (
-                verdicts if verdicts.count(DONE) == len(verdicts) else self._limits.explain(messages, verdicts, until)
-            )
+                return self._commit(self._transactions, messages, until)
+            return self._send(messages, until)
         finally:
             self._turn.release()
 
@@ -184,7 +178,7 @@ class KafkaSender:
         return None if name is None else Transactions(self._settings(streams=False), name, self._where, self._seconds)
 
     def _connected(self, *, streams: bool) -> _Connection:
-        """Return the producer, after a new one was made if that is needed."""
+        """Return the producer, made anew where needed."""
         if self._connection is not None and self._connection.streams is not streams:
             self._drop()
         if self._connection is None:
@@ -192,13 +186,12 @@ class KafkaSender:
         return self._connection
 
     def _drop(self) -> None:
-        """Give the producer up, with what it has not sent yet, so that none of it is sent later."""
+        """Give the producer up, so that nothing unsent is sent later."""
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
 
-    def _connecting(self) -> dict[str, Any]:
-        """Return the settings by which a client finds the brokers, and is let in."""
+    def _settings(self, *, streams: bool) -> dict[str, Any]:
         address = self._address
         user = address.user is not None
         security = ("SASL_SSL" if user else "SSL") if address.scheme == "kafkas" else "SASL_PLAINTEXT" if user else ""
@@ -214,11 +207,6 @@ class KafkaSender:
             "client.id": "outbox",
             "log_level": 2,
             **{name: value for name, value in chosen.items() if value},
-        }
-
-    def _settings(self, *, streams: bool) -> dict[str, Any]:
-        return {
-            **self._connecting(),
             "compression.type": self._compression,
             # No repetition and no hole while the client itself tries again.
             "enable.idempotence": True,
@@ -244,7 +232,7 @@ def read_message(record: Record, *, prefix: str = "") -> Message:
     """Return the message of a record that a consumer received, without its place in the log.
 
     Raises:
-        KeyError: it has no header `Outbox-Id`, so it was not written by an outbox.
+        KeyError: no header `Outbox-Id` is there, so no outbox has written the record.
     """
     wire: Any = record.headers() or []
     headers = {name: text for name, value in wire if (text := _text(value)) is not None}
@@ -256,7 +244,7 @@ def read_message(record: Record, *, prefix: str = "") -> Message:
 
 
 def _text(value: bytes | None) -> str | None:
-    """Return the text of a header; None if it is none, and so not of an outbox."""
+    """Return the text of a header; None for other bytes, which no outbox writes."""
     try:
         return None if value is None else value.decode()
     except UnicodeDecodeError:
@@ -264,7 +252,7 @@ def _text(value: bytes | None) -> str | None:
 
 
 class _Connection:
-    """One producer. Once it fails, or does not answer in time, it is closed and never used again."""
+    """One producer, closed after a failure, and never used again."""
 
     def __init__(self, settings: dict[str, Any], prefix: str, *, streams: bool) -> None:
         self._producer = Producer(settings, error_cb=self._note, logger=CLIENT_LOG)
@@ -279,7 +267,7 @@ class _Connection:
         self.trouble = self.hint = ""
 
     def begin(self) -> None:
-        """Begin a call: what the client said before is no news any more, and a topic may be there by now."""
+        """Begin a call: forget earlier words of the client, and missing topics, which may be there by now."""
         with suppress(*CLIENT_ERRORS):
             self._producer.poll(0)
         self.hint = ""
@@ -313,7 +301,7 @@ class _Connection:
                     self._note(error.args[0])
 
     def wait(self, call: _Call, seconds: float) -> None:
-        """Send what was handed over, at once, and wait for its reports for at most so long."""
+        """Send all records at once, and wait for the reports, for at most so long."""
         try:
             self._producer.flush(seconds)
         except CLIENT_ERRORS as error:
@@ -345,7 +333,7 @@ class _Connection:
         self._refuse(call, index, error)
 
     def _refuse(self, call: _Call, index: int, error: KafkaError) -> None:
-        """Store that a message was not taken. Its topic is looked up before it is used again."""
+        """Store that a message was refused. The topic is looked up before the next use."""
         topic = self._prefix + call.messages[index].topic
         self._topics.discard(topic)
         text = f"Kafka on topic {topic!r}: {error.str()}{self.hint}"
@@ -358,7 +346,7 @@ class _Connection:
         self.hint = f": {error.str()}"
 
     def _look_up(self, topic: str, until: float) -> Verdict | None:
-        """Return why a topic cannot be used; None if it can. If no broker answers in time, that is a trouble."""
+        """Return why a topic cannot be used, if so. Without an answer in time, set `trouble`."""
         refusal = refusal_of(topic)
         if refusal is not None:
             return Reject(refusal)
@@ -376,7 +364,7 @@ class _Connection:
         return None
 
     def _listed(self, topic: str, until: float) -> ClusterMetadata | None:
-        """Return what the brokers know of a topic; None if they do not say, with the reason in `trouble`."""
+        """Return the brokers' knowledge of a topic; None without an answer, with the reason in `trouble`."""
         while not self.trouble:
             try:
                 listed: ClusterMetadata = self._producer.list_topics(topic, timeout=_SLICE_SECONDS)
@@ -393,7 +381,7 @@ class _Connection:
 
 
 class _Call:
-    """One call of `send`: its messages and their verdicts."""
+    """One call of `send`: messages and verdicts."""
 
     __slots__ = ("_alone", "_suspects", "chains", "is_answered", "is_refused", "messages", "streams", "under_way")
 
@@ -435,12 +423,12 @@ class _Call:
         self.chains.settle(index, verdict)
 
     def refuse(self, index: int, verdict: Verdict) -> None:
-        """Store the verdict on a message that is not accepted, which ends a stream."""
+        """Store the verdict on a refused message, which ends a stream."""
         self.is_refused = self.streams
         self.settle(index, verdict)
 
     def blame(self, index: int, error: str, verdict: Verdict | None) -> None:
-        """Give a message that was sent alone its verdict. One of a batch may not be the cause, and is sent alone."""
+        """Settle a message that was sent alone. A message of a batch may not be the cause, and is sent alone next."""
         if self._alone:
             self.refuse(index, verdict or Reject(error))
         elif self.streams:
@@ -451,7 +439,7 @@ class _Call:
 
 
 def _check_login(address: Address) -> None:
-    """Refuse what would log in as nobody: the client would connect without a login, or not at all."""
+    """Refuse an incomplete login, with which the client would connect as nobody, or not at all."""
     if address.user is None and "mechanism" in address.options:
         address.refuse(f"mechanism belongs to a login; write {address.scheme}://user:password@host:9092")
     if address.user is not None and not (address.user and address.password):
@@ -459,7 +447,7 @@ def _check_login(address: Address) -> None:
 
 
 def _chosen(address: Address, option: str, choices: Mapping[str, str], *, default: str) -> str:
-    """Return what the client calls the choice that an option names."""
+    """Return the client's name for the choice of an option."""
     name = address.options.get(option, default).lower()
     if name not in choices:
         address.refuse(f"{option} must be one of {', '.join(choices)}")

@@ -1,9 +1,9 @@
-"""Kafka's transactions: each call is one, and a producer that begins shuts out all older ones of the same name.
+"""Kafka's transactions: a call is a transaction, and a new producer shuts out all older producers of the same name.
 
-So a relay that wakes up late, while another one sends in its place, can store nothing any more. It then stays away for
-a while, instead of taking the name back.
+So a relay that wakes up late, while another relay sends in its place, can store nothing any more. The late relay then
+stays away for a while, instead of taking the name back.
 
-A record that Kafka refuses fails its whole transaction. That is aborted, and the others are sent again without it.
+A refused record fails the whole transaction. After the abort the other records are sent again.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _PURGED = (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT)
 
 
 class Transactions:
-    """Sends calls with one producer, which is made when it is needed. One thread uses it; any thread may set `trouble`.
+    """Sends calls with one producer, made when needed. One thread uses the object; any thread may set `trouble`.
 
     Args:
         settings: the producer's.
         name: its transactional id.
         where: the brokers, for people.
-        seconds: how long a call may take.
+        seconds: the time of a call.
     """
 
     def __init__(self, settings: Mapping[str, Any], name: str, where: str, seconds: float) -> None:
@@ -64,7 +64,7 @@ class Transactions:
         self.trouble = ""
 
     def send(self, messages: Sequence[Message], prefix: str, until: float) -> tuple[list[Verdict], str]:
-        """Send messages; return one verdict per message, and why nothing was stored, or an empty text."""
+        """Send messages; return one verdict per message, and the reason of a failure, or an empty text."""
         self._events, self.trouble = (), ""
         batch = _Batch(messages, prefix)
         try:
@@ -80,12 +80,12 @@ class Transactions:
         return batch.verdicts(Unavailable(f"Kafka: {self._where}: {failure}", everything=True)), failure
 
     def close(self) -> None:
-        """End the producer. The next call makes another one, even if this one was shut out."""
+        """End the producer. The next call makes another producer, even after a shut-out."""
         self._drop()
         self._away_until = 0.0
 
     def _connected(self, until: float) -> Producer:
-        """Return the producer. A new one shuts out the others of its name, and aborts what they have begun."""
+        """Return the producer. A new producer shuts out others of the name, and aborts their transactions."""
         if self._producer is None:
             if time.monotonic() < self._away_until:
                 raise ConnectionError(self._shut_out)
@@ -95,7 +95,7 @@ class Transactions:
         return self._producer
 
     def _is_committed(self, producer: Producer, batch: _Batch, until: float) -> bool:
-        """Send the batch as one transaction; return False if it was aborted, and a smaller one is worth a try."""
+        """Send the batch as one transaction; return False after an abort, when a smaller batch is worth a try."""
         producer.begin_transaction()
         batch.errors = {}  # reports of the one before may still come
         with suppress(_RefusedError):
@@ -142,10 +142,10 @@ class Transactions:
             raise _RefusedError from error
 
     def _flush(self, producer: Producer, batch: _Batch, until: float) -> None:
-        """Wait until what was handed over is stored.
+        """Wait until the records are stored.
 
         Raises:
-            _RefusedError: some of it was refused.
+            _RefusedError: a record was refused.
         """
         while len(producer) > 0 and not batch.errors:
             producer.flush(self._patience(until))
@@ -181,7 +181,7 @@ class Transactions:
         return min(left, _SLICE)
 
     def _told(self, error: BaseException) -> str:
-        """Return why a call fails; stay away if it is because of another sender of the same name."""
+        """Return why a call fails; stay away if another sender has the name."""
         cause: BaseException | None = error
         while cause is not None and not isinstance(cause, KafkaException):
             cause = cause.__cause__ or cause.__context__
@@ -202,7 +202,7 @@ class Transactions:
         return f": {causes[-1]}" if causes else ""
 
     def _note(self, error: KafkaError) -> None:
-        """Note an event of the client. Nothing may be called here: there may be an exception under way."""
+        """Note an event of the client. Nothing may be called here: an exception may be under way."""
         self._events = (*self._events, error)
 
     def _still_missing(self, producer: Producer) -> set[str]:
@@ -210,7 +210,7 @@ class Transactions:
         return self._missing
 
     def _drop(self) -> None:
-        """Give the producer up, with what it has not sent yet. Its own `close` would wait, and complain."""
+        """Give the producer up with everything unsent. The method `close` would wait, and complain."""
         producer, self._producer = self._producer, None
         if producer is not None:
             with suppress(*CLIENT_ERRORS):
@@ -218,11 +218,11 @@ class Transactions:
 
 
 class _RefusedError(Exception):
-    """Records were refused, which fails their transaction."""
+    """Raised when refused records fail a transaction."""
 
 
 class _Batch:
-    """The messages of a call, and those of them that are left out of its transaction."""
+    """The messages of a call, some of them left out of the transaction."""
 
     def __init__(self, messages: Sequence[Message], prefix: str) -> None:
         self.messages = messages
@@ -238,7 +238,7 @@ class _Batch:
         return self._prefix + message.topic
 
     def leave_out(self, missing: set[str]) -> None:
-        """Leave out what Kafka would refuse for its topic."""
+        """Leave out messages that Kafka would refuse for the topic."""
         for index, message in enumerate(self.messages):
             topic = self.topic(message)
             if (refusal := refusal_of(topic)) is not None:
@@ -247,7 +247,7 @@ class _Batch:
                 self.left_out[index] = no_topic(topic)
 
     def left(self) -> Iterator[int]:
-        """Return the indexes of those to send: none behind one of its key that is left out."""
+        """Return the indexes to send: none behind a message of the key that is left out."""
         blocked: set[str | None] = set()
         for index, message in enumerate(self.messages):
             if index not in self.left_out and message.key not in blocked:
@@ -256,10 +256,10 @@ class _Batch:
                 blocked.add(message.key)
 
     def learn(self) -> None:
-        """Leave out what was refused.
+        """Leave out refused messages.
 
         Raises:
-            KafkaException: it was refused for no reason of its own, so that the next transaction would fail as well.
+            KafkaException: no message was at fault, so that the next transaction would fail as well.
         """
         known = len(self.left_out) + len(self.alone)
         for index, error in self.errors.items():
@@ -278,7 +278,7 @@ class _Batch:
             time.sleep(0.02)
 
     def verdicts(self, rest: Verdict) -> list[Verdict]:
-        """Return one verdict per message: `rest` for those that are not left out."""
+        """Return one verdict per message: `rest` for all messages in the transaction."""
         chains = Chains(self.messages, most=1, most_bytes=1)
         while (index := chains.take()) is not None:
             chains.settle(index, self.left_out.get(index, rest))
@@ -286,7 +286,7 @@ class _Batch:
 
 
 def _keep(errors: dict[int, KafkaError], index: int, error: KafkaError | None, _record: object) -> None:
-    """Keep what is reported of a record. Nothing may be called here either."""
+    """Keep the report on a record. Nothing may be called here either."""
     if error is not None:
         errors[index] = error
 

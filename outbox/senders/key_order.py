@@ -1,23 +1,35 @@
-"""The order of sending within one call, and not too many messages under way at once."""
+"""The order of sending within one call, with a limit on the messages under way."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal
 
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Unavailable, Verdict
 
-Order = Literal["each", "first", "none"]
+Order = Literal["each", "first", "none", "never"]
 #: The verdict on a message that stands behind one of its key that is not `Done`.
 EARLIER = Unavailable("an earlier message of its key was not stored")
+
+
+def in_order(messages: Sequence[Message], handle: Callable[[Message], Verdict]) -> list[Verdict]:
+    """Handle one message after the other, but none behind a message of the key without `Done`; return the verdicts."""
+    verdicts: list[Verdict] = []
+    stopped: set[str] = set()
+    for message in messages:
+        verdict = EARLIER if message.key is not None and message.key in stopped else handle(message)
+        if message.key is not None and not isinstance(verdict, Done):
+            stopped.add(message.key)
+        verdicts.append(verdict)
+    return verdicts
 
 
 def send_again(
     messages: Sequence[Message], verdicts: Sequence[Verdict], send: Callable[[list[Message]], Sequence[Verdict]]
 ) -> list[Verdict]:
-    """Send those messages that are not `Done` by `send`; return all verdicts, with the new ones among them."""
+    """Send the messages without `Done` by `send`; return all verdicts, old and new."""
     left = [index for index, verdict in enumerate(verdicts) if verdict is not DONE]
     merged = list(verdicts)
     for index, verdict in zip(left, send([messages[index] for index in left]), strict=True):
@@ -26,20 +38,21 @@ def send_again(
 
 
 class Chains:
-    """The messages of one call by their index. Messages of one key form a chain; one without a key stands alone.
+    """The messages of one call by index. Messages of one key form a chain; a message without a key stands alone.
 
-    `take` offers a message once those that it waits for are `Done`; it is then under way until `settle`. Another
-    verdict settles what waits for it as `Unavailable`. At most `most` messages are under way, and none is offered while
-    `most_bytes` of bodies are under way. The class uses neither clock nor destination.
+    `take` offers a message once the messages before it are `Done`; the message is under way until `settle`. Any other
+    verdict settles the waiting ones as `Unavailable`. At most `most` messages are under way, and none is offered while
+    `most_bytes` of bodies are under way.
 
-    `order`: which messages of its key a message waits for.
+    `order` says which messages of the key come before a message:
 
-    - "each": for the one before it.
-    - "first": for the first one in this call. The others of its topic may be under way with it.
-    - "none": for no message of its topic.
+    - "each": the previous message.
+    - "first": the first message in this call; others of the topic may be under way together.
+    - "none": no message of the topic.
+    - "never": no message at all.
 
-    Where a key changes its topic, each message waits for the one before it, because no destination keeps an order
-    between topics.
+    Where a key changes the topic, the previous message comes before ("never" apart), because no destination with topics
+    keeps an order between topics.
     """
 
     __slots__ = (
@@ -56,7 +69,14 @@ class Chains:
         "overlap",
     )
 
-    def __init__(self, messages: Sequence[Message], *, most: int, most_bytes: int, order: Order = "each") -> None:
+    def __init__(
+        self,
+        messages: Sequence[Message],
+        *,
+        most: float = float("inf"),
+        most_bytes: float = float("inf"),
+        order: Order = "each",
+    ) -> None:
         self.left = len(messages)
         #: True when messages of one key may be under way together.
         self.overlap = False
@@ -75,7 +95,7 @@ class Chains:
         chained: set[str] = set()
         for index, message in enumerate(messages):
             key = message.key
-            before = None if key is None else newest.get(key)
+            before = None if key is None or order == "never" else newest.get(key)
             if key is not None:
                 newest[key] = index
             if key is None or before is None:
@@ -93,7 +113,7 @@ class Chains:
                     self._followers.setdefault(first[key], []).append(index)
 
     def take(self) -> int | None:
-        """Return the index of a message to send now; None when there is none, or when too much is under way."""
+        """Return the index of a message to send now, if there is any and not too much is under way."""
         if not self._ready or len(self._under_way) >= self._most or self._bytes >= self._most_bytes:
             return None
         index = self._ready.popleft()
@@ -102,7 +122,7 @@ class Chains:
         return index
 
     def settle(self, index: int, verdict: Verdict) -> None:
-        """Store the verdict on a message that is under way. A second answer changes nothing."""
+        """Store the verdict on a message under way. A second answer changes nothing."""
         if index not in self._under_way:
             return
         self._under_way.remove(index)
@@ -122,7 +142,7 @@ class Chains:
             followers += self._followers.pop(follower, ())
 
     def give_up(self, error: str) -> None:
-        """Settle what is under way, or was not offered yet, as `Unavailable`, because the destination is away."""
+        """Settle all messages without a verdict as `Unavailable`, because the destination is away."""
         verdict = Unavailable(error, everything=True)
         for index in self.under_way():
             self.settle(index, verdict)
@@ -130,10 +150,20 @@ class Chains:
         self._ready.clear()
         self.left = 0
 
+    def take_back(self, indexes: Collection[int], verdict: Verdict) -> None:
+        """Replace verdicts, and stop later messages of the same keys. Nothing is under way any more."""
+        stopped: set[str | None] = set()
+        for index, message in enumerate(self._messages):
+            if index in indexes:
+                self._verdicts[index] = verdict
+                stopped |= {message.key} - {None}
+            elif message.key in stopped:
+                self._verdicts[index] = EARLIER
+
     def under_way(self) -> list[int]:
-        """Return the indexes of the messages that wait for an answer."""
+        """Return the indexes of the messages under way, sorted."""
         return sorted(self._under_way)
 
     def verdicts(self) -> list[Verdict]:
-        """Return one verdict per message; `Unavailable` for what was not handed over."""
+        """Return one verdict per message; `Unavailable` for messages not handed over."""
         return [verdict or self._not_asked for verdict in self._verdicts]

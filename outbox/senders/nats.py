@@ -4,28 +4,22 @@ A topic is a subject; a prefix in the path stands before it, with a dot. `tls://
 server without TLS. A single name before the @ is a token. A message is `Done` when a stream has acknowledged it.
 
 A consumer finds the id in `Nats-Msg-Id`, by which a stream drops a second copy within its `duplicate_window`. The
-other fields have the names of `outbox.senders.headers`, and `read_message` turns them back into a `Message`.
+other fields have the names of `outbox.senders.headers`, and `read_message` makes a `Message` of them.
 
 A stream drops by the id alone, whatever the subject: do not let one stream take two subjects that the same message is
-sent to. So a copy that was dropped is `Done` only if the stream's message is of the same subject. The sender asks for
-it on `$JS.API.STREAM.MSG.GET.<stream>`; a user with restricted permissions needs that subject, too. Otherwise the copy
-waits until the window is over and the stream takes it.
+sent to. A dropped copy is `Done` only if the stream's message has the same subject. The sender asks for that message
+on `$JS.API.STREAM.MSG.GET.<stream>`, which a user with restricted permissions needs, too. Otherwise the copy waits
+until the window is over and the stream takes it.
 
-What NATS cannot carry is answered with `Reject`: a topic with an empty part (`a..b`, `.a`, `a.`), or a header that
-servers or clients take for their own (`Nats-…`, `Status`). So is a message above the server's `max_payload` or its
-stream's limit.
+NATS cannot carry a topic with an empty part (`a..b`, `.a`, `a.`), a header of servers and clients (`Nats-…`,
+`Status`), or more than the server's `max_payload` and the stream's limit. The verdict is `Reject`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
-import logging
-import os
-import random
 import re
-from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
@@ -34,13 +28,11 @@ from typing import Any
 from outbox.errors import InvalidMessageError, MissingExtraError
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Unavailable, Verdict
-from outbox.runtime.event_loop import BackgroundLoop
 from outbox.senders.address import Address
-from outbox.senders.connection_log import ConnectionLog
+from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import Reserved, read_headers, wire_headers
 from outbox.senders.jetstream import Dropped, verdict_of
-from outbox.senders.key_order import Chains
-from outbox.senders.port import destination_of
+from outbox.senders.remote import MOST_BYTES_UNDER_WAY, Call, Connection, RemoteSender
 
 try:
     from nats.aio.client import Client
@@ -53,9 +45,6 @@ MESSAGE_ID = "Nats-Msg-Id"
 #: Servers obey these headers (`Nats-Rollup` empties a stream); clients recognise a server's answer by `Status`.
 RESERVED = Reserved("NATS", prefixes=("nats-",), names=("status",))
 
-#: The most that may wait for an acknowledgement at once; a server refuses from 10 000 messages of a stream on.
-_MAX_UNDER_WAY = 512
-_MAX_BYTES_UNDER_WAY = 8 * 1024 * 1024
 #: More bytes than the headers of a message can take; only with a body this close to the limit they are counted.
 _HEADERS_AT_MOST = 64 * 1024
 
@@ -64,127 +53,57 @@ _SUBJECT = re.compile(r"[A-Za-z0-9_%|-]+(\.[A-Za-z0-9_%|-]+)*")
 _FORBIDDEN = re.compile(r'permissions violation for publish to "([^"]*)"', re.IGNORECASE)
 
 
-class NatsSender:
-    """A sender that stores messages in JetStream; at most one message of a key is unacknowledged.
-
-    `send` may be called in any thread, also in several at once, and returns within `timeout` whatever the server does.
-    The first call makes a connection. When it fails, or a call runs out of time, the next call makes a new one.
-    """
+class NatsSender(RemoteSender):
+    """A sender that stores messages in JetStream; at most one message of a key is unacknowledged."""
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
-        self.destination = destination_of(url)
         address = Address.of(url, form="nats://host:port or tls://host:port", options=("timeout",))
         prefix = _prefix_of(address)
-        self._seconds = address.timeout(timeout)
-        self.deadline = timedelta(seconds=self._seconds)
-        self._loop = BackgroundLoop("outbox-nats", make=lambda: _Link(address, prefix), farewell=_Link.close)
-
-    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Send the messages; return one verdict per message, in their order."""
-        if not messages:
-            return []
-        # The loop itself keeps this earlier deadline; the rest is for a machine that is too busy to notice it in time.
-        inside = self._seconds * 0.9
-        try:
-            return self._loop.run(lambda link: link.deliver(messages, inside), timeout=self._seconds)
-        except TimeoutError:
-            reason = f"no answer within {self._seconds:g} s"
-        except CancelledError:  # by another thread: it has closed the sender, or its own call ran out of time
-            reason = "the sender was closed"
-        return [Unavailable(f"NATS: {reason}", everything=True)] * len(messages)
-
-    def close(self) -> None:
-        """Close the connection and end its thread."""
-        self._loop.stop()
+        super().__init__(
+            "NATS",
+            url,
+            address.servers,
+            lambda server, log: _Connection(server, log, address, prefix),
+            seconds=address.timeout(timeout),
+        )
 
 
 def read_message(received: Msg, *, prefix: str = "") -> Message:
     """Return the message that a consumer received from a stream, without its place in the log.
 
     Raises:
-        KeyError: it has no `Nats-Msg-Id`, so it was not written by an outbox.
+        KeyError: there is no `Nats-Msg-Id`, so no outbox has written the message.
     """
     topic = received.subject.removeprefix(f"{prefix}." if prefix else "")
     return read_headers(topic, received.data, received.headers or {}, id_name=MESSAGE_ID)
 
 
 def _prefix_of(address: Address) -> str:
-    """Return what stands before each topic, with its dot."""
+    """Return the prefix of each topic, with its dot."""
     prefix = "/".join(address.path)
     if prefix and not _PREFIX.fullmatch(prefix):
         address.refuse("the path is a prefix of subjects, of letters, digits, - and _")
     return f"{prefix.replace('/', '.')}." if prefix else ""
 
 
-class _Link:
-    """At most one connection to the servers of an address, made when it is needed. Used in one event loop."""
+class _Connection(Connection):
+    """One connection to one server."""
 
-    def __init__(self, address: Address, prefix: str) -> None:
+    def __init__(self, server: str, log: ConnectionLog, address: Address, prefix: str) -> None:
+        super().__init__(server, log)
         self._address = address
         self._prefix = prefix
-        self._connection: _Connection | None = None
-        self._connecting = asyncio.Lock()
-        self._log = ConnectionLog(logging.getLogger(__name__), "NATS")
-
-    async def deliver(self, messages: Sequence[Message], seconds: float) -> list[Verdict]:
-        """Send a call's messages; what was not acknowledged after `seconds` is `Unavailable`."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        call = _Call(messages, self._prefix)
-        try:
-            async with asyncio.timeout_at(deadline), self._connecting:
-                connection = await self._connected(deadline)
-        except OSError as error:
-            return [Unavailable(self._log.lost(_text(error)), everything=True)] * len(messages)
-        if not await connection.carry(call, deadline):
-            call.give_up(self._log.lost(f"no answer within {seconds:g} s{connection.trouble}"))
-            await connection.close()
-        elif connection.is_lost:
-            self._log.lost(f"the connection was lost{connection.trouble}")
-        return call.chains.verdicts()
-
-    async def close(self) -> None:
-        if self._connection is not None:
-            await self._connection.close()
-
-    async def _connected(self, deadline: float) -> _Connection:
-        """Return the connection, else a new one to the first server that answers; they are asked in random order."""
-        if self._connection is not None and not self._connection.is_lost:
-            return self._connection
-        servers = random.sample(self._address.hosts, len(self._address.hosts))
-        errors = []
-        for asked, host in enumerate(servers):
-            server = f"{self._address.scheme}://{host}"
-            # Some time must be left for the servers that come later, and for the messages.
-            share = (deadline - asyncio.get_running_loop().time()) / (len(servers) - asked + 1)
-            connection = _Connection(self._address)
-            try:
-                await connection.open(server, share)
-            except Exception as error:  # any program may listen at that port, and answer anything
-                errors.append(f"{server}{connection.trouble or f': {_text(error)}'}")
-                await connection.close()
-            else:
-                self._log.connected(server)
-                self._connection = connection
-                return connection
-        raise ConnectionError("; ".join(errors))
-
-
-class _Connection:
-    """One connection to one server. Once it fails or does not answer, it is closed and never used again."""
-
-    def __init__(self, address: Address) -> None:
-        self._address = address
         self._client = _Client(self._lose)
-        self._calls: dict[str, _Call] = {}
+        self._exchanges: dict[str, _Exchange] = {}
         self._numbers = count()
         self._inbox = ""
-        self.is_lost = False
-        self.trouble = ""
+        #: What the server or the driver said last; that belongs to no message, but explains a failure.
+        self._trouble = ""
 
-    async def open(self, server: str, seconds: float) -> None:
-        async with asyncio.timeout(seconds):
+    async def open(self, deadline: float) -> None:
+        async with asyncio.timeout_at(deadline):
             await self._client.connect(
-                [server],
+                [self.server],
                 name="outbox",
                 # A single name before the @ is a token.
                 user=None if self._address.password is None else self._address.user,
@@ -194,139 +113,139 @@ class _Connection:
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
                 ping_interval=10,
-                pending_size=8 * _MAX_BYTES_UNDER_WAY,
+                pending_size=8 * MOST_BYTES_UNDER_WAY,
                 error_cb=self._complain,
             )
             self._inbox = self._client.new_inbox()
             await self._client.subscribe(f"{self._inbox}.*.*", cb=self._answered)
+        self.log.connected(self.server)
 
-    async def carry(self, call: _Call, deadline: float) -> bool:
-        """Send the messages of a call; return whether all have a verdict before the deadline."""
+    async def carry(self, call: Call) -> None:
         number = str(next(self._numbers))
-        call.reply = f"{self._inbox}.{number}."
-        self._calls[number] = call
+        exchange = self._exchanges[number] = _Exchange(call, self._prefix, f"{self._inbox}.{number}.")
         try:
-            await self._pump(call)
-            async with asyncio.timeout_at(deadline):
-                await call.is_settled.wait()
-        except TimeoutError:
-            return False
+            async with asyncio.timeout_at(call.deadline):
+                await self._pump(exchange)
+                if not self.is_closed:
+                    await exchange.over.wait()
         finally:
-            del self._calls[number]
-        return True
+            del self._exchanges[number]
+        if call.chains.left:
+            raise ConnectionError("the connection was lost")
 
     async def close(self) -> None:
-        """Close the socket; whatever is under way is given up."""
         self._lose()
         # An error of the driver on a dead socket must not prevent the next connection.
         with suppress(Exception):
             async with asyncio.timeout(1):
                 await self._client.close()
 
-    async def _pump(self, call: _Call) -> None:
-        """Publish what may be published now."""
-        while (index := call.chains.take()) is not None:
-            message = call.messages[index]
+    def words(self, error: Exception) -> str:
+        reason = reason_of(error)
+        return f"{reason}: {self._trouble}" if self._trouble and self._trouble != reason else reason
+
+    async def _pump(self, exchange: _Exchange) -> None:
+        """Publish the messages that may be published now."""
+        while not self.is_closed and (index := exchange.call.chains.take()) is not None:
+            message = exchange.call.messages[index]
             try:
                 headers = wire_headers(message, id_name=MESSAGE_ID, reserved=RESERVED)
                 refusal = _refusal(message, headers, self._client.max_payload)
                 if refusal is None:
-                    await self._client.publish(call.subject(index), message.body, f"{call.reply}{index}", headers)
+                    reply = f"{exchange.reply}{index}"
+                    await self._client.publish(exchange.subject(index), message.body, reply, headers)
             except InvalidMessageError as error:
                 refusal = str(error)
             except (OSError, Error, ValueError) as error:
                 # Either there is no connection any more, or the driver refuses this message.
                 self._not_sent(error)
-                refusal = f"NATS cannot carry it: {_text(error)}"
-            if refusal is not None:
-                call.settle(index, Reject(refusal))
+                refusal = f"NATS cannot carry it: {reason_of(error)}"
+            if refusal is not None and not self.is_closed:
+                exchange.settle(index, Reject(refusal))
 
     async def _answered(self, answer: Msg) -> None:
         number, _, index = answer.subject[len(self._inbox) + 1 :].partition(".")
-        call = self._calls.get(number)
-        if call is None:
+        exchange = self._exchanges.get(number)
+        if exchange is None:
             return
         place = int(index)
-        dropped = call.dropped.get(place)
+        dropped = exchange.dropped.get(place)
         if dropped is None:
-            verdict = verdict_of(answer.data, answer.headers, call.subject(place))
+            verdict = verdict_of(answer.data, answer.headers, exchange.subject(place))
         else:
-            verdict = dropped.verdict(answer.data, call.messages[place])
+            verdict = dropped.verdict(answer.data, exchange.call.messages[place])
         if isinstance(verdict, Dropped):
-            await self._ask(call, place, verdict)
+            await self._ask(exchange, place, verdict)
         else:
-            call.settle(place, verdict)
-        await self._pump(call)
+            exchange.settle(place, verdict)
+        await self._pump(exchange)
 
-    async def _ask(self, call: _Call, index: int, dropped: Dropped) -> None:
-        """Ask a stream for the copy that it has; the answer settles the message."""
-        call.dropped[index] = dropped
+    async def _ask(self, exchange: _Exchange, index: int, dropped: Dropped) -> None:
+        """Ask a stream for the first copy; the answer settles the message."""
+        exchange.dropped[index] = dropped
         question = dropped.question(home=self._client.domain)
         try:
-            await self._client.publish(question, b'{"seq": %d}' % dropped.seq, f"{call.reply}{index}")
+            await self._client.publish(question, b'{"seq": %d}' % dropped.seq, f"{exchange.reply}{index}")
         except (OSError, Error, ValueError) as error:
             self._not_sent(error)
-            call.settle(index, dropped.doubtful(_text(error)))
+            exchange.settle(index, dropped.doubtful(reason_of(error)))
 
     def _not_sent(self, error: Exception) -> None:
-        """Check, after the driver could not send something, if there is still a connection; if not, it is lost."""
+        """Check, after the driver could not send, if there is still a connection; else the connection is lost."""
         if not self._client.is_connected:
-            self.trouble = self.trouble or f": {_text(error)}"
+            self._trouble = self._trouble or reason_of(error)
             self._lose()
 
     async def _complain(self, error: Exception) -> None:
-        """Note what the server, or the driver, reports; it belongs to no message, but perhaps to a subject."""
-        self.trouble = f": {_text(error)}"
+        """Note what the server or the driver reports, perhaps of a subject."""
+        self._trouble = reason_of(error)
         forbidden = _FORBIDDEN.search(str(error))
         if forbidden is not None:
-            for call in list(self._calls.values()):
-                await self._forbid(call, forbidden[1].lower())
+            for exchange in list(self._exchanges.values()):
+                await self._forbid(exchange, forbidden[1].lower())
 
-    async def _forbid(self, call: _Call, subject: str) -> None:
-        """Settle what is under way to a forbidden subject, told in lower case by the driver: no answer will come."""
-        for index in call.chains.under_way():
-            dropped = call.dropped.get(index)
-            asked = call.subject(index) if dropped is None else dropped.question(home=self._client.domain)
+    async def _forbid(self, exchange: _Exchange, subject: str) -> None:
+        """Settle messages to a forbidden subject, in the driver's lower case: no answer will come."""
+        for index in exchange.call.chains.under_way():
+            dropped = exchange.dropped.get(index)
+            asked = exchange.subject(index) if dropped is None else dropped.question(home=self._client.domain)
             if asked.lower() == subject:
                 text = f"the user may not publish to {asked!r}"
-                call.settle(index, Unavailable(f"NATS: {text}") if dropped is None else dropped.doubtful(text))
-        await self._pump(call)
+                exchange.settle(index, Unavailable(f"NATS: {text}") if dropped is None else dropped.doubtful(text))
+        await self._pump(exchange)
 
     def _lose(self) -> None:
-        self.is_lost = True
-        for call in self._calls.values():
-            call.give_up(f"NATS: the connection was lost{self.trouble}")
+        self.is_closed = True
+        for exchange in self._exchanges.values():
+            exchange.over.set()
 
 
-class _Call:
-    """One call of `send`: its messages, the subject of their answers, and their verdicts."""
+class _Exchange:
+    """A call on its connection: the subject of the answers, and the copies that were dropped.
 
-    __slots__ = ("_prefix", "chains", "dropped", "is_settled", "messages", "reply")
+    `dropped`: by index, the copies for which a stream is asked about the first copy.
+    """
 
-    def __init__(self, messages: Sequence[Message], prefix: str) -> None:
-        self.messages = messages
-        self.chains = Chains(messages, most=_MAX_UNDER_WAY, most_bytes=_MAX_BYTES_UNDER_WAY)
-        self.reply = ""
-        #: By index, the copies that were dropped, and for which the stream is asked which message it has.
+    __slots__ = ("_prefix", "call", "dropped", "over", "reply")
+
+    def __init__(self, call: Call, prefix: str, reply: str) -> None:
+        self.call = call
+        self.reply = reply
         self.dropped: dict[int, Dropped] = {}
-        self.is_settled = asyncio.Event()
+        self.over = asyncio.Event()
         self._prefix = prefix
 
     def subject(self, index: int) -> str:
-        return self._prefix + self.messages[index].topic
+        return self._prefix + self.call.messages[index].topic
 
     def settle(self, index: int, verdict: Verdict) -> None:
-        self.chains.settle(index, verdict)
-        if not self.chains.left:
-            self.is_settled.set()
-
-    def give_up(self, error: str) -> None:
-        self.chains.give_up(error)
-        self.is_settled.set()
+        self.call.chains.settle(index, verdict)
+        if not self.call.chains.left:
+            self.over.set()
 
 
 class _Client(Client):
-    """nats-py's client, but it closes at once, and refuses a server without TLS where TLS was asked for."""
+    """nats-py's client, closed at once, and never logged in without TLS where TLS was asked for."""
 
     def __init__(self, on_close: Callable[[], None]) -> None:
         super().__init__()
@@ -334,7 +253,7 @@ class _Client(Client):
 
     @property
     def domain(self) -> str | None:
-        """The domain of the JetStream that the server itself belongs to."""
+        """The domain of the server's own JetStream."""
         return self._server_info.get("domain")
 
     async def _close(self, *arguments: Any, **options: Any) -> None:
@@ -357,7 +276,7 @@ class _Client(Client):
 
 
 def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str | None:
-    """Return the reason why NATS cannot carry a message; None if it can."""
+    """Return why NATS cannot carry a message, if so."""
     if not _SUBJECT.fullmatch(message.topic):
         return (
             f"NATS has no subject {message.topic!r}: what stands between dots has to be letters, digits, - and _, and"
@@ -373,14 +292,3 @@ def _refusal(message: Message, headers: dict[str, str], max_payload: int) -> str
 def _size(headers: dict[str, str]) -> int:
     """Return the bytes that headers take on the wire: a first line, `name: value` lines and an empty one."""
     return len("NATS/1.0\r\n\r\n") + sum(len(name) + len(value.encode()) + 4 for name, value in headers.items())
-
-
-def _text(error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return "no answer"
-    if isinstance(error, OSError) and error.errno in errno.errorcode:
-        # The event loop's own text names the address again, and the number of the error.
-        return os.strerror(error.errno or 0).lower()
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return str(error) or type(error).__name__

@@ -1,4 +1,4 @@
-"""Opening a destination: a URL, a sender or a function of one message becomes a sender, with all that is put on it."""
+"""Opening a destination: a URL, a sender or a function of one message becomes a sender, with form and deadline."""
 
 from __future__ import annotations
 
@@ -20,7 +20,23 @@ from outbox.senders.port import Sender, concurrency_of, deadline_of, destination
 from outbox.senders.urls import perhaps_meant, split_url
 from outbox.senders.webhook_url import secrets_of_endpoint
 
-#: Packages offer senders in this group of entry points: the name is a URL scheme, the value a `(url: str) -> Sender`.
+#: Our own senders by their URL schemes: each a `(url: str) -> Sender`, imported when it is needed.
+SCHEMES = {
+    "nats": "outbox.senders.nats:NatsSender",
+    "tls": "outbox.senders.nats:NatsSender",
+    "kafka": "outbox.senders.kafka:KafkaSender",
+    "kafkas": "outbox.senders.kafka:KafkaSender",
+    "redis": "outbox.senders.redis:RedisSender",
+    "rediss": "outbox.senders.redis:RedisSender",
+    "http": "outbox.senders.webhook:WebhookSender",
+    "https": "outbox.senders.webhook:WebhookSender",
+    "postgresql": "outbox.senders.postgresql:PostgresSender",
+    "amqp": "outbox.senders.rabbitmq:RabbitSender",
+    "amqps": "outbox.senders.rabbitmq:RabbitSender",
+    "stdout": "outbox.senders.stdout:StdoutSender.from_url",
+    "file": "outbox.senders.stdout:FileSender.from_url",
+}
+#: Other packages offer senders in this group of entry points: the name is a scheme that we do not have.
 ENTRY_POINTS = "outbox.senders"
 
 #: The destination of messages: a sender, a function of one message, or a URL. Both may be `async`.
@@ -30,7 +46,7 @@ Destination = (
 
 
 class SenderOptions(TypedDict, total=False):
-    """The options of `open_sender`, for those that pass them on."""
+    """The options of `open_sender`."""
 
     rename: Mapping[str, str] | None
     prefix: str | None
@@ -39,12 +55,12 @@ class SenderOptions(TypedDict, total=False):
 
 
 class OpenedSender:
-    """A sender that knows what has to be known of it: a relay, a writer or a command gets it whole.
+    """A sender with its name, form and limits: a relay, a writer or a command gets the whole.
 
     Attributes:
-        destination: what its subscription stores, and people read; see `destination_of`.
-        deadline: how long one call may take at most.
-        concurrency: how many calls may be under way at once.
+        destination: the text for subscriptions and for people; see `destination_of`.
+        deadline: the longest time of one call.
+        concurrency: the most calls under way at once.
     """
 
     def __init__(
@@ -53,16 +69,8 @@ class OpenedSender:
         self.destination = destination
         self.deadline = deadline_of(sender) if deadline is None else deadline
         self.concurrency = concurrency_of(sender)
-        self.sends_events: bool = getattr(sender, "sends_events", False)
         self._sender = sender
         self._form = None if form is None or form.is_plain else form
-        if self._form is not None and self._form.makes_events:
-            if self.sends_events:
-                raise SenderError(
-                    f"{destination}: the envelope cloudevents and format=cloudevents of the URL would each make an"
-                    " event of a message; leave one of them out"
-                )
-            self.sends_events = True
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send messages in their form; return a verdict for each, in their order."""
@@ -81,17 +89,16 @@ def open_sender(
     envelope: EnvelopeName = "raw",
     deadline: timedelta | None = None,
 ) -> OpenedSender:
-    """Open a destination; return a sender that is passed on whole. An opened one is returned as it is.
+    """Open a destination. An opened sender is returned unchanged, unless options are given.
 
     Args:
         destination: a URL, a sender or a function of one message.
-        rename, prefix, envelope: the form in which messages are sent; see `outbox.senders.form`.
-        deadline: of one call. None: the sender's own, if it has one, else 5 s.
+        rename, prefix, envelope: the form of messages there; see `outbox.senders.form`.
+        deadline: of one call. None: the sender's own, else 5 s.
 
     Raises:
-        TypeError: it is no destination, or its deadline is no timedelta above 0.
-        SenderError: the URL is malformed, or no installed package offers its scheme; or messages cannot be sent in this
-            form.
+        TypeError: the destination is of another kind, or the deadline is no timedelta above 0.
+        SenderError: the URL is malformed, or no sender has its scheme; or messages cannot be sent in this form.
     """
     form = Form(rename=rename, prefix=prefix, envelope=envelope)
     if isinstance(destination, OpenedSender):
@@ -104,18 +111,20 @@ def open_sender(
 
 
 def _sender_of(sender: Any, name: str) -> Sender:
-    """Return the sender that an object or a function stands for."""
+    """Return the sender for an object or a function."""
     if isinstance(sender, type):
         raise TypeError(f"a destination is an object, not a class: pass {sender.__name__}()")
     verbs = [getattr(sender, verb, None) for verb in ("send", "close")]
     if all(map(callable, verbs)) and not isinstance(sender, Generator | Coroutine):
         _require_no_generator(name, *verbs)
-        if any(map(iscoroutinefunction, verbs)):
-            return _awaited(sender, name, verbs)
-        return cast("Sender", sender)
+        if not any(map(iscoroutinefunction, verbs)):
+            return cast("Sender", sender)
+        if not all(map(iscoroutinefunction, verbs)):
+            raise TypeError(f"{name}: write both send and close with async, or none of them")
+        return AsyncObjectSender(sender)
     if not callable(sender):
         raise TypeError(
-            "a destination is a URL, a sender, which has send(messages) and close(), or a function of one message,"
+            "a destination is a URL, a sender with send(messages) and close(), or a function of one message,"
             f" not {type(sender).__name__}"
         )
     function, call = cast("Callable[[Message], Any]", sender), type(sender).__call__
@@ -125,7 +134,7 @@ def _sender_of(sender: Any, name: str) -> Sender:
 
 
 def is_offered(url: str) -> bool:
-    """Return whether an installed package offers the scheme of a destination's URL."""
+    """Return whether there is a sender for the scheme of a destination's URL."""
     return bool(_offers(split_url(url).scheme))
 
 
@@ -135,39 +144,31 @@ def secrets_of_destination(url: str) -> list[Secret]:
     return secrets_of_endpoint(url) if is_webhook else secrets_of(url, token=True)
 
 
-def _awaited(sender: Any, name: str, verbs: Sequence[Any]) -> Sender:
-    if not all(map(iscoroutinefunction, verbs)):
-        raise TypeError(f"{name}: write both send and close with async, or none of them")
-    return AsyncObjectSender(sender)
-
-
 def _offered(url: str, name: str) -> Sender:
-    """Return the sender for a destination's URL, from the installed package that offers its scheme.
+    """Return the sender for a destination's URL.
 
     Raises:
-        SenderError: no package offers its scheme. Credentials are never part of the text.
-        MissingExtraError: the sender is known, the driver it needs is not installed.
+        SenderError: no sender has the scheme. Credentials are never part of the text.
+        MissingExtraError: the sender's driver is not installed.
     """
     scheme = name.partition(":")[0]
     offers = _offers(scheme)
     if not offers:
-        known = ", ".join(sorted({offer.name for offer in entry_points(group=ENTRY_POINTS)})) or "none"
-        raise SenderError(f"there is no sender for {scheme}: URLs; installed are {known}{perhaps_meant(url)}")
+        known = ", ".join(sorted({*SCHEMES, *(offer.name for offer in entry_points(group=ENTRY_POINTS))}))
+        raise SenderError(f"there is no sender for {scheme}: URLs; known are {known}{perhaps_meant(url)}")
     if len({offer.value for offer in offers}) > 1:
         values = " and ".join(sorted(offer.value for offer in offers))
         raise SenderError(f"{scheme}: URLs are claimed twice, by {values}; uninstall one of them")
-    return _loaded(offers[0])(url)
+    factory: Callable[[str], Sender] = offers[0].load()
+    return factory(url)
 
 
-def _offers(scheme: str) -> tuple[EntryPoint, ...]:
-    return tuple(entry_points(group=ENTRY_POINTS, name=scheme))
-
-
-def _loaded(offer: EntryPoint) -> Callable[[str], Sender]:
-    factory: Callable[[str], Sender] = offer.load()
-    return factory
+def _offers(scheme: str) -> Sequence[EntryPoint]:
+    if scheme in SCHEMES:
+        return [EntryPoint(scheme, SCHEMES[scheme], ENTRY_POINTS)]
+    return list(entry_points(group=ENTRY_POINTS, name=scheme))
 
 
 def _require_no_generator(name: str, *verbs: Any) -> None:
     if any(isgeneratorfunction(verb) or isasyncgenfunction(verb) for verb in verbs):
-        raise TypeError(f"{name} would only begin when it is called; write it without yield")
+        raise TypeError(f"{name} is a generator; write the function without yield")

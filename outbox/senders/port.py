@@ -16,21 +16,22 @@ DEADLINE = timedelta(seconds=5)
 
 
 class Sender(Protocol):
-    """A destination, with two methods. One call is made at a time, but one past its deadline may overlap the next.
+    """A destination, with two methods. One call is made at a time, but a call past its deadline may overlap the next.
 
-    Three attributes are optional, also on a function. `concurrency`, a number, is how many calls a relay may make at
-    once; 1 without it. `destination`, a text, is what its subscription stores of it
-    (see `destination_of`). `deadline`, a `timedelta`, is how long one call of `send` may take at most; 5 s without it.
-    A relay waits that long unless it is given another limit. Direct sends begin no call that might not be over when
-    the relay sends what they have left behind.
+    Three attributes are optional, also on a function:
+
+    - `concurrency`, a number: the calls that a relay may make at once; by default 1.
+    - `destination`, a text: the destination as a subscription stores it; see `destination_of`.
+    - `deadline`, a `timedelta`: the longest time of one call of `send`; by default 5 s. A relay waits for so long
+      unless given another limit. A direct send begins no call that might still run when the relay sends the rest.
     """
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
         """Send messages to the destination; return one verdict per message, in their order.
 
-        `Done` only when the message is stored there. After the first verdict of a key that is not `Done`, no later
-        message of that key is `Done`. A message handed over again has the same id and the same bytes.
-        An exception tells neither what is at fault, destination or message, nor which messages were stored.
+        `Done` only when the message is stored there. After the first verdict of a key other than `Done`, no later
+        message of the key is `Done`. A message handed over again has the same id and the same bytes. An exception tells
+        neither whether destination or message is at fault, nor which messages were stored.
         """
 
     def close(self) -> None:
@@ -38,7 +39,7 @@ class Sender(Protocol):
 
 
 def destination_of(destination: object) -> str:
-    """Return what a subscription stores of its destination: enough to notice another one, and no secrets.
+    """Return a destination as a subscription stores it: enough to notice another one, and no secrets.
 
     Of a URL: scheme, hosts (sorted), path and the option `as`. Of a sender: its attribute `destination`, else
     `sender:module.Class`. Of a function: `callable:module.qualname`.
@@ -57,7 +58,7 @@ def destination_of(destination: object) -> str:
 
 
 def deadline_of(sender: object) -> timedelta:
-    """Return how long one call may take: the attribute `deadline` of a sender or of a function, else `DEADLINE`.
+    """Return the longest time of one call: the attribute `deadline` of a sender or of a function, else `DEADLINE`.
 
     Raises:
         TypeError: the attribute is no timedelta above 0.
@@ -74,7 +75,7 @@ def deadline_of(sender: object) -> timedelta:
 
 
 def concurrency_of(sender: object) -> int:
-    """Return how many calls may be made at once: the attribute `concurrency` of a sender or of a function, else 1.
+    """Return the most calls at once: the attribute `concurrency` of a sender or of a function, else 1.
 
     Raises:
         TypeError: the attribute is no whole number above 0.

@@ -1,11 +1,11 @@
 """Another PostgreSQL, by psycopg: URL `postgresql://user:password@host:port/database?schema=shop&as=name&timeout=5`.
 
-A message becomes a message of the outbox there, with the same id and fields, and relays there send it on. In the same
-transaction its id is inserted into the inbox there, under the name of the option `as` (by default `outbox`). What is
-in the inbox already is not written again, so a message that is sent twice is there once. The inbox remembers it for
-7 days.
+A message becomes a message of the outbox there, with the same id and fields, and relays there send it on. The same
+transaction inserts the id into the inbox there, under the name of the option `as` (by default `outbox`). An id that
+the inbox has already is not written again, so a message that is sent twice is there once. The inbox remembers an id
+for 7 days.
 
-`created_at` is carried: it says when the message was written here. The tables there are made by `outbox db upgrade`,
+`created_at` is carried: the time when the message was written here. The tables there are made by `outbox db upgrade`,
 and need the version of this library. `sslmode`, `sslrootcert`, `sslcert` and `sslkey` are those of libpq.
 
 One call is one transaction, in one round trip where libpq has pipelines (version 14). It is `Done` when its COMMIT is
@@ -15,13 +15,13 @@ confirmed. If a single row is at fault, the call is halved until that row is alo
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
+from functools import partial
 from math import ceil
 from typing import Any
 from uuid import UUID
@@ -31,15 +31,13 @@ from psycopg.conninfo import make_conninfo
 from psycopg.rows import TupleRow
 
 from outbox.errors import InvalidMessageError
-from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
-from outbox.runtime.event_loop import BackgroundLoop
 from outbox.runtime.text import one_line
 from outbox.senders.address import Address
-from outbox.senders.connection_log import ConnectionLog
-from outbox.senders.foreign_log import BEGIN, COMMIT, LIMITS, ForeignLog, NotReadyError, Row, row_of
-from outbox.senders.key_order import EARLIER
-from outbox.senders.port import destination_of
+from outbox.senders.connection_log import ConnectionLog, reason_of
+from outbox.senders.foreign_log import BEGIN, COMMIT, LIMITS, ForeignLog, Row, row_of
+from outbox.senders.key_order import EARLIER, Chains
+from outbox.senders.remote import Call, Connection, RemoteSender
 
 _FORM = "postgresql://user:password@host:port/database"
 _PORT = 5432
@@ -60,47 +58,31 @@ _LOCKS_SHARE = 0.7
 
 _KEEPALIVE_SECONDS = 30
 
-#: Messages of one transaction, each with its place in the call.
-_Part = list[tuple[int, Row]]
+#: Messages of one transaction, each with its place in the call; or one message that no outbox can hold.
+_Part = list[tuple[int, Row | Reject]]
 
 
-class PostgresSender:
-    """A sender that writes messages into the outbox of another database, each of them once.
-
-    `send` may be called in any thread, also in several at once, and returns within `timeout` whatever the server does.
-    The first call makes a connection. When something fails that is not one row's fault, the next call makes a new one.
-    """
+class PostgresSender(RemoteSender):
+    """A sender that writes messages into the outbox of another database, each of them once."""
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
-        self.destination = destination_of(url)
         address = Address.of(url, form=_FORM, options=("schema", "as", "timeout", *_TLS))
         target = _Target(address)
-        self._seconds = address.timeout(timeout)
-        self.deadline = timedelta(seconds=self._seconds)
-        self._loop = BackgroundLoop("outbox-postgresql", make=lambda: _Link(target), farewell=_Link.close)
-
-    def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Write the messages; return one verdict per message, in their order."""
-        if not messages:
-            return []
-        # The loop itself keeps this earlier deadline; the rest is for a machine that is too busy to notice it in time.
-        inside = self._seconds * 0.9
-        try:
-            return self._loop.run(lambda link: link.deliver(messages, inside), timeout=self._seconds)
-        except TimeoutError:
-            text = f"PostgreSQL: no answer within {self._seconds:g} s"
-            return [Unavailable(text, everything=True)] * len(messages)
-
-    def close(self) -> None:
-        """Close the connection and end its thread."""
-        self._loop.stop()
+        super().__init__(
+            "PostgreSQL",
+            url,
+            (address.shown,),
+            lambda server, log: _Connection(server, log, target),
+            seconds=address.timeout(timeout),
+            chains=partial(Chains, order="never"),
+        )
 
 
 class _Target:
-    """The other database: how to connect to it, and the tables in it.
+    """The other database: the connection string, and the tables.
 
     Raises:
-        SenderError: the URL does not say that, or says it wrongly.
+        SenderError: the URL is incomplete, or wrong.
     """
 
     def __init__(self, address: Address) -> None:
@@ -116,13 +98,12 @@ class _Target:
             address.refuse(f"as must be 1 to {_LONGEST_CONSUMER} printable characters")
         if address.options.get("sslmode", "prefer") not in _SSL_MODES:
             address.refuse(f"sslmode must be one of {', '.join(_SSL_MODES)}")
-        self.shown = address.shown
         self.log = ForeignLog(schema=schema, consumer=consumer)
         self._address = address
         self._host, self._port = address.only_host(_PORT)
 
     def conninfo(self, seconds: float) -> str:
-        """Return the connection string of libpq, for a connection that has so many seconds to be made."""
+        """Return the connection string of libpq, for a connection made within so many seconds."""
         options = self._address.options
         return make_conninfo(
             host=self._host,
@@ -144,7 +125,7 @@ class _Target:
 
 
 def _has_nul(address: Address) -> bool:
-    """Return whether a part holds what libpq takes for its end."""
+    """Return whether a part holds the character that ends a text for libpq."""
     return "\0" in "".join((*address.path, address.user or "", address.password or "", *address.options.values()))
 
 
@@ -152,123 +133,59 @@ def _is_plain(name: str) -> bool:
     return name.isascii() and name.isidentifier() and len(name) <= _LONGEST_SCHEMA
 
 
-class _Link:
-    """At most one connection, made when it is needed; calls take turns on it. Used in one event loop."""
+class _Connection(Connection):
+    """One connection, on which calls take turns."""
 
-    def __init__(self, target: _Target) -> None:
+    def __init__(self, server: str, log: ConnectionLog, target: _Target) -> None:
+        super().__init__(server, log)
         self._target = target
         self._turn = asyncio.Lock()
-        self._connection: _Connection | None = None
-        self._is_closed = False
-        self._log = ConnectionLog(logging.getLogger(__name__), "PostgreSQL")
-
-    async def deliver(self, messages: Sequence[Message], seconds: float) -> list[Verdict]:
-        """Write a call's messages; what was not confirmed after `seconds` is `Unavailable`."""
-        deadline = asyncio.get_running_loop().time() + seconds
-        call = _Call(messages)
-        try:
-            async with self._taking_turn(deadline):
-                connection = await self._connected(deadline)
-                await connection.carry(call, deadline)
-        except Exception as error:  # any program may listen at that port, and answer anything
-            late = asyncio.get_running_loop().time() >= deadline
-            reason = f"no answer within {seconds:g} s" if late else _text(error)
-            call.give_up(self._lost(reason))
-        return call.verdicts()
-
-    async def close(self) -> None:
-        """End the call that is under way and those that wait, and close the connection."""
-        self._is_closed = True
-        if self._connection is not None:
-            self._connection.cut()
-        async with self._turn:
-            await self._drop()
-
-    @asynccontextmanager
-    async def _taking_turn(self, deadline: float) -> AsyncIterator[None]:
-        """Wait for other calls. A connection on which the block fails is never used again."""
-        async with asyncio.timeout_at(deadline):
-            await self._turn.acquire()
-        try:
-            yield
-        except BaseException:
-            await self._drop()
-            raise
-        finally:
-            self._turn.release()
-
-    async def _connected(self, deadline: float) -> _Connection:
-        """Return the connection, or a new one in place of one that was lost since the last call."""
-        if self._is_closed:
-            raise ConnectionError
-        if self._connection is not None and not self._connection.is_alive():
-            await self._drop()
-        if self._connection is None:
-            self._connection = _Connection(self._target)
-            await self._connection.open(deadline)
-            self._log.connected(self._target.shown)
-        return self._connection
-
-    async def _drop(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
-
-    def _lost(self, reason: str) -> str:
-        """Log the reason, and return the text for verdicts."""
-        if self._is_closed:
-            return "PostgreSQL: the sender was closed"
-        return self._log.lost(f"{self._target.shown}: {reason}")
-
-
-class _Connection:
-    """One connection. Once something fails that is not one row's fault, it is closed."""
-
-    def __init__(self, target: _Target) -> None:
-        self._target = target
         self._driver: _Driver | None = None
         self._slots = 0
-        self._connecting: asyncio.Timeout | None = None
+
+    @property
+    def is_lost(self) -> bool:
+        return self.is_closed or not (self._turn.locked() or self._is_silent())
 
     async def open(self, deadline: float) -> None:
-        """Connect, and look if the tables there are as they have to be.
+        """Connect, and compare the tables there.
 
         Raises:
-            NotReadyError: they are not.
+            NotReadyError: the tables are of another version, or missing.
         """
         seconds = deadline - asyncio.get_running_loop().time()
-        async with asyncio.timeout_at(deadline) as self._connecting:
+        async with asyncio.timeout_at(deadline):
             # Statements that are prepared in one session are not there in the next one that a pooler gives us.
             self._driver = await _Driver.connect(
                 self._target.conninfo(seconds), autocommit=True, prepare_threshold=None
             )
         await self._look(deadline)
+        self.log.connected(self.server)
 
-    async def carry(self, call: _Call, deadline: float) -> None:
-        """Write the messages of a call, in one transaction unless they are too many, or a row is at fault."""
-        parts = deque(call.parts(self._slots))
-        while parts:
-            part = call.without_waiting(parts.popleft())
-            if not part:
-                continue
-            try:
-                await self._store([row for _, row in part], deadline)
-            except psycopg.Error as error:
-                verdict = _verdict_on_a_row(error)
-                if verdict is None:
-                    raise
-                # Tables that were upgraded meanwhile may want something else of every row.
-                await self._look(deadline)
-                if len(part) == 1:
-                    call.settle(part, verdict)
-                else:
-                    middle = len(part) // 2
-                    parts.extendleft((part[middle:], part[:middle]))
-            else:
-                call.settle(part, DONE)
+    async def carry(self, call: Call) -> None:
+        """Write the messages of a call, in one transaction unless there are too many, or a row is at fault."""
+        async with asyncio.timeout_at(call.deadline):
+            await self._turn.acquire()
+        try:
+            if self.is_closed:
+                raise ConnectionError("the connection was lost")
+            await self._write(call)
+        finally:
+            self._turn.release()
 
-    def is_alive(self) -> bool:
-        """Return whether the server has said nothing since the last call; what it says by itself is a farewell."""
+    async def close(self) -> None:
+        self.is_closed = True
+        self._cut()
+        if self._driver is not None:
+            with suppress(psycopg.Error):
+                await self._driver.close()
+
+    def words(self, error: Exception) -> str:
+        """Return the words of the server, the driver or the system, without the values of a row."""
+        return _words(error)
+
+    def _is_silent(self) -> bool:
+        """Return whether the server has been silent since the last call. Unasked, servers only announce the end."""
         try:
             with self._socket() as peer:
                 peer.recv(1, socket.MSG_PEEK)
@@ -278,26 +195,32 @@ class _Connection:
             return False
         return False
 
-    def cut(self) -> None:
-        """Make whatever waits for the server fail at once.
+    def _cut(self) -> None:
+        """Make everything that waits for the server fail at once.
 
         psycopg's own way to interrupt a statement asks the server to cancel it, and waits for that.
         """
         if self._driver is not None:
             with suppress(OSError, psycopg.Error), self._socket() as peer:
                 peer.shutdown(socket.SHUT_RDWR)
-        elif self._connecting is not None:
-            with suppress(RuntimeError):  # it has ended just now
-                self._connecting.reschedule(0)
 
-    async def close(self) -> None:
-        """Close the socket."""
-        if self._driver is not None:
-            with suppress(psycopg.Error):
-                await self._driver.close()
+    def _socket(self) -> socket.socket:
+        """Return a second handle on the socket, to be closed by the caller."""
+        assert self._driver is not None
+        peer = socket.socket(fileno=os.dup(self._driver.fileno()))
+        peer.setblocking(False)
+        return peer
+
+    @contextmanager
+    def _cut_at(self, deadline: float) -> Iterator[None]:
+        timer = asyncio.get_running_loop().call_at(deadline, self._cut)
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     async def _look(self, deadline: float) -> None:
-        """Compare the tables there with what this version needs."""
+        """Compare the tables there with the needs of this version."""
         assert self._driver is not None
         log = self._target.log
         with self._cut_at(deadline):
@@ -307,15 +230,48 @@ class _Connection:
                 raise log.missing() from None
         self._slots = log.checked_slots(found)
 
-    def _socket(self) -> socket.socket:
-        """Return a second handle on the socket, to be closed by the caller."""
-        assert self._driver is not None
-        peer = socket.socket(fileno=os.dup(self._driver.fileno()))
-        peer.setblocking(False)
-        return peer
+    async def _write(self, call: Call) -> None:
+        parts = deque(_parts(call, self._slots))
+        stopped: set[str | None] = set()
+        while parts:
+            part: _Part = []
+            for index, row in parts.popleft():
+                if call.messages[index].key in stopped:
+                    call.chains.settle(index, EARLIER)
+                else:
+                    part.append((index, row))
+            if not part:
+                continue
+            verdict = await self._verdict_on(part, call.deadline)
+            if verdict is None:
+                middle = len(part) // 2
+                parts.extendleft((part[middle:], part[:middle]))
+                continue
+            for index, _ in part:
+                call.chains.settle(index, verdict)
+                if verdict is not DONE:
+                    stopped |= {call.messages[index].key} - {None}
+
+    async def _verdict_on(self, part: _Part, deadline: float) -> Verdict | None:
+        """Write a part; return the verdict on the messages. None: one of several rows is at fault."""
+        rows = [row for _, row in part if isinstance(row, Row)]
+        if not rows:
+            [(_, refusal)] = part
+            assert isinstance(refusal, Reject)
+            return refusal
+        try:
+            await self._store(rows, deadline)
+        except psycopg.Error as error:
+            verdict = _verdict_on_a_row(error)
+            if verdict is None:
+                raise
+            # Tables that were upgraded meanwhile may want something else of every row.
+            await self._look(deadline)
+            return verdict if len(part) == 1 else None
+        return DONE
 
     async def _store(self, rows: Sequence[Row], deadline: float) -> None:
-        """Write rows in one transaction; when this returns, they are committed."""
+        """Write and commit rows in one transaction."""
         left = deadline - asyncio.get_running_loop().time()
         if left <= 0:
             raise TimeoutError
@@ -332,7 +288,7 @@ class _Connection:
             raise psycopg.OperationalError(f"the server has answered COMMIT with {committed}")
 
     async def _transact(self, *commands: tuple[bytes, Mapping[str, Any] | None]) -> str | None:
-        """Execute commands in one round trip, and return what the server says of the last one.
+        """Execute commands in one round trip, and return the status of the last command.
 
         Raises:
             psycopg.Error: the first error. The transaction is rolled back then.
@@ -351,14 +307,6 @@ class _Connection:
             raise errors[0]
         return cursor.statusmessage
 
-    @contextmanager
-    def _cut_at(self, deadline: float) -> Iterator[None]:
-        timer = asyncio.get_running_loop().call_at(deadline, self.cut)
-        try:
-            yield
-        finally:
-            timer.cancel()
-
 
 class _Driver(psycopg.AsyncConnection[TupleRow]):
     """psycopg's connection, which may be left open when its process ends."""
@@ -368,72 +316,31 @@ class _Driver(psycopg.AsyncConnection[TupleRow]):
         pass
 
 
-class _Call:
-    """One call of `send`: its messages, and the verdicts on them."""
+def _parts(call: Call, slots: int) -> Iterator[_Part]:
+    """Yield the messages in parts for one transaction each; a message that no outbox can hold is alone, refused.
 
-    __slots__ = ("_messages", "_refused", "_verdicts")
-
-    def __init__(self, messages: Sequence[Message]) -> None:
-        self._messages = messages
-        self._verdicts: list[Verdict | None] = [None] * len(messages)
-        #: By key, the place of its first message that is not `Done`.
-        self._refused: dict[str, int] = {}
-
-    def parts(self, slots: int) -> Iterator[_Part]:
-        """Yield the messages in parts for one transaction each, and refuse those that no outbox can hold.
-
-        An id is in a part once: the second message with the same id finds that of the first in the inbox.
-        """
-        part: _Part = []
-        ids: set[UUID] = set()
-        size = 0
-        for place, message in enumerate(self._messages):
-            try:
-                row = row_of(message, slots)
-            except InvalidMessageError as unfit:
-                self._settle(place, Reject(str(unfit)))
-                continue
-            size += len(row.body)
-            if part and (len(part) == _MOST_ROWS or size > _MOST_BYTES or row.message_id in ids):
+    An id is in a part once: the second message with the same id finds the first one in the inbox.
+    """
+    part: _Part = []
+    ids: set[UUID] = set()
+    size = 0
+    while (index := call.chains.take()) is not None:
+        try:
+            row = row_of(call.messages[index], slots)
+        except InvalidMessageError as unfit:
+            if part:
                 yield part
-                part, ids, size = [], set(), len(row.body)
-            part.append((place, row))
-            ids.add(row.message_id)
-        if part:
+            yield [(index, Reject(str(unfit)))]
+            part, ids, size = [], set(), 0
+            continue
+        size += len(row.body)
+        if part and (len(part) == _MOST_ROWS or size > _MOST_BYTES or row.message_id in ids):
             yield part
-
-    def without_waiting(self, part: _Part) -> _Part:
-        """Return a part without the messages that stand behind one of their key that was refused."""
-        if not self._refused:
-            return part
-        return [(place, row) for place, row in part if row.key is None or self._refused.get(row.key, place) >= place]
-
-    def settle(self, part: _Part, verdict: Verdict) -> None:
-        """Store the verdict on the messages of a part."""
-        for place, _ in part:
-            self._settle(place, verdict)
-
-    def give_up(self, error: str) -> None:
-        """Settle what has no verdict yet, because the destination is away."""
-        verdict = Unavailable(error, everything=True)
-        for place, found in enumerate(self._verdicts):
-            if found is None:
-                self._settle(place, verdict)
-
-    def verdicts(self) -> list[Verdict]:
-        """Return one verdict per message. What stands behind one of its key that was refused waits for that."""
-        found: list[Verdict] = []
-        for place, (message, verdict) in enumerate(zip(self._messages, self._verdicts, strict=True)):
-            waits = message.key is not None and self._refused.get(message.key, place) < place
-            # One that no outbox can hold is refused again when its turn comes.
-            found.append(EARLIER if verdict is None or (waits and isinstance(verdict, Reject)) else verdict)
-        return found
-
-    def _settle(self, place: int, verdict: Verdict) -> None:
-        self._verdicts[place] = verdict
-        key = self._messages[place].key
-        if verdict is not DONE and key is not None:
-            self._refused[key] = min(place, self._refused.get(key, place))
+            part, ids, size = [], set(), len(row.body)
+        part.append((index, row))
+        ids.add(row.message_id)
+    if part:
+        yield part
 
 
 def _one_round_trip(driver: _Driver) -> AbstractAsyncContextManager[Any]:
@@ -451,12 +358,12 @@ def _kept(errors: list[psycopg.Error]) -> Iterator[None]:
 
 
 def _verdict_on_a_row(error: psycopg.Error) -> Verdict | None:
-    """Return the verdict on the row that is alone in its transaction; None if no row is at fault.
+    """Return the verdict on a row alone in a transaction; None if no row is at fault.
 
-    A value that the column cannot hold stays so, and a CHECK is there to refuse. Another constraint, or what a trigger
-    raises, may look at other rows: that may pass.
+    A value too large for a column, or against a CHECK, is refused for ever. Another constraint or a trigger may look at
+    other rows, so that the refusal may pass.
     """
-    text = f"PostgreSQL: {_text(error)}"
+    text = f"PostgreSQL: {_words(error)}"
     if isinstance(error, psycopg.DataError | psycopg.errors.CheckViolation):
         return Reject(text)
     if isinstance(error, psycopg.IntegrityError | psycopg.errors.RaiseException):
@@ -464,11 +371,11 @@ def _verdict_on_a_row(error: psycopg.Error) -> Verdict | None:
     return None
 
 
-def _text(error: Exception) -> str:
-    """Return what the server, the driver or the system said, without the values of a row."""
-    if isinstance(error, NotReadyError):
-        return str(error)
-    if isinstance(error, psycopg.Error) and error.diag.message_primary:
+def _words(error: Exception) -> str:
+    """Return the words of the server, the driver or the system, without the values of a row."""
+    if not isinstance(error, psycopg.Error):
+        return reason_of(error)
+    if error.diag.message_primary:
         return one_line(f"{error.diag.message_primary} ({error.sqlstate})")
     # libpq's own texts have several lines, and name host and port again before they come to the reason.
     first = str(error).strip().partition("\n")[0]

@@ -1,30 +1,49 @@
-"""A channel to RabbitMQ, on which the messages of a call are published and confirmed."""
+"""A channel to RabbitMQ: frames that publish messages, confirmations, and the faults of messages."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from functools import partial
+import re
+from functools import lru_cache, partial
 from typing import Any
 
+import pamqp.frame
 from aiormq import Channel as DriverChannel
 from aiormq import ChannelClosed, DeliveryError, PublishError
 from aiormq.abc import ChannelFrame
+from pamqp import commands
+from pamqp.body import ContentBody
+from pamqp.header import ContentHeader
 
 from outbox.errors import InvalidMessageError
+from outbox.model.limits import checked_topic
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
-from outbox.senders.key_order import Chains
-from outbox.senders.rabbitmq_frames import frames_of
-from outbox.senders.rabbitmq_refusals import verdict_of_fault, words_of
+from outbox.senders.connection_log import reason_of
+from outbox.senders.headers import CONTENT_TYPE, FIX, ID, Reserved, wire_headers
+from outbox.senders.remote import Call
 
-#: The most that may wait for a confirmation at once.
-_MAX_UNDER_WAY = 512
-_MAX_BYTES_UNDER_WAY = 8 * 1024 * 1024
+#: Servers send copies to the routing keys in `CC` and `BCC`. The others are added, or obeyed, by servers and plugins.
+RESERVED = Reserved(
+    "RabbitMQ",
+    prefixes=("x-first-death-", "x-last-death-", "x-stream-"),
+    names=("cc", "bcc", "x-death", "x-delay", "x-delivery-count", "x-received-from"),
+)
+
+_PERSISTENT = 2
+#: Bytes of a frame around what it carries.
+_FRAME_OVERHEAD = 8
+#: Bytes of the name of a header. The driver shortens longer ones.
+_LONGEST_NAME = 128
+
+_TOO_BIG = re.compile(r"message size \d+ is larger than (?:configured )?max size (\d+)")
+_FORBIDDEN_TOPIC = "access to topic '"
+#: The end of a reason that the server has cut, because AMQP allows it 255 bytes.
+_CUT = "..."
 
 
 class Channel:
-    """One channel, used by one call at a time. It expects the confirmation of each message without a task for it."""
+    """One channel, used by one call at a time, without a task for each confirmation."""
 
     def __init__(self, driver: DriverChannel, exchange: str, frame_max: int) -> None:
         self._driver = driver
@@ -36,19 +55,19 @@ class Channel:
 
     @property
     def is_closed(self) -> bool:
-        """Whether nothing can be published on it any more."""
+        """Whether the channel takes nothing any more."""
         return self._driver.is_closed
 
-    async def carry(self, call: Call) -> str | None:
-        """Publish messages until each has its verdict; return why the server closed the channel, if it did.
+    async def carry(self, call: Call, faults: Faults) -> str | None:
+        """Publish messages until each has a verdict; return why the server closed the channel, if so.
 
         Raises:
-            ConnectionError: the connection was lost.
+            Exception: the connection was lost.
         """
-        published = [self._publish(call, index) for index in call.chains.under_way()]  # by a channel that was closed
+        published = [self._publish(call, faults, index) for index in call.chains.under_way()]  # by a closed channel
         while not self._closing.done():
             while (index := call.chains.take()) is not None:
-                published.append(self._publish(call, index))
+                published.append(self._publish(call, faults, index))
             if any(published):
                 payload = b"".join(published)
                 await self._driver.write_queue.put(ChannelFrame(payload=payload, should_close=False))
@@ -60,19 +79,20 @@ class Channel:
         error = None if self._closing.cancelled() else self._closing.exception()
         if isinstance(error, ChannelClosed):
             return str(error.args[-1])
-        raise ConnectionError(words_of(error))
+        # The driver may put its own cancellation there.
+        raise error if isinstance(error, Exception) else ConnectionError("the connection was lost")
 
-    def _publish(self, call: Call, index: int) -> bytes:
-        """Return the frames that publish a message, and expect its confirmation; or settle what cannot be published."""
+    def _publish(self, call: Call, faults: Faults, index: int) -> bytes:
+        """Return the frames that publish a message, and expect the confirmation; or settle the message."""
         message, frames = call.messages[index], b""
-        verdict = call.verdict_of_fault(message)
+        verdict = faults.verdict_on(message)
         if verdict is None:
             try:
                 frames = frames_of(message, self._exchange, channel=self._driver.number, frame_max=self._frame_max)
             except InvalidMessageError as error:
                 verdict = Reject(str(error))
             except Exception as error:  # a row may hold anything, and the driver may choke on it in any way
-                verdict = Reject(f"RabbitMQ cannot carry it: {words_of(error)}")
+                verdict = Reject(f"RabbitMQ cannot carry it: {reason_of(error)}")
         id = "" if verdict is not None else str(message.message_id)
         if id in self._driver.message_id_delivery_tag:
             # The server returns messages by their id alone.
@@ -84,7 +104,7 @@ class Channel:
         return frames
 
     def _expect(self, call: Call, index: int, id: str) -> None:
-        """Have the driver tell what becomes of the message that is published next, as it does for its own."""
+        """Have the driver report on the message that is published next."""
         confirmation = self._driver.create_future()
         self._driver.delivery_tag += 1
         self._driver.confirmations[self._driver.delivery_tag] = confirmation
@@ -111,32 +131,98 @@ class Channel:
     def _unroutable(self, topic: str) -> str:
         if self._exchange:
             return f"RabbitMQ: no queue is bound to exchange {self._exchange!r} for routing key {topic!r}; bind one"
-        return f"RabbitMQ: no queue is bound for routing key {topic!r}: the default exchange wants a queue of that name"
+        return f"RabbitMQ: no queue is bound for routing key {topic!r}: the default exchange wants a queue of this name"
 
 
-class Call:
-    """One call of `send`: its messages and their verdicts, and for what reasons the server closed its channels."""
+class Faults:
+    """The reasons for which the server has closed channels in one call, and the messages to blame."""
 
-    __slots__ = ("_reasons", "chains", "deadline", "messages", "seconds")
-
-    def __init__(self, messages: Sequence[Message], seconds: float) -> None:
-        self.messages = messages
-        self.chains = Chains(messages, most=_MAX_UNDER_WAY, most_bytes=_MAX_BYTES_UNDER_WAY)
-        self.seconds = seconds
-        self.deadline = asyncio.get_running_loop().time() + seconds
+    def __init__(self, call: Call) -> None:
+        self._call = call
         self._reasons: list[str] = []
 
     def blame(self, reason: str) -> bool:
-        """Settle the messages that are at fault for this reason; return whether there are any."""
+        """Settle the messages at fault for a reason; return whether there are any."""
         self._reasons.append(reason)
-        left = self.chains.left
-        for index in self.chains.under_way():
-            verdict = verdict_of_fault(reason, self.messages[index])
+        chains = self._call.chains
+        left = chains.left
+        for index in chains.under_way():
+            verdict = verdict_of_fault(reason, self._call.messages[index])
             if verdict is not None:
-                self.chains.settle(index, verdict)
-        return self.chains.left < left
+                chains.settle(index, verdict)
+        return chains.left < left
 
-    def verdict_of_fault(self, message: Message) -> Verdict | None:
-        """Return the verdict on a message that the server would refuse, as far as this call knows."""
+    def verdict_on(self, message: Message) -> Verdict | None:
+        """Return the verdict on a message that the server would refuse, as far as the call knows."""
         verdicts = (verdict_of_fault(reason, message) for reason in self._reasons)
         return next((verdict for verdict in verdicts if verdict is not None), None)
+
+
+def verdict_of_fault(reason: str, message: Message) -> Verdict | None:
+    """Return the verdict on a message at fault for a reason; None for other messages.
+
+    A reason about the whole exchange, such as a missing exchange, is the fault of no message.
+    """
+    too_big = _TOO_BIG.search(reason)
+    if too_big is not None and len(message.body) > int(too_big[1]):
+        return Reject(f"{len(message.body)} bytes are more than the server's max_message_size of {too_big[1]}")
+    if _forbids(reason, message.topic):
+        return Unavailable(f"RabbitMQ: {reason}")
+    return None
+
+
+def _forbids(reason: str, topic: str) -> bool:
+    """Return whether the user may not write to the topic, although to others of the exchange."""
+    _, found, rest = reason.partition(_FORBIDDEN_TOPIC)
+    quoted = f"{topic}'"
+    is_cut = rest.endswith(_CUT) and quoted.startswith(rest.removesuffix(_CUT))
+    return bool(found) and (rest.startswith(quoted) or is_cut)
+
+
+def frames_of(message: Message, exchange: str, *, channel: int, frame_max: int) -> bytes:
+    """Return the frames that publish a message on the channel with a number.
+
+    Raises:
+        InvalidMessageError: the message breaks the limits of `Message` or of RabbitMQ.
+    """
+    publish = _publish_frame(exchange, message.topic, channel)
+    header = pamqp.frame.marshal(ContentHeader(0, len(message.body), _properties(message)), channel)
+    if len(header) > frame_max:
+        limit = f"must be at most {frame_max} bytes on the wire, the server's frame_max, not {len(header)}"
+        raise InvalidMessageError("headers", limit, FIX)
+    size = frame_max - _FRAME_OVERHEAD
+    chunks = (message.body[start : start + size] for start in range(0, len(message.body), size))
+    content = (pamqp.frame.marshal(ContentBody(chunk), channel) for chunk in chunks)
+    return b"".join((publish, header, *content))
+
+
+# An application has few topics for very many messages.
+@lru_cache(maxsize=1024)
+def _publish_frame(exchange: str, topic: str, channel: int) -> bytes:
+    """Return the frame with exchange and routing key.
+
+    Raises:
+        InvalidMessageError: the topic breaks the limits of `Message`.
+    """
+    publish = commands.Basic.Publish(exchange=exchange, routing_key=checked_topic(topic), mandatory=True)
+    return bytes(pamqp.frame.marshal(publish, channel))
+
+
+def _properties(message: Message) -> commands.Basic.Properties:
+    """Return the fields of a message besides topic and body.
+
+    Raises:
+        InvalidMessageError: the headers of the row cannot travel.
+    """
+    headers = wire_headers(message, reserved=RESERVED)
+    for name in headers:
+        if len(name.encode()) > _LONGEST_NAME:
+            limit = f"the name must be at most {_LONGEST_NAME} characters"
+            raise InvalidMessageError(f"headers[{name!r:.80}]", limit, FIX)
+    return commands.Basic.Properties(
+        message_id=headers.pop(ID),
+        content_type=headers.pop(CONTENT_TYPE, None),
+        timestamp=message.created_at,
+        delivery_mode=_PERSISTENT,
+        headers=dict(headers) or None,
+    )

@@ -22,14 +22,14 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from itertools import chain
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from outbox.errors import InvalidMessageError, MissingExtraError
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
 from outbox.runtime.text import one_line
 from outbox.senders.address import Address
-from outbox.senders.connection_log import ConnectionLog
+from outbox.senders.connection_log import ConnectionLog, reason_of
 from outbox.senders.headers import read_headers, wire_headers
 from outbox.senders.key_order import Chains, Order, send_again
 from outbox.senders.port import destination_of
@@ -65,7 +65,7 @@ _end: ContextVar[float] = ContextVar("outbox_redis_end", default=float("inf"))
 class RedisSender:
     """A sender that appends messages to streams, and the messages of a key in their order.
 
-    `send` may be called in any thread, also in several at once. A call takes no longer than `timeout`.
+    `send` may be called in any thread, also in several at once, and returns before the deadline.
     """
 
     def __init__(self, url: str, *, timeout: timedelta = timedelta(seconds=5)) -> None:
@@ -119,7 +119,7 @@ class RedisSender:
                 self._append(messages, chains)
             except (RedisError, OSError) as error:
                 self._server = None
-                chains.give_up(self._log.lost(f"{self._where}: {error}"))
+                chains.give_up(self._log.lost(f"{self._where}: {reason_of(error)}"))
         return chains.verdicts()
 
     def close(self) -> None:
@@ -127,11 +127,11 @@ class RedisSender:
         self._client.close()
 
     def _append(self, messages: Sequence[Message], chains: Chains) -> None:
-        """Append what may be sent now, in one round trip.
+        """Append the messages that may be sent now, in one round trip.
 
         Raises:
-            _AbortedError: nothing was appended, because not all of it can be, and messages of one key are among it.
-            _UnexpectedAnswerError: nobody knows what was appended.
+            _AbortedError: nothing was appended, because a message of a key with several messages cannot be.
+            _UnexpectedAnswerError: nobody knows which messages were appended.
         """
         server = self._server or self._ask()  # another thread may forget it meanwhile
         if chains.overlap and not server.has_transactions:
@@ -186,10 +186,10 @@ class RedisSender:
         return True
 
     def _appended(self, commands: list[bytes], *, atomic: bool) -> tuple[list[Any], Verdict | None]:
-        """Return the answers to commands, and what is wrong when too few replicas have them.
+        """Return the answers to commands, and the verdict when too few replicas have the entries.
 
-        Each answer is the id of an entry, or the server's error. `atomic`: all commands are carried out, or none. Only
-        a stream of a wrong type refuses some of them.
+        Each answer is the id of an entry, or the server's error. `atomic`: all commands are carried out, or none; only
+        a stream of a wrong type refuses single commands.
         """
         wait = [wait_command(self._replicas, self._seconds)] if self._replicas else []
         with self._connection() as connection:
@@ -203,7 +203,7 @@ class RedisSender:
 
     @contextmanager
     def _connection(self) -> Iterator[Any]:
-        """Lend a connection. One whose use failed is closed: its later answers would count for other commands."""
+        """Lend a connection. After a failure the connection is closed: late answers would count for other commands."""
         connection: Any = self._client.connection_pool.get_connection()
         try:
             yield connection
@@ -217,7 +217,7 @@ class RedisSender:
         """Return the command that appends a message.
 
         Raises:
-            InvalidMessageError, ValueError: Redis cannot carry it.
+            InvalidMessageError, ValueError: Redis cannot carry the message.
         """
         stream = f"{self._prefix}{message.topic}".encode()
         once = ("IDMP", "outbox", message.id_text) if server.is_idempotent else ()
@@ -225,7 +225,7 @@ class RedisSender:
         return ("XADD", stream, *once, "*", *fields, BODY, message.body)
 
     def _refused(self, answer: Exception, message: Message) -> Verdict:
-        """Return the verdict that an error of the server means."""
+        """Return the verdict for an error of the server."""
         text = str(answer)
         # All other errors are about the server, as one about its memory or about its role is.
         about_the_stream = isinstance(answer, NoPermissionError) or text.startswith("WRONGTYPE")
@@ -245,10 +245,10 @@ def read_message(stream: bytes | str, fields: Mapping[Any, Any], *, prefix: str 
     Args:
         stream: the name of the stream.
         fields: the fields of the entry, as XREAD returns them to a client without `decode_responses`.
-        prefix: what stands before the topic in the stream's name, without its colon.
+        prefix: the part of the stream's name before the topic, without the colon.
 
     Raises:
-        KeyError: it has no `Outbox-Id`, so it was not written by an outbox.
+        KeyError: there is no `Outbox-Id`, so no outbox has written the entry.
     """
     texts = {_text(name): value for name, value in fields.items()}
     body = texts.pop(BODY, b"")
@@ -274,16 +274,12 @@ def _chains(messages: Sequence[Message], *, order: Order = "each") -> Chains:
     return Chains(messages, most=_MOST_UNDER_WAY, most_bytes=_MOST_BYTES_UNDER_WAY, order=order)
 
 
-class _Server:
-    """What a server can do, as far as the user may ask for it."""
+class _Server(NamedTuple):
+    """The abilities of a server, as far as the user may ask. `has_transactions`: the user may run MULTI and EXEC."""
 
-    __slots__ = ("has_transactions", "is_idempotent", "largest")
-
-    def __init__(self, *, is_idempotent: bool, largest: int, has_transactions: bool) -> None:
-        self.is_idempotent = is_idempotent
-        self.largest = largest
-        #: Whether the user may run MULTI and EXEC.
-        self.has_transactions = has_transactions
+    is_idempotent: bool
+    largest: int
+    has_transactions: bool
 
     @classmethod
     def ask(cls, client: Redis, *, has_transactions: bool) -> _Server:
@@ -303,7 +299,7 @@ class _Server:
 
 
 class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # the stubs say that it is a variable
-    """Reads answers until the call is over. The client's own timeout begins anew with each piece that arrives."""
+    """Reads answers until the end of the call. The client's own timeout begins anew with each piece."""
 
     def on_connect(self, connection: Any, **options: Any) -> None:
         super().on_connect(connection, **options)
@@ -316,19 +312,19 @@ class _Parser(DefaultParser):  # type: ignore[misc, valid-type]  # the stubs say
 def _answers(connection: Any, commands: list[bytes]) -> list[Any]:
     """Send packed commands at once; return the answer to each, or the server's error instead.
 
-    A pipeline of the client does the same, and takes as long for a message as everything else in here.
+    A pipeline of the client does the same, and takes as long for a message as all the rest of this module.
     """
     connection.send_packed_command([b"".join(commands)])
     return [_answer(connection) for _ in commands]
 
 
 def _check_transaction(answers: list[Any], number: int) -> list[Any] | None:
-    """Return the answers to the commands of a transaction; None if none of them was carried out.
+    """Return the answers to the commands of a transaction; None if no command was carried out.
 
     `answers`: to MULTI, to each of the `number` commands, and to EXEC.
 
     Raises:
-        _UnexpectedAnswerError: there was no transaction, so that the commands may have been carried out one by one.
+        _UnexpectedAnswerError: there was no transaction; the commands may have been carried out one by one.
     """
     begun, *queued, ended = answers
     if begun != b"OK":
@@ -362,7 +358,7 @@ def _answer(connection: Any) -> Any:
 
 
 def _database_and_prefix_of(address: Address) -> tuple[int, str]:
-    """Return the number of the database, and what stands before each topic, with its colon."""
+    """Return the number of the database, and the prefix of each topic, with a colon."""
     path = list(address.path)
     database = int(path.pop(0)) if path and path[0].isdecimal() else 0
     return database, "".join(f"{name}:" for name in path)

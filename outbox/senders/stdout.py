@@ -3,10 +3,8 @@
     {"message_id": "…", "topic": "orders", "key": "order-7", "tags": null, "headers": {}, "content_type": "text/plain",
      "created_at": "2026-01-31T12:00:00+00:00", "body": "…"}
 
-Lines are ASCII, so that every terminal and every reader of lines can handle them. A body that is not UTF-8
-stands under `body_base64` instead of `body`.
-
-Headers stand in an object under `headers`, so that none of them can be taken for a field of the line.
+Lines are ASCII, for every terminal and every reader of lines. A body other than UTF-8 stands under `body_base64`.
+Headers stand in an object under `headers`, so that no header can be taken for a field of the line.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ from urllib.parse import unquote, urlsplit
 from outbox.errors import InvalidMessageError, SenderError
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Reject, Unavailable, Verdict
+from outbox.runtime.secret import redacted
 from outbox.senders.headers import own_headers
-from outbox.senders.key_order import EARLIER
+from outbox.senders.key_order import in_order
 from outbox.senders.port import destination_of
-from outbox.senders.urls import redacted
 
 
 class StdoutSender:
-    """A sender for the URL `stdout:`. It writes each message as one line, the only sign that it was stored."""
+    """Writes each message as one line, for the URL `stdout:`."""
 
     destination = "stdout:"
 
@@ -50,7 +48,7 @@ class StdoutSender:
         return sender
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Write the messages. All that can be a line are `Done` when the last line is flushed, else none."""
+        """Write the messages. All with a line are `Done` when the last line is flushed, else none."""
         lines, verdicts = _lines(messages)
         # Looked up at every call, because code that captures output replaces sys.stdout.
         stream = self._stream or sys.stdout
@@ -62,14 +60,14 @@ class StdoutSender:
         return verdicts
 
     def close(self) -> None:
-        """Do nothing: standard output belongs to the process, and stays open."""
+        """Do nothing: standard output belongs to the process."""
 
 
 class FileSender:
-    """A sender for URLs `file:///path`. It appends lines; messages are `Done` when the whole call is on disk.
+    """Appends lines, for URLs `file:///path`; messages are `Done` when the whole call is on disk.
 
-    The file is opened for each call, so it may be rotated by renaming it at any time. After a crash in the middle of
-    a call its last line may be incomplete: the next call ends that line, and its message is sent again.
+    The file is opened for each call, so that renaming rotates the file at any time. After a crash in the middle of a
+    call the last line may be incomplete: the next call ends the line, and the message is sent again.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -94,7 +92,7 @@ class FileSender:
         return sender
 
     def send(self, messages: Sequence[Message]) -> Sequence[Verdict]:
-        """Append the messages. All that can be a line are `Done` when the last line is on disk, else none."""
+        """Append the messages. All with a line are `Done` when the last line is on disk, else none."""
         lines, verdicts = _lines(messages)
         if not lines:
             return verdicts
@@ -105,7 +103,7 @@ class FileSender:
         return verdicts
 
     def close(self) -> None:
-        """Do nothing: nothing is held between two calls."""
+        """Do nothing."""
 
     def _append(self, lines: bytes) -> None:
         is_new = not self._path.exists()
@@ -119,36 +117,31 @@ class FileSender:
 
 
 def _named(url: str) -> str | None:
-    """Return the option `as` of a URL with its question mark, an empty text if it has none; None: it has another."""
+    """Return the option `as` of a URL with the question mark, or an empty text; None: there is another option."""
     name = "".join(destination_of(url).partition("?")[1:])
     query = urlsplit(url).query
     return name if bool(query) == bool(name) and "&" not in query else None
 
 
 def _lines(messages: Sequence[Message]) -> tuple[list[str], list[Verdict]]:
-    """Return the lines to write, and the verdict on each message that holds when they are written."""
+    """Return the lines to write, and the verdicts for when they are written."""
     lines: list[str] = []
-    verdicts: list[Verdict] = []
-    stopped: set[str | None] = set()
-    for message in messages:
-        verdict: Verdict = DONE
-        if message.key in stopped:
-            verdict = EARLIER
-        else:
-            try:
-                lines.append(json_line(message))
-            except InvalidMessageError as unfit:
-                verdict = Reject(str(unfit))
-                stopped.update(() if message.key is None else (message.key,))
-        verdicts.append(verdict)
-    return lines, verdicts
+
+    def write(message: Message) -> Verdict:
+        try:
+            lines.append(json_line(message))
+        except InvalidMessageError as unfit:
+            return Reject(str(unfit))
+        return DONE
+
+    return lines, in_order(messages, write)
 
 
 def json_line(message: Message) -> str:
-    """Return a message as one line of ASCII JSON, its newline included.
+    """Return a message as one line of ASCII JSON with a newline.
 
     Raises:
-        InvalidMessageError: its row holds headers that are no JSON object of strings.
+        InvalidMessageError: the row holds headers other than a JSON object of strings.
     """
     fields = {
         "message_id": str(message.message_id),
@@ -167,7 +160,7 @@ def json_line(message: Message) -> str:
 
 
 def _wait_for_others(file: int) -> None:
-    """Lock the file. Several relays may append to one, and half a call of another would look like a torn line."""
+    """Lock the file. Half a call of another relay would look like a torn line."""
     # Not every system and file system has locks; without them a line may be followed by an empty one.
     with suppress(ImportError, OSError):
         import fcntl
@@ -181,7 +174,7 @@ def _ends_with_newline(file: int) -> bool:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Write a folder to disk, because a new file survives a crash only when its folder is on disk, too."""
+    """Write a folder to disk, because a new file survives a crash only with its folder."""
     opened = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(opened)

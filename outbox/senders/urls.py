@@ -1,4 +1,4 @@
-"""URLs of destinations: taken apart, and shown without their secrets."""
+"""URLs of destinations, taken apart."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import re
 from urllib.parse import SplitResult, parse_qsl, quote, urlsplit
 
 from outbox.errors import SenderError
+from outbox.runtime.secret import HOST, redacted
 
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*")
 _HOST_AND_PORT = re.compile(r"(localhost|[A-Za-z0-9-]+(\.[A-Za-z0-9-]+)+):[0-9]{2,5}")
 #: What others call the schemes of our senders.
 _OTHER_SCHEMES = {
@@ -21,24 +21,10 @@ _OTHER_SCHEMES = {
 #: The option that names a destination, whatever its hosts are.
 NAME_OPTION = "as"
 _LONGEST_NAME = 255
-_HOST = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.%]+\])(:[0-9]*)?")
-
-
-def redacted(url: str) -> str:
-    """Return a URL for messages and logs. Of a malformed one it shows too little rather than a secret."""
-    scheme, separator, rest = url.partition("://")
-    if not separator or not _SCHEME.fullmatch(scheme):
-        found = _SCHEME.match(url)
-        return f"{found[0]}:…" if found and url.startswith(":", found.end()) else "…"
-    # A password may hold an unencoded / or ?, so the last @ of the whole text ends the credentials.
-    hosts, slash, path = re.split(r"[?#]", rest.rpartition("@")[2])[0].partition("/")
-    # Without an @ at all, what stands in the place of a port may be a password.
-    shown = ",".join(host if not host or _HOST.fullmatch(host) else "…" for host in hosts.split(","))
-    return f"{scheme}://{shown}{slash}{path}"
 
 
 def destination_of_url(url: str) -> str:
-    """Return what a subscription stores of a URL: scheme, hosts (sorted), path and the option `as`; no credentials."""
+    """Return a URL as a subscription stores it: scheme, hosts (sorted), path and the option `as`; no credentials."""
     parts = split_url(url)
     name = _name_of(url, parts)
     option = "" if name is None else f"?{NAME_OPTION}={quote(name, safe='')}"
@@ -48,7 +34,7 @@ def destination_of_url(url: str) -> str:
 
 
 def _name_of(url: str, parts: SplitResult) -> str | None:
-    """Return the value of the option `as`; None: the URL does not have it."""
+    """Return the value of the option `as`, if the URL has one."""
     given = [each for each in parts.query.split("&") if each.partition("=")[0] == NAME_OPTION]
     if not given:
         return None
@@ -59,7 +45,7 @@ def _name_of(url: str, parts: SplitResult) -> str | None:
 
 
 def split_url(url: str) -> SplitResult:
-    """Return the parts of a URL; refuse one that is malformed, or has an @ outside of its credentials."""
+    """Return the parts of a URL; refuse a malformed URL, and an @ outside of the credentials."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -71,13 +57,13 @@ def split_url(url: str) -> SplitResult:
     if "@" in credentials + parts.path + parts.query + parts.fragment:
         fix = "only one @ may stand in it, before the first host; percent-encode @ / ? and # in a password or a path"
         raise SenderError(f"{redacted(url)}: {fix}")
-    if hosts and not all(_HOST.fullmatch(host) for host in hosts.split(",")):
+    if hosts and not all(HOST.fullmatch(host) for host in hosts.split(",")):
         raise SenderError(f"{redacted(url)}: the hosts are malformed; write host:port,host:port")
     return parts
 
 
 def perhaps_meant(url: str) -> str:
-    """Return a hint for a URL with a scheme that others use, or without any; else an empty text."""
+    """Return a hint for a URL with a foreign scheme, or without any; else an empty text."""
     scheme = url.partition("://")[0]
     if scheme in _OTHER_SCHEMES:
         return f"; did you mean {_OTHER_SCHEMES[scheme]}://?"

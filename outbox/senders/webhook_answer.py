@@ -1,9 +1,7 @@
-"""The answers of an endpoint: what each status means for a message, and how long the endpoint wants no other request.
+"""The answers of an endpoint: the verdict for each status, and the pause that an endpoint asks for.
 
-Whose fault is it? A status that says that the URL, the credentials or the whole endpoint is wrong must not make dead
-letters of all messages: they wait. Only a status that blames the request itself rejects its message.
-
-Nothing here uses a driver.
+A status about the URL, the credentials or the whole endpoint makes no dead letters: all messages wait. Only a status
+that blames the request rejects the message. No driver is used.
 """
 
 from __future__ import annotations
@@ -46,9 +44,9 @@ _SECONDS = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """An answer. `text`: the beginning of its body, and `location`: where it redirects to, both fit to be shown.
+    """An answer. `text`: the beginning of the body, and `location`: the target of a redirect, both fit to be shown.
 
-    `retry_after`: the header of that name.
+    `retry_after`: the header Retry-After.
     """
 
     status: int
@@ -57,16 +55,16 @@ class Answer:
     retry_after: str | None = None
 
     def pause(self, *, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> float:
-        """Return for how many seconds the endpoint wants no request, `MOST_SECONDS` at most; 0 if it does not say.
+        """Return the seconds without requests that the endpoint asks for, `MOST_SECONDS` at most, or 0.
 
-        Asked for by 408, 425, 429 and every status from 500 on.
+        Only 408, 425, 429 and statuses from 500 on may ask.
         """
         if self.retry_after is None or not (self.status in _FOR_NOW or self.status >= 500):
             return 0.0
         return min(max(_seconds_of(self.retry_after, now), 0.0), MOST_SECONDS)
 
     def verdict(self) -> Verdict:
-        """Return what becomes of the message."""
+        """Return the verdict on the message."""
         if 200 <= self.status < 300:
             return DONE
         if 300 <= self.status < 400:
@@ -98,19 +96,19 @@ class Pause:
         self._why = ""
 
     def begin(self, seconds: float, why: str) -> None:
-        """Begin a pause, or make the one that is on longer."""
+        """Begin a pause, or make the present pause longer."""
         until = self._clock() + seconds
         if until > self._until:
             self._until, self._why = until, why
 
     @property
     def why(self) -> str | None:
-        """The reason of the pause; None when it is over."""
+        """The reason of the pause, if there is a pause now."""
         return self._why if self._clock() < self._until else None
 
 
 def _seconds_of(retry_after: str, now: Callable[[], datetime]) -> float:
-    """Return the seconds of a header Retry-After, which holds a number or a date; 0 for anything else."""
+    """Return the seconds of a header Retry-After, a number or a date; else 0."""
     text = retry_after.strip()
     if _SECONDS.fullmatch(text):
         return float(text)

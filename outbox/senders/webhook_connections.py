@@ -1,121 +1,33 @@
-"""Connections to webhooks on which an answer that nobody asked for is not taken for that to the next request.
+"""Connections to webhooks on which a surplus answer is not taken for the answer to the next request.
 
-Such an answer comes from an endpoint that answers twice, or that tells an idle client that its time is over. The
-driver's pool closes an idle connection on which there is something to read. It sees only what is in the socket; here it
-sees the rest, too. An answer that arrives only after the next request was sent cannot be told from that request's own,
-and shifts all later ones of its connection. So a connection carries a limited number of requests.
+An endpoint that answers twice sends such an answer, and so does an endpoint that tells an idle client of a time-out.
+The driver's pool closes an idle connection with anything to read in the socket; the rest is found here. A surplus
+answer that arrives after the next request was sent looks like the answer to that request, and shifts all later answers
+of the connection. So a connection carries a limited number of requests.
 """
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, cast
+from typing import Any
 
-from httpcore2 import (
-    AsyncConnectionInterface,
-    AsyncConnectionPool,
-    AsyncNetworkBackend,
-    AsyncNetworkStream,
-    ConnectError,
-    Origin,
-    Request,
-    Response,
-)
+from httpcore2 import AnyIOBackend, AsyncNetworkBackend, AsyncNetworkStream, ConnectError
 
-from outbox.senders.connection_log import ConnectionLog
-
-#: How every answer begins.
-_BEGINNING = b"HTTP/"
-#: The extension of a response that holds its connection.
-_CONNECTION = "outbox.connection"
+#: How every answer begins, and how its head ends.
+_BEGINNING, _END_OF_HEAD = b"HTTP/", b"\r\n\r\n"
 #: What has arrived is read at once; only a part of a record of TLS makes this wait.
 _LAST_LOOK_SECONDS = 0.02
 _LAST_LOOK_BYTES = 65_536
 
 
-def watch(pool: AsyncConnectionPool, *, requests: int, log: ConnectionLog, surplus: str) -> None:
-    """Have a pool make such connections from now on.
+class Network(AsyncNetworkBackend):
+    """Opens connections. `requests`: the most requests of one connection."""
 
-    `requests`: how many of them one connection carries. `surplus`: what the log is told of an answer too many.
-    """
-    create = pool.create_connection
-
-    def create_watched(origin: Origin) -> AsyncConnectionInterface:
-        watched = Connection(create(origin), requests=requests, log=log, surplus=surplus)
-        return cast("AsyncConnectionInterface", watched)
-
-    pool._network_backend = _Network(pool._network_backend)
-    pool.create_connection = create_watched  # type: ignore[method-assign]  # the driver has no other way
-
-
-def connection_of(extensions: Mapping[str, Any]) -> Connection:
-    """Return the connection of a response with these extensions."""
-    connection: Connection = extensions[_CONNECTION]
-    return connection
-
-
-class Connection:
-    """A connection of the pool. It ends with anything that is left behind an answer, and after so many requests."""
-
-    def __init__(self, inner: AsyncConnectionInterface, *, requests: int, log: ConnectionLog, surplus: str) -> None:
-        self._inner = inner
-        self._left = requests
-        self._log = log
-        self._surplus = surplus
-        #: An answer was found that nobody asked for, so that any answer of this connection may be that to another.
-        self.has_surplus = False
-
-    async def handle_async_request(self, request: Request) -> Response:
-        """Send a request, and return its answer with this connection in it."""
-        self._left -= 1
-        response = await self._inner.handle_async_request(request)
-        response.extensions[_CONNECTION] = self
-        return response
-
-    async def look(self) -> None:
-        """Look at what has come behind the last answer. A connection with anything there is not used again."""
-        driver = self._idle_driver()
-        if driver is None:
-            return
-        found: bytes = driver._h11_state.trailing_data[0]
-        if driver._network_stream.get_extra_info("is_readable"):
-            self._left = 0
-            found += await driver._network_stream.rest()
-        if (answer := found.lstrip()) and answer[: len(_BEGINNING)] == _BEGINNING[: len(answer)]:
-            self.has_surplus = True
-            self._log.lost(self._surplus)
-
-    async def aclose(self) -> None:
-        """Look for the last time, and close it."""
-        await self.look()
-        await self._inner.aclose()
-
-    def has_expired(self) -> bool:
-        """Return whether the connection is not to be used again. The pool asks before each request."""
-        if self._inner.has_expired():
-            return True
-        driver = self._idle_driver()
-        return driver is not None and (self._left <= 0 or bool(driver._h11_state.trailing_data[0]))
-
-    def __getattr__(self, name: str) -> Any:
-        """Return everything else that the pool asks for as the driver has it."""
-        return getattr(self._inner, name)
-
-    def _idle_driver(self) -> Any:
-        """Return the part that speaks HTTP, when no request is under way; None before there is one, or meanwhile."""
-        driver: Any = self._inner
-        while driver is not None and not hasattr(driver, "_h11_state"):
-            driver = getattr(driver, "_connection", None)  # there is a way through a proxy, or to a host
-        return driver if driver is not None and driver.is_idle() else None
-
-
-class _Network(AsyncNetworkBackend):
-    """Opens connections."""
-
-    def __init__(self, inner: AsyncNetworkBackend) -> None:
-        self._inner = inner
+    def __init__(self, requests: int) -> None:
+        self._inner = AnyIOBackend()
+        self._requests = requests
 
     async def connect_tcp(
         self,
@@ -125,53 +37,81 @@ class _Network(AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[Any] | None = None,
     ) -> AsyncNetworkStream:
-        return _Stream(await self._inner.connect_tcp(host, port, timeout, local_address, socket_options))
+        """Connect."""
+        return Stream(await self._inner.connect_tcp(host, port, timeout, local_address, socket_options), self._requests)
 
     async def sleep(self, seconds: float) -> None:
+        """Sleep."""
         await self._inner.sleep(seconds)
 
 
-class _Stream(AsyncNetworkStream):
-    """One connection. It gives the driver one answer at a time, and keeps back what follows."""
+class Stream(AsyncNetworkStream):
+    """One connection. The driver gets one answer at a time; further bytes are kept back, and end the connection."""
 
-    def __init__(self, inner: AsyncNetworkStream) -> None:
+    def __init__(self, inner: AsyncNetworkStream, requests: int) -> None:
         self._inner = inner
+        self._requests = self._left = requests
         self._kept_back = b""
+        self._is_busy = False
+        #: An answer was found that nobody asked for, so that any answer of this connection may be that to another.
+        self.has_surplus = False
 
     async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        """Return no more than the rest of one answer."""
         data = self._kept_back or await self._inner.read(max_bytes, timeout)
         end = _end_of_answer(data)
         self._kept_back = data[end:]
         return data[:end]
 
-    async def rest(self) -> bytes:
-        """Return what has come and was not read. Nothing may be read after that."""
-        rest, self._kept_back = self._kept_back, b""
-        if self._inner.get_extra_info("is_readable"):
-            with suppress(Exception):  # the connection is at its end
-                rest += await self._inner.read(_LAST_LOOK_BYTES, _LAST_LOOK_SECONDS)
-        return rest
-
     async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        """Write a part of a request; the first part begins the request."""
+        if not self._is_busy:
+            self._is_busy = True
+            self._left -= 1
         await self._inner.write(buffer, timeout)
 
+    def answered(self) -> None:
+        """Note that the answer to the last request has been read to the end."""
+        self._is_busy = False
+
+    async def look(self) -> None:
+        """Look for bytes behind the last answer. A connection with any is not used again."""
+        if self._is_busy:
+            return
+        if self._holds_more():
+            self._left = 0
+        found, self._kept_back = self._kept_back, b""
+        is_readable = self._inner.get_extra_info("is_readable")
+        if found or is_readable:
+            self._left = 0
+        if is_readable:
+            with suppress(Exception):  # the connection is at its end
+                found += await self._inner.read(_LAST_LOOK_BYTES, _LAST_LOOK_SECONDS)
+        if (answer := found.lstrip()) and answer[: len(_BEGINNING)] == _BEGINNING[: len(answer)]:
+            self.has_surplus = True
+
     async def aclose(self) -> None:
+        """Look for the last time, and close the connection."""
+        await self.look()
         await self._inner.aclose()
 
     async def start_tls(
         self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
     ) -> AsyncNetworkStream:
+        """Return the connection with TLS."""
         if self._kept_back:
-            raise ConnectError("the proxy said more than it was asked for")
-        return _Stream(await self._inner.start_tls(ssl_context, server_hostname, timeout))
+            raise ConnectError("the proxy said more than was asked")
+        return Stream(await self._inner.start_tls(ssl_context, server_hostname, timeout), self._requests)
 
     def get_extra_info(self, info: str) -> Any:
-        """Return what the driver asks for; its pool asks for `is_readable` before it uses a connection again."""
+        """Return facts for the driver; the pool does not use a connection again that `is_readable` while idle."""
         found = self._inner.get_extra_info(info)
-        return (bool(self._kept_back) or found or self._holds_more()) if info == "is_readable" else found
+        if info != "is_readable":
+            return found
+        return self._left <= 0 or bool(self._kept_back) or found or self._holds_more()
 
     def _holds_more(self) -> bool:
-        """Return whether TLS holds something that has left the socket already."""
+        """Return whether TLS holds bytes that have left the socket."""
         tls = self._inner.get_extra_info("ssl_object")
         if tls is None:
             return False
@@ -187,10 +127,14 @@ class _Stream(AsyncNetworkStream):
 def _end_of_answer(data: bytes) -> int:
     """Return where another answer may begin behind the first byte, at the latest at the end.
 
-    A body that contains the same text is only read in two parts.
+    A body that looks like an answer is only read in two parts.
     """
+    head, _, rest = data.partition(_END_OF_HEAD)
     found = data.find(_BEGINNING, 1)
-    if found >= 0:
+    if rest:
+        end = len(head) + len(_END_OF_HEAD)
+        return min(end, found) if found > 0 else end
+    if found > 0:
         return found
     for length in range(len(_BEGINNING) - 1, 0, -1):
         if len(data) > length and data.endswith(_BEGINNING[:length]):

@@ -1,27 +1,18 @@
-"""The formats of a webhook: which headers and which body a message has on its way.
+"""A webhook on the way: the body unchanged, and the fields as headers (see `outbox.senders.headers`).
 
-raw                      the body as it is, the fields as headers (see `outbox.senders.headers`), among them
-                         Outbox-Topic, and Outbox-Headers: the names of the user's own headers
-cloudevents              CloudEvents 1.0, binary mode: the body as it is, the fields as ce- headers
-cloudevents-structured   CloudEvents 1.0, structured mode: all in one JSON object
-
-In each of them the id stands under `webhook-id`, and the user's own headers under their own names.
-
-Nothing here uses a driver.
+Further headers are Outbox-Topic, and Outbox-Headers: the names of the user's own headers. The id stands under
+`webhook-id`. No driver is used.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from functools import partial
-from typing import NamedTuple
+from collections.abc import Mapping
 
 from outbox.errors import InvalidMessageError
 from outbox.model.limits import checked_topic
 from outbox.model.message import Message
-from outbox.senders.cloud_events import STRUCTURED, binary_headers, structured_body
-from outbox.senders.headers import CONTENT_TYPE, Reserved, own_headers, wire_headers
+from outbox.senders.headers import FIX, Reserved, own_headers, wire_headers
 from outbox.senders.webhook_signature import ID
 
 TOPIC = "Outbox-Topic"
@@ -65,34 +56,24 @@ RESERVED = Reserved(
 _DISGUISED = Reserved("HTTP", prefixes=(*RESERVED.prefixes, "outbox-"), names=(*RESERVED.names, "content-type"))
 
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
-_FIX = "send the message anew without that, and discard this one"
 
 
-class Content(NamedTuple):
-    """What a request carries of a message."""
+def wire_headers_of(message: Message) -> dict[str, str]:
+    """Return the headers that carry the fields of a message.
 
-    headers: Mapping[str, str]
-    body: bytes
-
-
-Format = Callable[[Message], Content]
-
-
-def format_named(name: str, source: str) -> Format | None:
-    """Return the format of that name, None if there is none. `source`: where CloudEvents say that they come from.
-
-    A format raises `InvalidMessageError` or `UnicodeError` for a row that it cannot carry.
+    Raises:
+        InvalidMessageError, UnicodeError: HTTP cannot carry the row.
     """
-    formats: dict[str, Format] = {
-        "raw": _raw,
-        "cloudevents": partial(_binary, source=source),
-        "cloudevents-structured": partial(_structured, source=source),
-    }
-    return formats.get(name)
+    own = _checked_headers(message)
+    headers = wire_headers(message, id_name=ID, reserved=RESERVED)
+    headers[TOPIC] = message.topic
+    if names := ",".join(own):
+        headers[OWN_HEADERS] = names
+    return headers
 
 
 def header_bytes(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
-    """Return headers as HTTP carries them, their values in UTF-8.
+    """Return headers for HTTP, with values in UTF-8.
 
     Raises:
         InvalidMessageError: HTTP has no place for a character of a value.
@@ -101,36 +82,12 @@ def header_bytes(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
         # What is printable holds no control character; the expression only has to look at the few others.
         if not (value.isprintable() or _VALUE.fullmatch(value)) or value.strip(" \t") != value:
             limit = "must hold no control characters, and neither begin nor end with a blank"
-            raise InvalidMessageError(f"headers[{name!r:.80}]", limit, _FIX)
+            raise InvalidMessageError(f"headers[{name!r:.80}]", limit, FIX)
     return [(name.encode(), value.encode()) for name, value in headers.items()]
 
 
-def _raw(message: Message) -> Content:
-    own = _checked_headers(message)
-    headers = wire_headers(message, id_name=ID, reserved=RESERVED)
-    headers[TOPIC] = message.topic
-    if names := ",".join(own):
-        headers[OWN_HEADERS] = names
-    return Content(headers, message.body)
-
-
-def _binary(message: Message, *, source: str) -> Content:
-    return Content({**_own_and_id(message), **binary_headers(message, source=source)}, message.body)
-
-
-def _structured(message: Message, *, source: str) -> Content:
-    headers = {**_own_and_id(message), CONTENT_TYPE: STRUCTURED}
-    return Content(headers, structured_body(message, source=source))
-
-
-def _own_and_id(message: Message) -> dict[str, str]:
-    own = _checked_headers(message)
-    wire_headers(message, id_name=ID, reserved=RESERVED)  # raises for headers that no destination could carry
-    return {**own, ID: str(message.message_id)}
-
-
 def _checked_headers(message: Message) -> dict[str, str]:
-    """Return the user's headers; raise for what a row of somebody else's may hold that endpoints read differently."""
+    """Return the user's headers; refuse headers of a foreign row that endpoints read differently."""
     try:
         checked_topic(message.topic)
     except InvalidMessageError as error:
@@ -138,8 +95,8 @@ def _checked_headers(message: Message) -> dict[str, str]:
         raise InvalidMessageError("topic", error.limit, fix) from None
     own = own_headers(message)
     if len({name.lower() for name in own}) < len(own):
-        raise InvalidMessageError("headers", "must not hold one name in two cases", _FIX)
+        raise InvalidMessageError("headers", "must not hold one name in two cases", FIX)
     for name in own:
         if "_" in name and _DISGUISED.holds(name.replace("_", "-")):
-            raise InvalidMessageError(f"headers[{name!r:.80}]", "servers read it as a reserved name", _FIX)
+            raise InvalidMessageError(f"headers[{name!r:.80}]", "servers read it as a reserved name", FIX)
     return own

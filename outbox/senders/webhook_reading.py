@@ -1,6 +1,6 @@
-"""For endpoints that receive webhooks of an outbox: the check of the signature, and the message that was sent.
+"""For endpoints that receive webhooks of an outbox: the check of the signature, and the message.
 
-Nothing here uses a driver, so that a service that only receives needs no extra.
+No driver is used, so that a service that only receives needs no extra.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ def verify(
 
     Args:
         headers: those of the request, names in any case.
-        body: the bytes as they came; parsed and written again they would be others.
-        secret: `whsec_` and base64. Several may be given, one in a line; one of them is enough.
-        tolerance: how far the time of the request may be from ours.
+        body: the bytes as received, before any parsing.
+        secret: `whsec_` and base64. Of several secrets, one in a line, a single match is enough.
+        tolerance: the allowed difference between the time of the request and ours.
         clock: returns the seconds since 1970.
 
     Raises:
-        SignatureError: it was not. Answer 401: the sender then waits, and says so.
+        SignatureError: the signature is wrong, or too old. Answer 401: the sender then waits, and reports that.
         ValueError: the secret is malformed.
     """
     keys = keys_of(secret)
@@ -60,15 +60,15 @@ def verify(
 
 
 def read_message(headers: Mapping[str, str], body: bytes) -> Message:
-    """Return the message that an endpoint received in the format `raw`, without its place in the log.
+    """Return the message that an endpoint received, without its place in the log.
 
     Args:
-        headers: those of the request, names in any case; headers that others have added do not matter.
-        body: the bytes as they came.
+        headers: of the request, names in any case; foreign headers do not matter.
+        body: the bytes as received.
 
     Raises:
-        KeyError: a header of the outbox is missing, so it was not written by an outbox, or not as `raw`.
-        ValueError: a header holds something else than an outbox writes (also as `InvalidMessageError`).
+        KeyError: a header of the outbox is missing, so no outbox has sent the request.
+        ValueError: a header has a value that no outbox writes (also as `InvalidMessageError`).
     """
     given = {name.lower(): _as_utf8(value) for name, value in headers.items()}
     names = given[OWN_HEADERS.lower()].split(",") if OWN_HEADERS.lower() in given else []
@@ -81,7 +81,7 @@ def read_message(headers: Mapping[str, str], body: bytes) -> Message:
 
 
 def _as_utf8(value: str) -> str:
-    """Return a value as it was sent. Most frameworks decode the bytes of a header as Latin-1, some as UTF-8."""
+    """Return a value as sent. Most frameworks decode the bytes of a header as Latin-1, some as UTF-8."""
     if value.isascii():
         return value
     try:

@@ -1,10 +1,8 @@
-"""Signatures of Standard Webhooks, by which an endpoint knows who has sent a request, and that nobody has altered it.
+"""Signatures of Standard Webhooks, by which an endpoint knows the sender of an unaltered request.
 
-A secret is `whsec_` and base64. A signature is `v1,` and the base64 of an HMAC-SHA256 over the id, the time and the
-body, with dots between them. Where there are several secrets, there is one signature for each, so that a secret can be
-replaced while both sides work: https://www.standardwebhooks.com.
-
-Nothing here uses a driver: who receives webhooks needs none.
+A secret is `whsec_` and base64. A signature is `v1,` and the base64 of an HMAC-SHA256 over id, time and body, with dots
+in between. Several secrets give several signatures, so that a secret can be replaced while both sides work:
+https://www.standardwebhooks.com. No driver is used.
 """
 
 from __future__ import annotations
@@ -30,15 +28,15 @@ _PREFIX = "whsec_"
 
 
 def keys_of(secrets: str) -> tuple[bytes, ...]:
-    """Return the keys of secrets that stand one in a line; empty lines do not count.
+    """Return the keys of secrets, one in a line; empty lines do not count.
 
     Raises:
-        ValueError: there is no secret, or a line is something else. The text does not show it.
+        ValueError: there is no secret, or a line is none. The text shows no line.
     """
     lines = [line.strip() for line in secrets.splitlines()]
     keys = tuple(_key_of(line, number) for number, line in enumerate(lines, 1) if line)
     if not keys:
-        raise ValueError("it holds no secret; write whsec_ and base64, one secret in a line")
+        raise ValueError("no secret there; write whsec_ and base64, one secret in a line")
     return keys
 
 
@@ -58,10 +56,10 @@ class Secrets:
             logger.warning("%s", warning)
 
     def keys(self) -> tuple[bytes, ...]:
-        """Return the keys to sign with; none if there is neither a file nor the variable.
+        """Return the keys to sign with; none without a file and without the variable.
 
         Raises:
-            ValueError: the secrets cannot be read, or are malformed. The text says where, and does not show them.
+            ValueError: the secrets cannot be read, or are malformed. The text says where, without the secrets.
         """
         source = SECRET_VARIABLE if self._file is None else f"secret-file {self._file}"
         try:

@@ -1,58 +1,66 @@
 """The URL of a webhook: what is called, with which credentials, and the options that are ours.
 
 Every other parameter of the query belongs to the endpoint, and stays in the URL that is called. An endpoint's own
-parameter that has the name of an option is written percent-encoded, as `%66ormat=json`: it is then not taken for ours.
+parameter that has the name of an option is written percent-encoded, as `%6Dost=5`: it is then not taken for ours.
 """
 
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from difflib import get_close_matches
 from pathlib import Path
-from urllib.parse import urlunsplit
+from typing import NamedTuple
+from urllib.parse import quote, unquote, urlunsplit
 
 from outbox.errors import SenderError
-from outbox.runtime.secret import Secret, forms_of, secrets_of, without
+from outbox.runtime.secret import Secret, forms_of, secrets_of
 from outbox.senders.address import Address
 from outbox.senders.urls import split_url
-from outbox.senders.webhook_format import Format, format_named
 
-OPTIONS = ("secret-file", "format", "source", "timeout", "most", "per-connection", "ca", "proxy", "as")
+OPTIONS = ("secret-file", "timeout", "most", "per-connection", "ca", "proxy", "as")
 
 _FORM = "https://host/path"
+_PORTS = {"http": 80, "https": 443}
 _MOST = 32
 _MOST_ALLOWED = 1000
 #: So many messages, at the most, are answered for another one after an answer too many on a connection.
 _PER_CONNECTION = 100
-_SOURCE = "/outbox"
 #: From so much likeness on, as `difflib` measures it, a parameter is a mistyped option.
 _MISTYPED = 0.85
-_URI_REFERENCE = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&'()*+,;=%-]+")
+#: Every other character of a path or a query is percent-encoded.
+_AS_THEY_ARE = "%/:?#[]@!$&'()*+,;=~"
+
+
+class Proxy(NamedTuple):
+    """The URL of a proxy without its credentials, and these: a user and a password."""
+
+    url: str
+    auth: tuple[bytes, bytes] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """An endpoint, and how to send to it.
 
-    `shown`: the URL for people, without credentials and query. `url`: what is called, without credentials.
-    `authorization`: the header of that name. `hidden`: what no text may show.
-    `sends_events`: the format is one of CloudEvents.
+    `shown`: the URL for people, without credentials and query. `path`: with the endpoint's query. `netloc`: for the
+    header Host. `authorization`: the header of that name. `hidden`: what no text may show.
     """
 
     shown: str
-    url: str = field(repr=False)
+    scheme: str
+    host: str
+    port: int | None
+    netloc: str
+    path: str = field(repr=False)
     authorization: str | None = field(repr=False)
-    proxy: str | None = field(repr=False)
+    proxy: Proxy | None = field(repr=False)
     hidden: tuple[str, ...] = field(repr=False)
     seconds: float
     most: int
     per_connection: int
-    format: Format
-    sends_events: bool
     secret_file: Path | None
     ca: Path | None
 
@@ -71,29 +79,31 @@ class Target:
         _refuse_mistyped(address, [each.partition("=")[0] for each in theirs.split("&")])
         if parts.fragment:
             address.refuse("leave out the # and what follows, which is never sent")
-        if not 0 < address.only_host(443)[1] < 65_536:
+        if not (parts.path + theirs).isprintable():
+            address.refuse("percent-encode control characters")
+        default = _PORTS[address.scheme]
+        host, port = address.only_host(default)
+        if not 0 < port < 65_536:
             address.refuse("the port must be a number from 1 to 65535")
-        hosts = parts.netloc.rpartition("@")[2]
         authorization = _authorization(address)
         token = (authorization or "").removeprefix("Basic ")
+        path = f"{parts.path or '/'}?{theirs}" if theirs else parts.path or "/"
         return cls(
             shown=address.shown,
-            url=urlunsplit((parts.scheme, hosts, parts.path or "/", theirs, "")),
+            scheme=address.scheme,
+            host=host.lower(),
+            port=None if port == default else port,
+            netloc=address.hosts[0].lower().removesuffix(f":{default}"),
+            path=quote(path, safe=_AS_THEY_ARE),
             authorization=authorization,
             proxy=_proxy(address),
             hidden=forms_of([*secrets_of_endpoint(url), Secret(token)]),
             seconds=address.timeout(timeout),
             most=_number(address, "most", _MOST),
             per_connection=_number(address, "per-connection", _PER_CONNECTION),
-            format=_format(address),
-            sends_events=address.options.get("format", "raw") != "raw",
             secret_file=_file(address, "secret-file"),
             ca=_ca(address),
         )
-
-    def without_secrets(self, text: str) -> str:
-        """Return a text of the endpoint, which may repeat what it was sent, without what must not be shown."""
-        return without(text, self.hidden)
 
 
 def secrets_of_endpoint(url: str) -> list[Secret]:
@@ -126,21 +136,6 @@ def _number(address: Address, option: str, default: int) -> int:
     return int(text)
 
 
-def _format(address: Address) -> Format:
-    name, source = address.options.get("format", "raw"), address.options.get("source", _SOURCE)
-    found = format_named(name, source)
-    if found is None:
-        address.refuse(
-            "format must be raw, cloudevents or cloudevents-structured; a parameter of the endpoint that has this name"
-            " is written %66ormat"
-        )
-    if "source" in address.options and name == "raw":
-        address.refuse("source belongs to the formats of CloudEvents; one of the endpoint is written %73ource")
-    if not _URI_REFERENCE.fullmatch(source):
-        address.refuse("source must be a URI, such as /shop or https://shop.example.org")
-    return found
-
-
 def _file(address: Address, option: str) -> Path | None:
     text = address.options.get(option)
     if text is None:
@@ -157,15 +152,18 @@ def _ca(address: Address) -> Path | None:
     return ca
 
 
-def _proxy(address: Address) -> str | None:
-    proxy = address.options.get("proxy")
-    if proxy is None:
+def _proxy(address: Address) -> Proxy | None:
+    written = address.options.get("proxy")
+    if written is None:
         return None
     try:
-        parts = split_url(proxy)
+        parts = split_url(written)
         is_proxy = parts.scheme in ("http", "https") and bool(parts.port) and "," not in parts.netloc
     except (SenderError, ValueError):
         is_proxy = False
     if not is_proxy:
         address.refuse("proxy must be http://host:port or https://host:port")
-    return proxy
+    credentials, at, host = parts.netloc.rpartition("@")
+    user, _, password = credentials.partition(":")
+    auth = (unquote(user).encode(), unquote(password).encode()) if at else None
+    return Proxy(f"{parts.scheme}://{host}", auth)

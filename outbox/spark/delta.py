@@ -1,7 +1,8 @@
 """An archive as a Delta table, too: the same files, committed window by window after their manifests.
 
-The manifests decide what the archive holds, and the table follows them. Each commit stores the number of the window as
-the version of an application's transaction. So a window that was committed before a crash is not committed again.
+The manifests decide which messages the archive holds, and the table follows. Each commit stores the number of the
+window as the version of an application's transaction. So a window that was committed before a crash is not committed
+again.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def commit_missing(archive: Archive) -> int:
 
     Raises:
         MissingExtraError: deltalake is not installed.
-        ArchiveError: the table is not one of this archive, or cannot be written.
+        ArchiveError: the table is of another archive, or cannot be written.
     """
     try:
         from deltalake.exceptions import DeltaError
@@ -39,7 +40,7 @@ def commit_missing(archive: Archive) -> int:
         return 0
     try:
         table = _table(archive)
-        # Manifests of the windows before are not read, because they may be years of them.
+        # Manifests of earlier windows are not read: there may be years of them.
         manifests = {each.window: each for each in archive.manifests(first=_version(table))}
         _require_same_window(archive, table, manifests.get(_version(table)))
         committed = 0
@@ -51,12 +52,12 @@ def commit_missing(archive: Archive) -> int:
     except DeltaError as error:
         raise ArchiveError(
             f"the Delta table at {archive.path} was not written: {error}; the manifests are, and the next run commits"
-            " what is missing"
+            " the missing windows"
         ) from error
     if version > newest.window:
         raise ArchiveError(
             f"the Delta table at {archive.path} has window {version}, but the last manifest is that of"
-            f" {newest.window}: it is of another archive; {_FIX}"
+            f" {newest.window}: the table is of another archive; {_FIX}"
         )
     return committed
 
@@ -76,13 +77,13 @@ def _require_same_window(archive: Archive, table: DeltaTable, last: Manifest | N
     ends = (each["outbox.until"] for each in table.history() if each.get("outbox.window") == str(last.window))
     if next(ends, str(last.until)) != str(last.until):
         raise ArchiveError(
-            f"the Delta table at {archive.path} has another window {last.window} than the manifests: it has rows that"
-            f" they do not count; {_FIX}"
+            f"the Delta table at {archive.path} has another window {last.window} than the manifests, with rows that no"
+            f" manifest counts; {_FIX}"
         )
 
 
 def _table(archive: Archive) -> DeltaTable:
-    """Return the table; make it if there is none."""
+    """Return the table, made if there is none."""
     from deltalake import DeltaTable
 
     return DeltaTable.create(

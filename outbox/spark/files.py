@@ -1,4 +1,4 @@
-"""Writing the messages of one task into Parquet files, one per topic and day, in bounded memory."""
+"""Writing the messages of a task into Parquet files by topic and day, in bounded memory."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from datetime import date, timedelta
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from outbox.spark.manifest import ArchivedFile, flush_folder, partition_of
 
@@ -29,7 +28,7 @@ _REPEATING = ["topic", "key", "slot", "tags", "content_type", "direct", "xact_id
 
 
 class TaskFiles:
-    """Writes the batches of one task to files, which `close` returns. An error in the `with` block deletes them."""
+    """Writes the batches of a task to files. `close` returns the files, `delete` is for a task that fails."""
 
     def __init__(self, root: Path, stem: str) -> None:
         self._root = root
@@ -39,17 +38,17 @@ class TaskFiles:
         self._paths: list[Path] = []
 
     def write(self, batch: pa.RecordBatch) -> None:
-        """Append rows, which are in the order of their ids, to the files of their topics and days."""
+        """Append rows, in the order of their ids, to the files of their topics and days."""
         for topic, day, rows in _by_folder(batch) if len(batch) else ():
             file = self._open.pop((topic, day), None) or self._opened(topic, day, batch.schema)
-            # Put it last: when too many files are open, the one that was not written to for longest is finished.
+            # Put last: when too many files are open, the first is finished, which was not written to for longest.
             self._open[topic, day] = file
             file.append(rows)
         while sum(file.waiting for file in self._open.values()) > WAITING_BYTES:
             max(self._open.values(), key=lambda file: file.waiting).flush()
 
     def close(self) -> list[ArchivedFile]:
-        """Finish all files, flush them and their folders to disk, and return them."""
+        """Finish all files, flush files and folders to disk, and return the files."""
         while self._open:
             self._finish(next(iter(self._open)))
         folders = {folder for path in self._paths for folder in (path.parent, path.parent.parent)}
@@ -57,14 +56,8 @@ class TaskFiles:
             flush_folder(folder)
         return self._done
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            return
+    def delete(self) -> None:
+        """Delete all files, finished or not."""
         for file in self._open.values():
             with suppress(Exception):
                 file.abandon()
@@ -85,7 +78,7 @@ class TaskFiles:
 
 
 class _File:
-    """One Parquet file, while it is written."""
+    """A Parquet file under way."""
 
     def __init__(self, path: Path, topic: str, day: str, schema: pa.Schema) -> None:
         import pyarrow.parquet as pq
@@ -97,7 +90,7 @@ class _File:
             compression="zstd",
             compression_level=1,
             use_dictionary=[name for name in _REPEATING if name in schema.names],
-            # No query needs the smallest body or headers, and these may be large.
+            # No query needs the smallest body or headers, and both may be large.
             write_statistics=[name for name in schema.names if name not in ("body", "headers")],
         )
         self._batches: list[pa.RecordBatch] = []
@@ -106,7 +99,7 @@ class _File:
         self.waiting = 0
 
     def append(self, batch: pa.RecordBatch) -> None:
-        """Keep rows for the next row group, and write it when it is large enough."""
+        """Keep rows for the next row group, and write a group that is large enough."""
         ids = batch.column("id")
         if self._first is None:
             self._first = ids[0].as_py()
@@ -118,7 +111,7 @@ class _File:
             self.flush()
 
     def flush(self) -> None:
-        """Write the rows that were kept as one row group."""
+        """Write the kept rows as a row group."""
         import pyarrow as pa
 
         if self._batches:
@@ -127,7 +120,7 @@ class _File:
         self._batches, self.waiting = [], 0
 
     def finish(self, root: Path) -> ArchivedFile:
-        """Write the kept rows and the end of the file, and flush it to disk."""
+        """Write the kept rows and the end of the file, and flush the file to disk."""
         self.flush()
         self._writer.close()
         with self._path.open("rb+") as file:
@@ -147,19 +140,19 @@ class _File:
         )
 
     def abandon(self) -> None:
-        """Close the file as it is."""
+        """Close the file unfinished."""
         self._writer.close()
 
 
 def sha256_of(file: BufferedIOBase) -> str:
-    """Return the checksum of a file's bytes, as manifests have it. It reads the file to its end."""
+    """Return the checksum of a file's bytes, as in manifests. Reads the file to its end."""
     return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _by_folder(batch: pa.RecordBatch) -> Iterator[tuple[str, str, pa.RecordBatch]]:
     """Divide rows by topic and day, each part in the order of its ids.
 
-    Each of several parts is a copy, so that it does not keep the memory of the others.
+    Each of several parts is a copy, and keeps no memory of the others.
     """
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterable
 from datetime import date
@@ -10,25 +11,43 @@ from typing import TYPE_CHECKING
 
 from outbox.errors import OptionError
 from outbox.model.topics import require_names
-from outbox.spark.manifest import Archive, ArchivedFile, counted_by
+from outbox.spark.manifest import Archive, ArchivedFile
 from outbox.spark.tables import ddl
 from outbox.store.log.extraction import MESSAGES, columns_of
 
 if TYPE_CHECKING:
-    import os
-
     from pyspark.sql import DataFrame, SparkSession
 
 
 def archived(
-    spark: SparkSession, path: str | os.PathLike[str], *, topics: Iterable[str] | None, days: tuple[str, str] | None
+    spark: SparkSession,
+    path: str | os.PathLike[str],
+    *,
+    topics: Iterable[str] | None = None,
+    days: tuple[str, str] | None = None,
 ) -> DataFrame:
-    """Return the messages of an archive as it is now. Files of other topics and days are left out."""
+    """Return an archive's messages, with all columns of `messages`, from exactly the files that its manifests count.
+
+    Args:
+        spark: a session, also of Spark Connect.
+        path: the folder of the archive.
+        topics: only messages of these topics; None: all. Files of other topics are not read.
+        days: the first and the last day of `created_at`, in UTC, as `("2026-01-01", "2026-01-31")`; None: all. Files of
+            other days are not read.
+
+    Raises:
+        ArchiveError: there is no archive, the archive cannot be read, or a file is missing or has another size than its
+            manifest says.
+        OptionError: `days` are no days.
+    """
     archive = Archive(path)
     archive.newest()
     wanted = None if topics is None else {topics} if isinstance(topics, str) else set(topics)
     require_names(wanted or ())
-    files = archive.counted() if days is None else _of_days(archive, *days)
+    files = archive.counted()
+    if days is not None:
+        first, last = _checked(days)
+        files = [file for file in files if first <= file.day <= last]
     return of_files(spark, archive, [file for file in files if wanted is None or file.topic in wanted])
 
 
@@ -41,14 +60,14 @@ def of_files(spark: SparkSession, archive: Archive, files: Collection[ArchivedFi
     return spark.read.schema(schema).parquet(*(_literal(archive.path / file.path) for file in files))
 
 
-def _of_days(archive: Archive, *days: str) -> list[ArchivedFile]:
+def _checked(days: tuple[str, str]) -> list[str]:
     try:
         first, last = (date.fromisoformat(day).isoformat() for day in days)
     except ValueError as error:
         raise OptionError(f"days: {days} are no two days; write ('2026-01-01', '2026-01-31')") from error
-    return [file for file in counted_by(archive.of_days(first, last)) if first <= file.day <= last]
+    return [first, last]
 
 
 def _literal(path: Path) -> str:
-    """Escape a path, so that Spark does not expand it as a glob pattern."""
+    """Escape a path, so that Spark does not expand a glob pattern in the name."""
     return re.sub(r"([][{}*?\\])", r"\\\1", str(path))

@@ -1,7 +1,7 @@
 """Manifests of an archive: one per window, committed after its files, never changed.
 
-A reader of an archive takes the files that manifests count, and no others: files that a killed extract has left behind
-are in no manifest. The archive is complete up to the position of its last manifest.
+A reader of an archive takes the files that manifests count, and no others: the files of a killed extract are in no
+manifest. The archive is complete up to the position of its last manifest.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import json
 import os
 import re
 import shlex
-import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timedelta
@@ -29,16 +28,12 @@ from outbox.model.position import Position
 from outbox.store.log.stamp import Server
 
 FOLDER = "_outbox"
-#: The suffix of a folder in which the tasks of a running extract say that they are done.
-RUNNING = ".running"
 VERSION = 1
 
 _NAME = re.compile(r"(\d{8,})\.json")
 #: The beginning of the name of a window's file.
 _OF_WINDOW = re.compile(r"(\d{8,})-")
-#: How much later than an extract's clock the clock of its database may be.
-_CLOCKS_DIFFER = timedelta(days=1)
-#: The scheme of a URL. A single letter is that of a drive.
+#: The scheme of a URL. A single letter is a drive.
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 #: A file name has at most 255 bytes, and `topic=` comes before the topic.
 _LONGEST_TOPIC = 249
@@ -65,10 +60,10 @@ class ArchivedFile:
 class Manifest:
     """The files of one window, with every message that was committed after `since` and not after `until`.
 
-    `server`: the server that these positions are of. `captured_at`: when `until` was captured, by the extract's clock.
-    `topics`: the only topics that were extracted; None: all. `halves`: true if half messages were extracted, too.
-    `gap`: the position of what was purged before the window was read, if rows of the window are among that. The caller
-    of the extract has accepted to go on without them. None: no rows are missing.
+    `server`: the server of the positions. `captured_at`: when `until` was captured, by the extract's clock. `topics`:
+    the only topics that were extracted; None: all. `halves`: true if half messages were extracted, too. `gap`: the
+    position up to which rows of the window were purged unread, accepted by the caller of the extract; None: no rows are
+    missing.
     """
 
     window: int
@@ -114,13 +109,13 @@ class Manifest:
         """Read the text of a manifest's file.
 
         Raises:
-            ArchiveError: it is not a manifest, or another version has written it.
+            ArchiveError: the text is not a manifest, or is of another version.
         """
         try:
             return cls._of(json.loads(text))
         except (ValueError, KeyError, TypeError, AttributeError, PositionError) as error:
             raise ArchiveError(
-                f"is not a manifest ({type(error).__name__}: {error}); restore it from a backup"
+                f"is not a manifest ({type(error).__name__}: {error}); restore the file from a backup"
             ) from error
 
     @classmethod
@@ -139,7 +134,7 @@ class Manifest:
             gap=None if stored["gap"] is None else Position.parse(stored["gap"]),
         )
         if made.rows != stored["rows"]:
-            raise ValueError(f"its files have {made.rows} rows, not {stored['rows']}")
+            raise ValueError(f"the files have {made.rows} rows, not {stored['rows']}")
         return made
 
 
@@ -151,10 +146,10 @@ class Archive:
         self._folder = self.path / FOLDER
 
     def last(self) -> Manifest | None:
-        """Return the newest manifest, whose `until` is where the next window begins; None: there is none yet.
+        """Return the newest manifest, whose `until` is where the next window begins; None: there is no manifest yet.
 
         Raises:
-            ArchiveError: it cannot be read, or one before it is missing.
+            ArchiveError: the manifest cannot be read, or an earlier manifest is missing.
         """
         numbers = self._numbers()
         return self._read(numbers[-1]) if numbers else None
@@ -163,12 +158,12 @@ class Archive:
         """Return the newest manifest; the archive must have one.
 
         Raises:
-            ArchiveError: there is no archive, or it cannot be read.
+            ArchiveError: there is no archive, or no archive that can be read.
         """
         last = self.last()
         if last is None:
             raise ArchiveError(
-                f"there is no archive in {self.path}; write one by: outbox extract {shlex.quote(str(self.path))}"
+                f"there is no archive in {self.path}; to write an archive: outbox extract {shlex.quote(str(self.path))}"
             )
         return last
 
@@ -176,7 +171,7 @@ class Archive:
         """Refuse a folder that cannot be written to, before anything is read. The check leaves no file there.
 
         Raises:
-            ArchiveError: it cannot be written to, or is a file.
+            ArchiveError: the folder cannot be written to, or is a file.
         """
         self._require_folder()
         there = next(path for path in (self._folder, *self._folder.parents) if path.exists())
@@ -193,40 +188,31 @@ class Archive:
         """Return all manifests from window `first` on, in their order.
 
         Raises:
-            ArchiveError: one cannot be read or is missing, or does not begin where the one before it ends.
+            ArchiveError: a manifest cannot be read or is missing, or does not begin where the manifest before ends.
         """
         return self._consecutive(self._read(number) for number in self._numbers() if number >= first)
 
     def since(self, number: int) -> list[Manifest]:
-        """Return, in their order, the manifests of all windows that may hold this number of a message or a higher one.
+        """Return, in order, the manifests of all windows that may hold messages with this number or a higher number.
 
-        Those of earlier windows are not read.
-
-        Raises:
-            ArchiveError: see `manifests`.
-        """
-        # The position that a window begins at sees what all windows before it hold.
-        return self._back_to(lambda manifest: manifest.since.head <= number)
-
-    def of_days(self, first: str, last: str) -> list[Manifest]:
-        """Return, in their order, the manifests of all windows that may hold messages of these days (UTC).
-
-        Windows that were captured before these days hold none, and are not read. Where clocks differ so much that one
-        does, its files have such a day in their paths, and it is read, too.
+        Manifests of earlier windows are not read.
 
         Raises:
             ArchiveError: see `manifests`.
         """
-        begin = datetime.fromisoformat(f"{first}T00:00:00+00:00") - _CLOCKS_DIFFER
-        found = self._back_to(lambda manifest: manifest.captured_at < begin)
-        missed = self._named_in(first, last).intersection(self._numbers()).difference(each.window for each in found)
-        return [*map(self._read, sorted(missed)), *found]
+        found: list[Manifest] = []
+        for window in reversed(self._numbers()):
+            found.append(self._read(window))
+            # The position at which a window begins sees all messages of the windows before.
+            if found[-1].since.head <= number:
+                break
+        return self._consecutive(reversed(found))
 
     def commit(self, manifest: Manifest) -> None:
         """Make a window part of the archive: from now on its files count. A crash adds the whole window or nothing.
 
         Raises:
-            ArchiveError: another extract has committed this window; or a file of it is not there.
+            ArchiveError: another extract has committed this window, or a file is not there.
         """
         for path, problem in self._problems(manifest.files):
             raise ArchiveError(
@@ -241,12 +227,12 @@ class Archive:
                 opened.write(manifest.to_json().encode())
                 opened.flush()
                 os.fsync(opened.fileno())
-            # A link never replaces what is there, unlike a rename.
+            # A link never replaces a file, unlike a rename.
             os.link(temporary, file)
         except FileExistsError:
             raise ArchiveError(
-                f"{file} is there already: another extract writes to {self.path}, too, and has committed this window;"
-                " its rows count once, by that extract; let only one of the two run"
+                f"{file} is there already: another extract writes to {self.path}, too, and has committed the window;"
+                " the rows count once, by the other extract; let only one of the two run"
             ) from None
         except OSError as error:
             raise ArchiveError(f"{file} cannot be written: {_reason(error)}; hard links are needed") from error
@@ -257,27 +243,27 @@ class Archive:
 
     def counted(self) -> list[ArchivedFile]:
         """Return the files that manifests count, in the order of the windows."""
-        return counted_by(self.manifests())
+        return [file for manifest in self.manifests() for file in manifest.files]
 
     def require(self, files: Iterable[ArchivedFile]) -> None:
-        """Check that files that manifests count are there with their full size, without reading them.
+        """Check that files that manifests count are there with their full size, without reading the files.
 
         Raises:
-            ArchiveError: one is missing, or has another size.
+            ArchiveError: a file is missing, or has another size.
         """
         for path, problem in self._problems(files):
-            raise ArchiveError(f"{path}, which a manifest counts, {problem}; restore it from a backup")
+            raise ArchiveError(f"{path}, which a manifest counts, {problem}; restore the file from a backup")
 
     def clean(self, older_than: timedelta) -> tuple[int, int]:
-        """Delete files that no manifest counts, as a killed extract leaves them; return how many, and their bytes.
+        """Delete files that no manifest counts, left by a killed extract; return how many, and their bytes.
 
         The files of a running extract are not counted yet either. So files that are younger than `older_than` stay, and
-        so do files of windows after the last committed one. The folders in which a killed extract counted its finished
-        tasks go, too; the files in these are empty.
+        so do files of windows after the last committed window.
         """
         # The manifests are read after the files, so that a window that is committed meanwhile counts.
         before = time.time() - older_than.total_seconds()
-        found = {path: path.stat() for path in self._files()}
+        paths = (*self.path.glob("topic=*/day=*/*.parquet"), *self._folder.glob("*.tmp"))
+        found = {path: path.stat() for path in paths}
         manifests = self.manifests()
         counted = {self.path / file.path for manifest in manifests for file in manifest.files}
         last = manifests[-1].window if manifests else 0
@@ -287,23 +273,13 @@ class Archive:
             if path not in counted and stat.st_mtime < before and _window_of(path) <= last
         ]
         for path in doomed:
-            if path.suffix == RUNNING:
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
-        files = [path for path in doomed if path.suffix != RUNNING]
-        return len(files), sum(found[path].st_size for path in files)
+            path.unlink(missing_ok=True)
+        return len(doomed), sum(found[path].st_size for path in doomed)
 
     def _require_folder(self) -> None:
         for path in (self._folder, *self._folder.parents):
             if path.exists() and not path.is_dir():
                 raise ArchiveError(f"{path} is a file, and an archive is a folder: give the path of a folder")
-
-    def _files(self) -> Iterator[Path]:
-        """Yield the archive's own files, except manifests, and the folders of running extracts."""
-        yield from self.path.glob("topic=*/day=*/*.parquet")
-        yield from self._folder.glob("*.tmp")
-        yield from self._folder.glob(f"*{RUNNING}")
 
     def _problems(self, files: Iterable[ArchivedFile]) -> Iterator[tuple[Path, str]]:
         """Yield files that are missing or have another size, for example where an executor has a disk of its own."""
@@ -321,7 +297,7 @@ class Archive:
         """Return the numbers of the committed windows in order.
 
         Raises:
-            ArchiveError: the folder cannot be read, or a manifest before the last one is missing.
+            ArchiveError: the folder cannot be read, or a manifest before the last is missing.
         """
         try:
             names = [_NAME.fullmatch(name) for name in os.listdir(self._folder)]  # noqa: PTH208 - names are enough
@@ -334,32 +310,18 @@ class Archive:
         missing = set(range(1, len(numbers) + 1)).difference(numbers)
         if missing:
             raise ArchiveError(
-                f"{self._file(min(missing))} is missing, although a later window is there; restore it from a backup"
+                f"{self._file(min(missing))} is missing, although a later window is there; restore the file from a"
+                " backup"
             )
         return numbers
-
-    def _back_to(self, is_first: Callable[[Manifest], bool]) -> list[Manifest]:
-        """Read manifests from the newest on backwards, up to the one that is the first to be wanted."""
-        found = []
-        for number in reversed(self._numbers()):
-            found.append(self._read(number))
-            if is_first(found[-1]):
-                break
-        return self._consecutive(reversed(found))
-
-    def _named_in(self, first: str, last: str) -> set[int]:
-        """Return the windows that the names of files of these days begin with."""
-        folders = self.path.glob("topic=*/day=*")
-        wanted = (folder for folder in folders if first <= folder.name.removeprefix("day=") <= last)
-        return {_window_of(path) for folder in wanted for path in folder.iterdir()}
 
     def _consecutive(self, manifests: Iterable[Manifest]) -> list[Manifest]:
         found = list(manifests)
         for before, after in pairwise(found):
             if after.since != before.until:
                 raise ArchiveError(
-                    f"{self._file(after.window)} begins at {after.since}, but the one before it ends at {before.until};"
-                    " these are manifests of two archives; restore the right ones from a backup"
+                    f"{self._file(after.window)} begins at {after.since}, but the manifest before ends at"
+                    f" {before.until}: manifests of two archives are mixed; restore the right ones from a backup"
                 )
         return found
 
@@ -372,7 +334,7 @@ class Archive:
         except ArchiveError as error:
             raise ArchiveError(f"{file} {error}") from error
         if manifest.window != number:
-            raise ArchiveError(f"{file} is the manifest of window {manifest.window}; its name was changed")
+            raise ArchiveError(f"{file} is the manifest of window {manifest.window}; the name was changed")
         return manifest
 
     def _file(self, number: int) -> Path:
@@ -388,7 +350,7 @@ def partition_of(topic: str, day: str) -> str:
 
 
 def flush_folder(folder: Path) -> None:
-    """Flush a folder to disk, where the system can, so that the names in it survive a crash of the machine."""
+    """Flush a folder to disk, where the system can, so that its names survive a crash of the machine."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -398,11 +360,6 @@ def flush_folder(folder: Path) -> None:
             os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def counted_by(manifests: Iterable[Manifest]) -> list[ArchivedFile]:
-    """Return the files of windows, in the order of these."""
-    return [file for manifest in manifests for file in manifest.files]
 
 
 def sorted_files(files: Iterable[ArchivedFile]) -> tuple[ArchivedFile, ...]:
@@ -418,8 +375,8 @@ def _local(text: str) -> Path:
     if scheme[1].lower() != "file":
         raise ArchiveError(
             f"{text!r}: an archive lives in a folder that the driver and all executors see, not in {scheme[1]}; mount"
-            " it, or extract to a shared disk and copy the files and then the manifests. (A folder of this name is"
-            f" {f'./{text}'!r})"
+            " the store, or extract to a shared disk and copy the files and then the manifests. (A folder of this name"
+            f" is {f'./{text}'!r})"
         )
     # Of `file://host/path` and `file://folder` the text after the slashes is the name of a machine.
     machine = urlsplit(text).netloc
@@ -433,6 +390,6 @@ def _reason(error: Exception) -> str:
 
 
 def _window_of(path: Path) -> int:
-    """Return the window that a file was written for; 0 if its name has none."""
+    """Return the window that a file was written for; 0: the name has none."""
     named = _OF_WINDOW.match(path.name)
     return 0 if named is None else int(named[1])

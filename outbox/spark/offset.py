@@ -1,10 +1,10 @@
-"""Offsets: how far a stream came, as the JSON that Spark's checkpoint keeps; and positions that users hand over."""
+"""Offsets: the progress of a stream, as JSON for Spark's checkpoint; and positions that users hand over."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 from outbox.errors import PositionError
@@ -16,68 +16,66 @@ VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offset:
-    """The progress of a stream: it has delivered all that the base of `progress` sees, and of the open window the ids
+    """The progress of a stream: delivered are all rows that the base of `progress` sees, and of the open window the ids
     up to `after`.
 
-    `gone`: the position of what had been purged when the stream began at earliest. Those rows do not count as lost from
-    the window that begins there.
-    `latest`: the stream begins where its first batch ends. Spark does not store the beginning: when it repeats the
-    first batch, it asks for the beginning again. A position of that later moment would count the batch's rows as
+    `gone`: the position up to which rows had been purged when the stream began at earliest. Those rows do not count as
+    lost from the first window.
+    `latest`: the stream begins at the end of its first batch. Spark does not store the beginning, and asks for the
+    beginning again when the first batch is repeated. A position of the later moment would count the batch's rows as
     delivered.
-    `selected`: what the stream selects, as `Narrowing.describe` returns it; None: a version stored it that kept none.
+    `selected`: the stream's selection, as `Narrowing.describe` returns it.
     """
 
     server: Server
     progress: Progress
+    selected: Mapping[str, str]
     gone: Position | None = None
     latest: bool = False
-    selected: Mapping[str, str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the offset as Spark stores it."""
         target = self.progress.target
         return {
-            **_of_server(self.server),
+            "v": VERSION,
+            "server": asdict(self.server),
             "base": str(self.progress.base),
             "target": None if target is None else str(target),
             "after": self.progress.after,
             "gone": None if self.gone is None else str(self.gone),
-            # Only if they are set: Spark compares offsets as texts, and takes a different text for new data.
-            **({"latest": True} if self.latest else {}),
-            **({} if self.selected is None else {"selected": dict(self.selected)}),
+            "latest": self.latest,
+            "selected": dict(self.selected),
         }
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-        """Read what Spark has stored.
+        """Read a stored offset.
 
         Raises:
-            PositionError: it is not an offset of this version.
+            PositionError: the JSON is not an offset of this version.
         """
         try:
             server = _server_in(stored)
-            target, after, gone = stored["target"], stored["after"], stored.get("gone")
-            progress = Progress(
-                Position.parse(stored["base"]), None if target is None else Position.parse(target), after
+            target, gone = (
+                None if stored[name] is None else Position.parse(stored[name]) for name in ("target", "gone")
             )
-            selected = stored.get("selected")
             return cls(
                 server=server,
-                progress=progress,
-                gone=None if gone is None else Position.parse(gone),
-                latest=bool(stored.get("latest")),
-                selected=None if selected is None else dict(selected),
+                progress=Progress(Position.parse(stored["base"]), target, stored["after"]),
+                selected=dict(stored["selected"]),
+                gone=gone,
+                latest=bool(stored["latest"]),
             )
         except (KeyError, TypeError, ValueError, AttributeError, PositionError) as error:
             raise PositionError(
-                f"the checkpoint holds an offset that cannot be read ({error!r}); it is damaged, or of another source:"
-                " start with a new checkpointLocation, and startingPosition"
+                f"the checkpoint holds an offset that cannot be read ({error!r}): the checkpoint is damaged, or of"
+                " another source; start with a new checkpointLocation, and startingPosition"
             ) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A position that a user hands over. `server`: the server that it is of; None: the one that is read."""
+    """A position that a user hands over, of `server`; None: of the server that is read."""
 
     position: Position
     server: Server | None = None
@@ -87,7 +85,7 @@ class Mark:
         """Read the JSON of `write`, or a bare position.
 
         Raises:
-            PositionError: it is neither.
+            PositionError: the text is neither.
         """
         try:
             if not text.lstrip().startswith("{"):
@@ -95,32 +93,16 @@ class Mark:
             stored = json.loads(text)
             return cls(position=Position.parse(stored["position"]), server=_server_in(stored))
         except (KeyError, TypeError, ValueError, AttributeError, PositionError) as error:
-            raise PositionError(f"not a position: {text:.200}; take one from outbox.spark.position()") from error
+            raise PositionError(f"not a position: {text:.200}; use outbox.spark.position()") from error
 
 
 def write(stamp: Stamp) -> str:
-    """Return a stamp as JSON text, which names the server."""
-    return json.dumps({**_of_server(stamp.server), "position": str(stamp.position)}, separators=(",", ":"))
-
-
-def _of_server(server: Server) -> dict[str, Any]:
-    return {
-        "v": VERSION,
-        "db": server.dialect,
-        "sys": server.system,
-        "oid": server.database,
-        "tl": server.timeline,
-        "log": server.installation,
-    }
+    """Return a stamp as JSON text, with the server."""
+    stored = {"v": VERSION, "server": asdict(stamp.server), "position": str(stamp.position)}
+    return json.dumps(stored, separators=(",", ":"))
 
 
 def _server_in(stored: Mapping[str, Any]) -> Server:
     if stored["v"] != VERSION:
         raise PositionError(f"version {stored['v']} instead of {VERSION}")
-    return Server(
-        dialect=stored["db"],
-        system=stored["sys"],
-        database=stored["oid"],
-        timeline=stored["tl"],
-        installation=stored["log"],
-    )
+    return Server(**stored["server"])

@@ -13,8 +13,7 @@ from outbox.errors import InvalidMessageError, OptionError, PositionError
 from outbox.model.limits import HALF_TOPIC, checked_topic
 from outbox.spark.offset import Mark
 from outbox.spark.place import Address, Place
-from outbox.spark.task import USUAL, Fetch, Manner
-from outbox.store.log.extraction import EVERYTHING, MESSAGES, Kind, Narrowing, columns_of, table_names
+from outbox.store.log.extraction import MESSAGES, Kind, Narrowing, columns_of, table_names
 
 T = TypeVar("T")
 
@@ -23,20 +22,18 @@ OnSelectionChange = Literal["fail", "accept"]
 Start = Literal["earliest", "latest"]
 
 NAMES = (
-    "url", "urlEnv", "service", "plannerUrl", "plannerUrlEnv", "plannerService", "schema", "table", "columns", "topics",
-    "keys", "createdFrom", "createdTo", "halves", "since", "until", "startingPosition", "partitions",
-    "rowsPerPartition", "maxRowsPerTrigger", "pollIntervalMs", "fetch", "batchBytes", "prefetch", "retries",
+    "url", "plannerUrl", "schema", "table", "columns", "topics", "keys", "createdFrom", "createdTo", "halves", "since",
+    "until", "startingPosition", "partitions", "rowsPerPartition", "maxRowsPerTrigger", "pollIntervalMs", "retries",
     "onIdentityChange", "onSelectionChange", "failOnDataLoss",
 )  # fmt: skip
 _WHERE = "where."
-#: The properties that Spark itself gives to a table of `create table`; it hands them over together with the options,
-#: and each option a second time, with this prefix.
+#: The properties that Spark itself gives to a table of `create table`. Spark hands them over together with the options,
+#: and each option a second time, with a prefix.
 _RESERVED = ("owner", "provider", "comment", "location", "external", "is_managed_location", "collation")
 _AGAIN = "option."
-_SAY_WHERE = "say where the database is, by exactly one of url, urlEnv, service"
 _OF_TABLES = (
-    "if this is a table of `create table … using outbox`, Spark reads it without the options that it was made with:"
-    " write select … from NAME with (url '…'), or make it by: create temporary view NAME using outbox options (url '…')"
+    "Spark reads a table of `create table … using outbox` without the table's options: write select … from NAME with"
+    " (url '…'), or use a view: create temporary view NAME using outbox options (url '…')"
 )
 #: Options that only batch reads have, and those that only streams have.
 _OF_BATCHES = ("since", "until")
@@ -49,27 +46,27 @@ class Options:
 
     place: Place
     given: frozenset[str]
-    table: str = MESSAGES
-    columns: tuple[str, ...] = ()
-    narrowing: Narrowing = EVERYTHING
-    since: Mark | None = None
-    until: Mark | None = None
-    start: Start | Mark = "earliest"
-    partitions: int | None = None
-    rows_per_partition: int = 500_000
-    max_rows: int | None = None
-    poll_seconds: float = 0.25
-    manner: Manner = USUAL
-    on_identity_change: OnIdentityChange = "fail"
-    on_selection_change: OnSelectionChange = "fail"
-    fail_on_data_loss: bool = True
+    table: str
+    columns: tuple[str, ...]
+    narrowing: Narrowing
+    since: Mark | None
+    until: Mark | None
+    start: Start | Mark
+    partitions: int | None
+    rows_per_partition: int
+    max_rows: int | None
+    poll_seconds: float
+    retries: int
+    on_identity_change: OnIdentityChange
+    on_selection_change: OnSelectionChange
+    fail_on_data_loss: bool
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> Self:
         """Check everything that can be checked without a connection.
 
         Raises:
-            OptionError: an option is wrong; the text names it, its limit and the fix.
+            OptionError: an option is wrong; the text names the option, the limit and the fix.
         """
         return cls(**_Parser(options).values())
 
@@ -77,15 +74,15 @@ class Options:
         """Refuse options that only a stream has.
 
         Raises:
-            OptionError: one of them is set.
+            OptionError: such an option is set.
         """
-        self._refuse(_OF_STREAMS, "only spark.readStream has it")
+        self._refuse(_OF_STREAMS, "only for spark.readStream")
 
     def require_stream(self) -> None:
         """Refuse options that only a batch read has, and tables other than `messages`.
 
         Raises:
-            OptionError: one of them is set.
+            OptionError: such an option is set, or such a table.
         """
         self._refuse(_OF_BATCHES, "a stream begins at startingPosition and has no end")
         if self.table != MESSAGES:
@@ -94,11 +91,11 @@ class Options:
     def _refuse(self, names: tuple[str, ...], why: str) -> None:
         for name in names:
             if name in self.given:
-                raise OptionError(f"{name}: {why}; leave it out")
+                raise OptionError(f"{name}: {why}; leave the option out")
 
 
 class _Parser:
-    """Reads one set of options. Upper and lower case in names are the same, as everywhere in Spark."""
+    """Reads one set of options. Names are in upper or lower case, as everywhere in Spark."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._given = {_name_of(name): str(value) for name, value in options.items() if not _is_reserved(name)}
@@ -121,33 +118,26 @@ class _Parser:
             "rows_per_partition": self._number("rowsPerPartition", 500_000, 1, 1_000_000_000),
             "max_rows": self._number("maxRowsPerTrigger", None, 1, 1_000_000_000),
             "poll_seconds": (self._number("pollIntervalMs", 250, 0, 3_600_000) or 0) / 1000,
-            "manner": self._manner(),
+            "retries": self._number("retries", 5, 0, 100),
             "on_identity_change": self._choice("onIdentityChange", "fail", get_args(OnIdentityChange)),
             "on_selection_change": self._choice("onSelectionChange", "fail", get_args(OnSelectionChange)),
             "fail_on_data_loss": self._flag("failOnDataLoss", default=True),
         }
 
     def _place(self) -> Place:
-        of_planner = ("plannerUrl", "plannerUrlEnv", "plannerService")
-        planner = None
-        if any(name in self._given for name in of_planner):
-            planner = self._address(of_planner)
-        if not self._given:
-            raise _error("url", _SAY_WHERE, _OF_TABLES)
-        return Place(
-            rows=self._address(("url", "urlEnv", "service")), planner=planner, schema=self._given.get("schema")
+        rows, planner = (
+            Address(self._given[name], name) if name in self._given else None for name in ("url", "plannerUrl")
         )
-
-    def _address(self, names: tuple[str, str, str]) -> Address:
-        url, env, service = (self._given.get(name) for name in names)
-        return Address(url=url, env=env, service=service, names=names)
+        if rows is None:
+            raise _error("url", "say where the database is", "give the option" if self._given else _OF_TABLES)
+        return Place(rows=rows, planner=planner, schema=self._given.get("schema"))
 
     def _columns(self) -> tuple[str, ...]:
         columns = self._list("columns")
         for name in columns:
             self._require_column("columns", name)
         if len(set(columns)) < len(columns):
-            raise _error("columns", "name a column twice", "name each once")
+            raise _error("columns", "name a column twice", "name each column once")
         return columns or tuple(columns_of(self._table))
 
     def _narrowing(self) -> Narrowing:
@@ -190,20 +180,12 @@ class _Parser:
             if name.startswith(_WHERE):
                 column = name.removeprefix(_WHERE)
                 self._require_column(name, column)
-                # Some columns hold empty texts, so one empty value is no list with an empty part.
+                # Some columns hold empty texts, so a single empty value is no list with an empty part.
                 values = self._list(name) if text else ("",)
                 for value in values:
                     _check_value(name, columns_of(self._table)[column], value)
                 found.append((column, values))
         return found
-
-    def _manner(self) -> Manner:
-        return Manner(
-            fetch=cast("Fetch", self._choice("fetch", "auto", get_args(Fetch))),
-            batch_bytes=self._number("batchBytes", 4 * 1024 * 1024, 64 * 1024, 256 * 1024 * 1024) or 0,
-            prefetch=self._number("prefetch", 0, 0, 100) or 0,
-            retries=self._number("retries", 5, 0, 100) or 0,
-        )
 
     def _start(self) -> Start | Mark:
         text = self._given.get("startingPosition", "earliest")
@@ -222,7 +204,9 @@ class _Parser:
     def _require_no_window(self) -> None:
         for name in ("since", "until", "halves", "partitions", "rowsPerPartition", *_OF_STREAMS):
             if name in self._given:
-                raise _error(name, f"means nothing for the table {self._table}", f"leave it out, or read {MESSAGES}")
+                raise _error(
+                    name, f"means nothing for the table {self._table}", f"leave the option out, or read {MESSAGES}"
+                )
 
     def _require_column(self, option: str, column: str) -> None:
         names = tuple(columns_of(self._table))
@@ -230,11 +214,11 @@ class _Parser:
             raise _error(option, f"the table {self._table} has no column {column!r}", _did_you_mean(column, names))
 
     def _list(self, name: str) -> tuple[str, ...]:
-        """Return the names in an option, which commas separate; a comma inside a name is written twice."""
+        """Return the names in an option, separated by commas; a comma inside a name is written twice."""
         if name not in self._given:
             return ()
         if "\0" in self._given[name]:
-            raise _error(name, "holds a NUL, which no column does", "correct it")
+            raise _error(name, "holds a NUL, which no column does", "correct the value")
         found = tuple(part.strip().replace("\0", ",") for part in self._given[name].replace(",,", "\0").split(","))
         if not all(found):
             raise _error(name, "has an empty part", "write names with a comma between two")
@@ -269,7 +253,7 @@ class _Parser:
     def _choice(self, name: str, default: str, allowed: tuple[str, ...]) -> str:
         value = self._given.get(name, default).strip().lower()
         if value not in allowed:
-            fix = f"did you mean {close}?" if (close := _close(value, allowed)) else "choose one of them"
+            fix = f"did you mean {close}?" if (close := _close(value, allowed)) else "choose from the list"
             raise _error(name, f"{value!r:.80} is none of {', '.join(allowed)}", fix)
         return value
 
@@ -294,17 +278,17 @@ def _check_value(name: str, kind: Kind, value: str) -> None:
     """Refuse a value that a column of this kind cannot have."""
     checks: dict[Kind, Callable[[str], object]] = {"long": int, "integer": int, "short": int, "uuid": UUID}
     if kind in ("binary", "timestamp"):
-        raise _error(name, f"a column of type {kind} cannot be compared so", "filter the DataFrame")
+        raise _error(name, f"a column of type {kind} cannot be compared", "filter the DataFrame")
     if kind == "boolean" and value.lower() not in ("true", "false"):
-        raise _error(name, f"{value!r:.80} is neither true nor false", "write one of them")
+        raise _error(name, f"{value!r:.80} is neither true nor false", "write true or false")
     try:
         checks.get(kind, str)(value)
     except ValueError:
-        raise _error(name, f"{value!r:.80} is no value of type {kind}", "correct it") from None
+        raise _error(name, f"{value!r:.80} is no value of type {kind}", "correct the value") from None
 
 
 def _close(given: str, names: tuple[str, ...]) -> str | None:
-    """Return the name that is most like the given one; None if none is like it."""
+    """Return the name most like the given text; None if no name is close."""
     close = get_close_matches(given.lower(), [name.lower() for name in names], n=1)
     return next((name for name in names if close and name.lower() == close[0]), None)
 

@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from outbox.errors import DatabaseError, MissingExtraError, OptionError, OutboxError, PurgedError, StandbyError
+from outbox.errors import DatabaseError, OutboxError, PurgedError, StandbyError
 from outbox.model.position import EARLIEST, Position, Window
 from outbox.model.retry import seconds_to_wait
 from outbox.spark.connections import refused
-from outbox.spark.fetch import PAUSE
-from outbox.spark.place import Place, engine_options, require_file
-from outbox.spark.task import USUAL, Manner, Task
-from outbox.store.dialects.kinds import is_file
+from outbox.spark.fetch import PAUSE, Task
+from outbox.spark.offset import write
+from outbox.spark.place import Address, Place
+from outbox.store.dialects.extraction import speech_of
 from outbox.store.log import extraction
 from outbox.store.log.extraction import EVERYTHING, MESSAGES, Extraction, Narrowing, Span, columns_of, split
 from outbox.store.log.log import Log
 from outbox.store.log.stamp import Server, Stamp, purged, server_of, stamp, written
 
 if TYPE_CHECKING:
-    from outbox.store.database import Channel, Database
+    from outbox.store.database import Channel
 
 T = TypeVar("T")
 
 ROWS_PER_TASK = 500_000
+
+
+def position(*, url: str, schema: str | None = None) -> str:
+    """Capture the position of now, as text for the options `since`, `until` and `startingPosition`.
+
+    Args:
+        url: the primary's URL, without a password; or `env:NAME`, an environment variable that holds the URL.
+        schema: the schema of the tables, on PostgreSQL.
+    """
+    with closing(Planner(Place(rows=Address(url), schema=schema))) as planner:
+        return write(planner.now())
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +70,25 @@ class Planner:
         return self._ask(stamp)
 
     def server(self) -> Server:
-        """Return which server and database this is."""
+        """Return the server and database of the connection."""
         return self._ask(server_of)
 
     def purged(self) -> Position | None:
-        """Return the position of what purge has ever deleted; None when nothing is gone."""
+        """Return the position of everything that was ever purged; None: nothing was."""
         return self._ask(purged)
 
     def require_unpurged(self, window: Window) -> None:
         """Refuse a window of which rows were purged.
 
         Raises:
-            PurgedError: some of its rows are gone.
+            PurgedError: rows of the window are gone.
         """
         gone = self.purged()
         if gone is not None and window.overlaps(gone):
             raise PurgedError(
-                f"messages after the position {window.base} were purged from {self.place.primary_label()} before they"
-                f" were read (purge has come to {gone}): keep messages longer (outbox purge --older-than), or set"
-                " failOnDataLoss=false to go on with what is left"
+                f"messages after the position {window.base} were purged unread from {self.place.primary_label()} (purge"
+                f" has come to {gone}): keep messages longer (outbox purge --older-than), or set failOnDataLoss=false"
+                " to go on with the messages that are left"
             )
 
     def page(self, window: Window, limit: int, *, narrowing: Narrowing = EVERYTHING, after: int | None = None) -> Page:
@@ -97,7 +109,6 @@ class Planner:
         *,
         columns: Sequence[str] = (),
         narrowing: Narrowing = EVERYTHING,
-        manner: Manner = USUAL,
         partitions: int | None = None,
         rows_per_task: int = ROWS_PER_TASK,
         after: int | None = None,
@@ -108,13 +119,12 @@ class Planner:
 
         Args:
             window: a window between two positions of this server, as `now` returns them.
-            columns: columns of `messages`; empty: all of them.
-            narrowing: which of the messages are read.
-            manner: how tasks fetch.
+            columns: columns of `messages`; empty: all.
+            narrowing: only these messages.
             partitions: how many tasks to make, instead of one per `rows_per_task` ids.
             rows_per_task: the most rows that a task has.
             after: only messages with higher ids.
-            upto: only messages with ids up to this one.
+            upto: only messages with this id or a lower one.
             whole: the window of which no row may be purged before a task ends; None: nothing is checked.
         """
 
@@ -122,11 +132,7 @@ class Planner:
             wanted = Extraction(dialect="", columns=tuple(columns) or tuple(columns_of(MESSAGES)), narrowing=narrowing)
             parts = self._parts(channel, window, wanted, after, upto)
             pieces = [piece for part in parts for piece in _divided(part, partitions, rows_per_task)]
-            server, lsn = self._common(channel)
-            return [
-                Task(place=self.place, server=server, extraction=each, manner=manner, whole=whole, replayed=lsn)
-                for each in pieces
-            ]
+            return self._tasks(channel, pieces, whole)
 
         return self._ask(plan)
 
@@ -139,10 +145,8 @@ class Planner:
             return window
         return Window(self.purged() or EARLIEST, window.target)
 
-    def table_task(
-        self, table: str, *, columns: Sequence[str] = (), narrowing: Narrowing = EVERYTHING, manner: Manner = USUAL
-    ) -> Task:
-        """Return the one task that reads a whole table other than `messages`, as it is when the task runs."""
+    def table_task(self, table: str, *, columns: Sequence[str] = (), narrowing: Narrowing = EVERYTHING) -> Task:
+        """Return the task that reads a whole table other than `messages`, in the state when the task runs."""
 
         def plan(channel: Channel) -> Task:
             wanted = Extraction(
@@ -152,8 +156,7 @@ class Planner:
                 columns=tuple(columns) or tuple(columns_of(table)),
                 narrowing=narrowing,
             )
-            server, lsn = self._common(channel)
-            return Task(place=self.place, server=server, extraction=wanted, manner=manner, replayed=lsn)
+            return self._tasks(channel, [wanted])[0]
 
         return self._ask(plan)
 
@@ -180,13 +183,14 @@ class Planner:
                 found.append(replace(wanted, span=replace(span, first=first, last=last)))
         return found
 
-    def _common(self, channel: Channel) -> tuple[Server, str | None]:
-        """Return what all tasks of a plan share: the server, and the place up to which a standby must replay its log.
-
-        The place is None if no standby is read.
-        """
+    def _tasks(self, channel: Channel, pieces: Sequence[Extraction], whole: Window | None = None) -> list[Task]:
+        """Return a task for each piece. If a standby is read, it must replay the log up to the end of now."""
         lsn = written(channel)[1] if self.place.planner is not None else None
-        return server_of(channel), lsn
+        server = server_of(channel)
+        return [
+            Task(place=self.place, server=server, extraction=each, retries=self._retries, whole=whole, replayed=lsn)
+            for each in pieces
+        ]
 
     def _ask(self, question: Callable[[Channel], T]) -> T:
         failures = 0
@@ -196,9 +200,8 @@ class Planner:
             except StandbyError as error:
                 self.close()
                 raise StandbyError(
-                    f"{error}; rows can be read from the standby all the same: set plannerUrl, plannerUrlEnv or"
-                    " plannerService to the primary; for an extract name the primary as the database, and the standby"
-                    " by standby_url (--standby)"
+                    f"{error}; to read rows from the standby, set plannerUrl to the primary; for an extract name the"
+                    " primary as the database, and the standby by standby (--standby)"
                 ) from error
             except Exception as error:
                 self.close()
@@ -214,7 +217,7 @@ class Planner:
             return error
         cause = getattr(error, "orig", None) or error
         fatal = refused(cause)
-        if fatal is not None or not self._database().transient(error):
+        if fatal is not None or not self.place.primary().transient(error):
             return fatal or error
         if failures <= self._retries:
             return None
@@ -226,37 +229,20 @@ class Planner:
     def _connected(self) -> Channel:
         """Return the connection; if there is none, open it and verify the database."""
         if self._opened is None:
-            self._opened = self._database().open()
+            self._opened = self.place.primary().open()
             self._verify(self._opened)
         return self._opened
 
     def _verify(self, channel: Channel) -> None:
         from outbox.store import identity
-        from outbox.store.operations.check import stored_identity
 
         with channel.database.explained():
-            stored = stored_identity(channel)
+            stored = identity.stored_identity(channel)
             channel.database.slots = stored.slots if stored else channel.database.slots
             identity.verify(channel)
-        patience = extraction.patience(channel.database.dialect.name)
+        patience = speech_of(channel.database.dialect.name).patience
         if patience is not None:
             channel.run(patience)
-
-    def _database(self) -> Database:
-        url = self.place.primary.resolve()
-        if is_file(url):
-            if self.place.schema is not None:
-                raise OptionError("schema: SQLite has no schemas; leave it out")
-            require_file(url)
-        try:
-            from outbox.store.database import Database
-            from outbox.writing.engines import create_engine
-        except ImportError as error:
-            raise MissingExtraError(
-                "the planner needs psycopg and libpq where Spark's driver runs: pip install 'outbox-log[binary]'"
-            ) from error
-        engine = create_engine(url.render_as_string(hide_password=False), **engine_options(url))
-        return Database(engine, self.place.schema)
 
 
 def _divided(part: Extraction, partitions: int | None, rows: int) -> list[Extraction]:

@@ -1,7 +1,6 @@
 """The data source `outbox`: the classes that Spark calls. The planner, the follower and the fetch do the work.
 
-Spark imports this file in every session that uses any Python source. So the file imports slow modules only when it
-needs them.
+Spark imports this file in every session that uses any Python source. So slow modules are imported at their first use.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 
@@ -26,17 +25,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-    from outbox.model.position import Window
-    from outbox.spark.offset import Offset
+    from outbox.model.position import Position, Window
+    from outbox.spark.offset import Mark, Offset
     from outbox.spark.options import Options
     from outbox.spark.stream import Follower
+    from outbox.store.log.stamp import Stamp
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """The window of a DataFrame, chosen when it is loaded.
+    """The window of a DataFrame, chosen at `load()`.
 
-    `whole`: no row of this window may be purged before it is read; None: nothing is checked.
+    `whole`: no row of this window may be purged unread; None: nothing is checked.
     """
 
     window: Window
@@ -65,7 +65,7 @@ class OutboxDataSource(DataSource):
         return ddl(self._settings.table, self._settings.columns)
 
     def reader(self, schema: StructType) -> OutboxReader:
-        """Return the reader for `spark.read`; the schema is the user's, if there is one."""
+        """Return the reader for `spark.read`; the schema is the user's, if the user gave one."""
         self._settings.require_batch()
         return OutboxReader(self._settings, self._frozen, _columns_of(self._settings, schema))
 
@@ -73,21 +73,13 @@ class OutboxDataSource(DataSource):
         """Return the reader for `spark.readStream`."""
         return OutboxStreamReader(self._settings, schema)
 
-    def writer(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: FBT001 - Spark's own arguments
-        """Refuse `DataFrame.write`: the source can only be read."""
-        raise _read_only()
-
-    def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:  # noqa: N802, FBT001
-        """Refuse `DataFrame.writeStream`: the source can only be read."""
-        raise _read_only()
-
 
 class TaskPartition(InputPartition):
-    """One task, as Spark hands it to an executor."""
+    """A task for an executor."""
 
 
 class OutboxReader(DataSourceReader):
-    """One read of a DataFrame."""
+    """A read of a DataFrame."""
 
     def __init__(self, settings: Options, frozen: Frozen | None, columns: tuple[str, ...]) -> None:
         self._settings = settings
@@ -99,11 +91,9 @@ class OutboxReader(DataSourceReader):
         from outbox.spark.planner import Planner
 
         settings = self._settings
-        with closing(Planner(settings.place, retries=settings.manner.retries)) as planner:
+        with closing(Planner(settings.place, retries=settings.retries)) as planner:
             if self._frozen is None:
-                task = planner.table_task(
-                    settings.table, columns=self._columns, narrowing=settings.narrowing, manner=settings.manner
-                )
+                task = planner.table_task(settings.table, columns=self._columns, narrowing=settings.narrowing)
                 return [TaskPartition(task)]
             if self._frozen.whole is not None:
                 planner.require_unpurged(self._frozen.whole)
@@ -111,7 +101,6 @@ class OutboxReader(DataSourceReader):
                 self._frozen.window,
                 columns=self._columns,
                 narrowing=settings.narrowing,
-                manner=settings.manner,
                 partitions=settings.partitions,
                 rows_per_task=settings.rows_per_partition,
                 whole=self._frozen.whole,
@@ -119,12 +108,12 @@ class OutboxReader(DataSourceReader):
         return [TaskPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task."""
+        """Return the rows of a task."""
         return _read(partition)
 
 
 class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One run of a stream. Spark makes it in two processes, and pickles it for the tasks."""
+    """A run of a stream. Spark makes the reader in two processes, and pickles the reader for the tasks."""
 
     def __init__(self, settings: Options, schema: StructType) -> None:
         self._settings = settings
@@ -135,20 +124,20 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which a stream without a checkpoint begins."""
         initial = self._follower().initial()
-        # Spark before 4.2 may ask for the end of the first batch before it asks for the beginning.
+        # Spark before 4.2 may ask for the end of the first batch before the beginning.
         self._last = self._last or initial
         return initial.to_dict()
 
     def getDefaultReadLimit(self) -> Any:  # noqa: N802
-        """Return how many rows a batch may have. Spark asks for it from version 4.2 on."""
+        """Return how many rows a batch may have. Spark asks from version 4.2 on."""
         limit = self._settings.max_rows
         return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
 
     def latestOffset(self, start: dict[str, Any] | None = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
         """Return the offset at which the next batch ends.
 
-        Spark before 4.2 passes no `start`; the offset that was returned last counts then. In a restarted stream there
-        is none, so that its first batch takes all there is: with `availableNow` there is no second one.
+        Spark before 4.2 passes no `start`; then the offset that was returned last counts. A restarted stream has none,
+        and its first batch takes all rows: with `availableNow` there is no second batch.
         """
         from outbox.spark.offset import Offset
 
@@ -158,17 +147,12 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last = follower.now() if known is None else follower.latest(known, most)
         return self._last.to_dict()
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """Return the end of the log, for the query's status."""
-        head = self._follower().head
-        return None if head is None else head.to_dict()
-
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """End the stream at what is committed now."""
+        """End the stream at the position of now."""
         self._follower().stop_at_now()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Return the tasks of one batch."""
+        """Return the tasks of a batch."""
         from outbox.spark.offset import Offset
 
         columns = _columns_of(self._settings, self._schema)
@@ -176,11 +160,11 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [TaskPartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Return the rows of one task."""
+        """Return the rows of a task."""
         return _read(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: only Spark's checkpoint keeps how far the stream has come."""
+        """Do nothing: only Spark's checkpoint keeps the progress of the stream."""
 
     def stop(self) -> None:
         """Close the connection."""
@@ -198,32 +182,54 @@ class OutboxStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._made is None:
             self._settings.require_stream()
             _columns_of(self._settings, self._schema)
-            planner = Planner(self._settings.place, retries=self._settings.manner.retries)
+            planner = Planner(self._settings.place, retries=self._settings.retries)
             self._made = Follower(self._settings, planner)
         return self._made
 
 
-def _read_only() -> Exception:
-    from outbox.errors import OptionError
-
-    return OptionError("format: outbox can only be read; send messages by Outbox.send, in the transaction of your data")
-
-
 def _freeze(settings: Options) -> Frozen | None:
-    """Choose the window that a DataFrame has for all its reads; None for tables other than `messages`."""
+    """Choose the window of a DataFrame for all its reads, `since` to `until` or now; None: the table is another.
+
+    Raises:
+        OptionError: `since` lies after `until`.
+        PositionError: a position is of another server, or lies ahead of the present position.
+    """
+    from outbox.errors import OptionError
+    from outbox.model.position import EARLIEST, Window
     from outbox.spark.planner import Planner
-    from outbox.spark.window import window_of
     from outbox.store.log.extraction import MESSAGES
 
     if settings.table != MESSAGES:
         return None
-    with closing(Planner(settings.place, retries=settings.manner.retries)) as planner:
-        window = window_of(settings, planner)
+    with closing(Planner(settings.place, retries=settings.retries)) as planner:
+        now = planner.now()
+        base = _checked("since", settings.since, now) if settings.since else EARLIEST
+        target = _checked("until", settings.until, now) if settings.until else now.position
+        if base.head > target.head:
+            raise OptionError(f"since: {base} lies after until, {target}; exchange them")
+        window = Window(base, target)
         return Frozen(window, planner.whole(window) if settings.fail_on_data_loss else None)
 
 
+def _checked(name: str, mark: Mark, now: Stamp) -> Position:
+    from outbox.errors import PositionError
+
+    if mark.server is not None and mark.server != now.server:
+        raise PositionError(
+            f"{name}: the position is of another server, timeline or outbox ({now.server.unlike(mark.server)}), and"
+            " means nothing here; take a position from outbox.spark.position() for this url, or read the database that"
+            " the position is of"
+        )
+    if mark.position.head > now.position.head:
+        raise PositionError(
+            f"{name}: {mark.position} lies ahead of the server, which has come to {now.position}; the position is of"
+            " another server, or the server was restored from an older copy"
+        )
+    return mark.position
+
+
 def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
-    # For a read without tasks Spark makes one partition whose value is None; in Spark 4.0 the partition itself is None.
+    # For a read without tasks Spark makes a partition whose value is None; in Spark 4.0 the partition itself is None.
     if partition is None or partition.value is None:
         return iter(())
     from outbox.spark.fetch import batches
@@ -232,7 +238,7 @@ def _read(partition: InputPartition | None) -> Iterator[pa.RecordBatch]:
 
 
 def _columns_of(settings: Options, schema: StructType) -> tuple[str, ...]:
-    """Return the columns that a schema names; the table must have each of them.
+    """Return the columns of a schema; the table must have each column.
 
     Raises:
         OptionError: a column is unknown, of another type, or declared as never null.
@@ -251,5 +257,5 @@ def _columns_of(settings: Options, schema: StructType) -> tuple[str, ...]:
         if given != wanted:
             raise OptionError(f"schema: the column {field.name} is of type {wanted}, not {given}; cast it after load()")
         if not field.nullable:
-            raise OptionError(f"schema: the column {field.name} is declared NOT NULL; leave that out")
+            raise OptionError(f"schema: the column {field.name} is declared NOT NULL; leave NOT NULL out")
     return tuple(schema.fieldNames())

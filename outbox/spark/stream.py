@@ -1,4 +1,4 @@
-"""Following the log: finds where the next batch of a stream ends, and plans the tasks that read it. Needs no Spark."""
+"""Following the log: finds the end of a stream's next batch, and plans the tasks of the batch. Needs no Spark."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from outbox.errors import PositionError, PurgedError
 from outbox.model.position import EARLIEST, Position, Progress, Window
+from outbox.spark.fetch import Task
 from outbox.spark.offset import Mark, Offset
 from outbox.spark.options import Options
 from outbox.spark.planner import Page, Planner
-from outbox.spark.task import Task
 from outbox.store.log.extraction import Narrowing
 from outbox.store.log.stamp import Server, Stamp
 
@@ -25,7 +25,7 @@ _ANYTHING = Narrowing(halves=True)
 
 
 class Follower:
-    """Finds the next batch of one stream, and plans it again when it is repeated."""
+    """Finds the next batch of one stream, and plans a repeated batch again."""
 
     def __init__(self, options: Options, planner: Planner, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._options = options
@@ -33,15 +33,14 @@ class Follower:
         self._clock = clock
         self._initial: Offset | None = None
         self._end: Stamp | None = None
-        #: The offset after which nothing had come, and the stamp up to which that is known. The times are those of the
-        #: last look and of the first look that found nothing.
+        #: The offset after which no row had come, and the stamp up to which no row had come. The times are those of the
+        #: last look and of the first look that found no row.
         self._idle: tuple[Offset, Stamp] | None = None
         self._looked_at = self._idle_since = 0.0
-        self._head: Stamp | None = None
         self._selected = options.narrowing.describe()
 
     def initial(self) -> Offset:
-        """Return the offset at which the stream begins; every call returns the same one."""
+        """Return the offset at which the stream begins; every call returns the same offset."""
         if self._initial is None:
             self._initial = self._first()
         return self._initial
@@ -51,25 +50,20 @@ class Follower:
         self._end = self._planner.now()
 
     def now(self) -> Offset:
-        """Return the offset at which everything that is committed now has been delivered."""
-        return self._at(self._capture())
-
-    @property
-    def head(self) -> Offset | None:
-        """The end of the log when it was last captured; None before the first time."""
-        return None if self._head is None else self._at(self._head)
+        """Return the offset at which all rows that are committed now have been delivered."""
+        return self._at(self._end or self._planner.now())
 
     def close(self) -> None:
         """Close the connection."""
         self._planner.close()
 
     def latest(self, start: Offset, limit: int | None) -> Offset:
-        """Return where the batch after `start` ends: at most `limit` rows later, or at `start` when nothing has come.
+        """Return where the batch after `start` ends: at most `limit` rows later, or at `start` if no row has come.
 
         Raises:
-            PositionError: the offset is of another server or lies ahead of this one, or its stream selected other
+            PositionError: the offset is of another server or lies ahead of the server, or its stream selected other
                 messages.
-            PurgedError: nothing has come after `start`, and rows after it were purged before they were read.
+            PurgedError: no row has come after `start`, and rows after `start` were purged unread.
         """
         if (
             self._idle is not None
@@ -79,7 +73,7 @@ class Follower:
             return start
         if start.latest:
             return self.now()
-        stamp = self._capture()
+        stamp = self._end or self._planner.now()
         known = self._on(start, stamp.server, stamp.position)
         within = self._within(known, limit)
         if within is not None:
@@ -91,7 +85,7 @@ class Follower:
 
         Raises:
             PositionError: the batch was planned on another server, or the stream selects other messages now.
-            PurgedError: rows of the batch were purged before they were read.
+            PurgedError: rows of the batch were purged unread.
         """
         if start.latest:
             return []
@@ -107,7 +101,6 @@ class Follower:
                 window,
                 columns=columns,
                 narrowing=self._options.narrowing,
-                manner=self._options.manner,
                 partitions=self._options.partitions,
                 rows_per_task=self._options.rows_per_partition,
                 after=after,
@@ -128,16 +121,12 @@ class Follower:
         return Offset(server=stamp.server, progress=Progress(stamp.position), selected=self._selected)
 
     def _earliest(self, server: Server) -> Offset:
-        """Return the offset at the beginning of the log. Rows that are purged by now do not count as lost."""
+        """Return the offset at the beginning of the log. Rows that are purged already do not count as lost."""
         gone = self._planner.purged() or EARLIEST
         return replace(self._at(Stamp(position=EARLIEST, server=server)), gone=gone)
 
-    def _capture(self) -> Stamp:
-        self._head = self._planner.now()
-        return self._end or self._head
-
     def _within(self, known: Offset, limit: int | None) -> Offset | None:
-        """Return where the next page of the open window ends; None if no window is open, or no row of it is left."""
+        """Return where the next page of the open window ends; None: no window is open, or none of its rows is left."""
         progress = known.progress
         if progress.target is None:
             return None
@@ -148,9 +137,9 @@ class Follower:
         return _end_of(known, window, page)
 
     def _beyond(self, start: Offset, known: Offset, stamp: Stamp, limit: int | None) -> Offset:
-        """Return where the first page of what was committed after the last window ends.
+        """Return where the first page of the rows committed after the last window ends.
 
-        If nothing came, it is `start`, or the offset of `stamp` if the checkpoint has to move.
+        If no row came, return `start`, or the offset of `stamp` if the checkpoint has to move.
         """
         base = known.progress.target or known.progress.base
         passed = self._passed(start, stamp)
@@ -161,11 +150,11 @@ class Follower:
             self._idle = None
             return _end_of(replace(known, progress=Progress(base)), window, page)
         if self._options.fail_on_data_loss:
-            # Of an open window rows were left, so that here all of it counts. Where an earlier look found nothing,
-            # nothing was lost.
+            # Of an open window rows were left, so that here all of the window counts. Where an earlier look found no
+            # row, none was lost.
             self._unpurged(Window(passed or known.progress.base, stamp.position), known.gone)
-        if start.selected not in (None, self._selected):
-            # Move although nothing came, so that the checkpoint stores what is selected from now on.
+        if start.selected != self._selected:
+            # Move although no row came, so that the checkpoint stores the present selection.
             return self._at(stamp)
         return self._rest(start, window, stamp)
 
@@ -174,7 +163,7 @@ class Follower:
         if self._passed(start, stamp) is None:
             self._idle_since = now
         self._idle, self._looked_at = (start, stamp), now
-        # A run that ends by itself moves at once: it may end before _MOVE_SECONDS have passed.
+        # A run with an end moves at once, because the end may come before _MOVE_SECONDS have passed.
         if now - self._idle_since < _MOVE_SECONDS and self._end is None:
             return start
         self._idle_since = now
@@ -183,9 +172,9 @@ class Follower:
         return self._at(stamp)
 
     def _passed(self, start: Offset, stamp: Stamp) -> Position | None:
-        """Return the position up to which an earlier look found nothing after `start`; None if there is none.
+        """Return the position up to which an earlier look found no row after `start`; None: there was no such look.
 
-        A look at another server than the present one does not count.
+        A look at another server than the present does not count.
         """
         if self._idle is None or self._idle[0] != start or self._idle[1].server != stamp.server:
             return None
@@ -194,11 +183,11 @@ class Follower:
 
     def _page(self, window: Window, limit: int | None, after: int | None = None) -> Page:
         page = self._planner.page(window, limit or 1, narrowing=self._options.narrowing, after=after)
-        # Without a limit it is enough to know that there is something.
+        # Without a limit the first row is enough to know.
         return page if limit is not None else replace(page, more=False)
 
     def _on(self, offset: Offset, server: Server, head: Position) -> Offset:
-        """Return the offset as it counts on a server that has come to `head`, or the beginning to replay from."""
+        """Return the offset as counted on a server that has come to `head`, or the beginning to replay from."""
         changed = offset.server != server
         if changed and (self._options.on_identity_change == "fail" or offset.server.dialect != server.dialect):
             raise self._changed(offset.server, server)
@@ -207,10 +196,10 @@ class Follower:
             return self._earliest(server)
         if _lies_ahead(offset, head):
             raise PositionError(
-                f"the server {self._planner.place.primary_label()} has come to {head}, which lies below the position"
-                f" {offset.progress.base} of the checkpoint: it was restored from an older copy, and numbers that were"
-                " read are drawn again. Set onIdentityChange=replay to read the whole log again, or begin with a new"
-                " checkpointLocation"
+                f"the server {self._planner.place.primary_label()} has come to {head}, below the position"
+                f" {offset.progress.base} of the checkpoint: the server was restored from an older copy, and draws"
+                " numbers again that were read. Set onIdentityChange=replay to read the whole log again, or begin with"
+                " a new checkpointLocation"
             )
         self._require_same_selection(offset)
         return replace(offset, server=server, selected=self._selected)
@@ -220,13 +209,13 @@ class Follower:
 
         Older messages that only the present stream selects would never come.
         """
-        if self._options.on_selection_change == "accept" or offset.selected in (None, self._selected):
+        if self._options.on_selection_change == "accept" or offset.selected == self._selected:
             return
         raise PositionError(
-            f"the checkpoint is of a stream that selected {_in_words(offset.selected)}, and this one selects"
-            f" {_in_words(self._selected)}: messages before the position of the checkpoint that only this one selects"
-            " would never come. Select the same; begin with a new checkpointLocation, to read them, too; or set"
-            " onSelectionChange=accept to go on there with what is selected now"
+            f"the selection of the checkpoint is {_in_words(offset.selected)}, and now {_in_words(self._selected)}:"
+            " older messages of the new selection alone would never come. (1) Keep the selection, or (2) begin with a"
+            " new checkpointLocation, to read them, too, or (3) set onSelectionChange=accept, to go on from the"
+            " checkpoint with the new selection"
         )
 
     def _changed(self, before: Server, now: Server) -> PositionError:
@@ -237,7 +226,7 @@ class Follower:
         )
 
     def _unpurged(self, window: Window, gone: Position | None) -> Window | None:
-        """Return the window of which no row may be missing; None if `failOnDataLoss` is false, so nothing is checked.
+        """Return the window of which no row may be missing; None: `failOnDataLoss` is false, and nothing is checked.
 
         Raises:
             PurgedError: rows of the window were purged, and `failOnDataLoss` is true.
@@ -257,26 +246,26 @@ def _lies_ahead(offset: Offset, head: Position) -> bool:
     return newest.head > head.head
 
 
-def _in_words(selected: Mapping[str, str] | None) -> str:
-    return ", ".join(f"{name}={value}" for name, value in (selected or {}).items()) or "all topics"
+def _in_words(selected: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in selected.items()) or "all topics"
 
 
 def _end_of(known: Offset, window: Window, page: Page) -> Offset:
-    # The end keeps what was gone when the batch was planned first: Spark may ask for the beginning again, much later,
-    # when more is gone.
+    # The end keeps the purged position of the first planning: Spark may ask for the beginning again, much later, when
+    # more is gone.
     gone = known.gone if window.base == EARLIEST else None
     progress = Progress(window.base, window.target, page.last) if page.more else Progress(window.target)
     return replace(known, progress=progress, gone=gone)
 
 
 def _parts_of(start: Progress, end: Progress) -> list[tuple[Window, int | None, int | None]]:
-    """Return the windows of a batch, each with the id after which and the id up to which the batch reads it."""
+    """Return the windows of a batch, each with the id after which the batch begins and the id up to which it goes."""
     target = end.target or end.base
     if start.target is None:
         return [(Window(start.base, target), None, end.after)]
     if target == start.target:
         return [(Window(start.base, target), start.after, end.after)]
-    # Before 4.2 Spark does not pass the start of a batch. So the first batch of a restarted stream takes all there is:
-    # the rest of the open window, and everything after it.
+    # Before 4.2 Spark does not pass the start of a batch. So the first batch of a restarted stream takes all rows: the
+    # rest of the open window, and all later rows.
     rest = (Window(start.base, start.target), start.after, None)
     return [rest, (Window(start.target, target), None, end.after)]

@@ -1,4 +1,4 @@
-"""The columns of each table as Spark and Arrow know them: one fixed schema, every column nullable."""
+"""The columns of each table as Spark and Arrow know the types: one fixed schema, every column nullable."""
 
 from __future__ import annotations
 

@@ -1,21 +1,12 @@
-"""The test kit: for applications that send, for senders and dialects of one's own, and for what can go wrong.
+"""The test kit: fixtures for applications that send, and a suite for new senders.
 
 An application's tests get fixtures from the pytest plugin, or use the same by hand:
 
-- `Capture` (fixture `outbox_capture`): what was sent, also where the test rolls everything back; `assert_sent(…)`.
-- `drain` (fixture `outbox_drain`): deliver now what the test has committed.
-- `ScriptedSender` (fixture `scripted_sender`): a destination that fails, rejects, raises or hangs as it is told.
+- `Capture` (fixture `outbox_capture`): the sent messages, also if the test rolls everything back.
+- `drain` (fixture `outbox_drain`): deliver now the committed messages.
+- `ScriptedSender` (fixture `scripted_sender`): a destination that fails, rejects, raises or hangs as the test says.
 
-A sender or a dialect is good when it passes its suite:
-
-- `sender_contract.SenderContract`: subclass it with a fixture `destination`.
-- `dialect_contract.DialectContract`: subclass it with a fixture `engine`.
-
-For tests of what happens in a failure, with real processes:
-
-- `faults.arm_kill`, `faults.arm_stop`: this process dies, or stops, at a named point of writer or relay.
-- `servers`: private PostgreSQL, NATS, Kafka, RabbitMQ and Redis. They never outlive the tests, and can crash.
-- `servers.proxy.TcpProxy`: a network that refuses, drops, cuts or swallows, on demand.
+A good sender passes the suite: subclass `sender_contract.SenderContract` with a fixture `destination`.
 """
 
 from __future__ import annotations
@@ -30,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ANY", "Capture", "ScriptedSender", "drain"]
 
-#: Loaded when they are asked for: the plugin must cost nothing where it is not used.
+#: Loaded at the first use: the plugin must cost nothing where no test uses it.
 _HOMES = {"ANY": "capture", "Capture": "capture", "ScriptedSender": "scripted", "drain": "draining"}
 
 

@@ -1,4 +1,4 @@
-"""Captures what the code under test has sent, also where the test rolls everything back.
+"""Captures the messages that the code under test sends, also if the test rolls everything back.
 
     def test_order(outbox_capture):
         place_order("ann", 42)
@@ -9,17 +9,12 @@ Without pytest: `with Capture() as capture:`. No relay and no destination is nee
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import Any, Final, Self, TypedDict, Unpack, cast, overload
-from uuid import UUID
+from typing import Any, Final, Self, TypedDict, Unpack, overload
 
 from outbox.model.message import Message
-from outbox.model.verdict import DONE, Done, Reject, Verdict
-from outbox.senders.port import Sender
 from outbox.testing.entries import Entries, Entry
 
 _SHOWN_BODY = 120
@@ -27,7 +22,7 @@ _SHOWN_MESSAGES = 20
 
 
 class _Any:
-    """Stands for any value, because `None` is a value that a test can ask for."""
+    """Stands for any value, because a test can ask for `None`."""
 
     def __repr__(self) -> str:
         return "ANY"
@@ -39,8 +34,9 @@ ANY: Final = _Any()
 class Description(TypedDict, total=False):
     """The description that a message must match.
 
-    `key`, `tags`: exactly these; `None`: a message without. `body`: what was given to `send`; JSON is compared as
-    values, everything else as bytes. `headers`: at least these. `where`: a function that is true of the message.
+    `key`, `tags`: the exact text; `None`: a message without. `body`: the body as given to `send`; JSON is compared as
+    values, everything else as bytes. `headers`: the message may have more. `where`: a function that is true of the
+    message.
     """
 
     key: str | _Any | None
@@ -51,22 +47,19 @@ class Description(TypedDict, total=False):
 
 
 class Capture:
-    """Collects every message that any `Outbox` of this process appends while it is active, in that order.
+    """Collects every message that any `Outbox` of this process appends while the capture is active, in order.
 
-    A message counts from its `send` on, committed or not, until its savepoint or its transaction is rolled back.
+    A message counts from `send` on, committed or not, until a savepoint or the transaction is rolled back.
 
-    A test may keep everything inside one transaction of its own, for example with a Session bound to a Connection. Then
-    what the application "commits" counts, whichever `join_transaction_mode` the Session has. What the test rolls back
-    after that changes nothing. A raw psycopg connection is asked which of its rows are there, when that can be known:
-    before its COMMIT or after it.
+    A test may keep all work inside a single transaction, for example with a Session bound to a Connection. Then a
+    message counts if the application "commits" the Session, whichever `join_transaction_mode` the Session has; a later
+    rollback by the test does not matter. A raw psycopg connection is asked for the rows that exist, before its COMMIT
+    or after.
     """
 
     def __init__(self) -> None:
         self._captured = Entries()
         self._first = 0
-        #: By message id: the attempts that `deliver` has made, and the messages that it delivers no more.
-        self._attempts: dict[UUID, int] = {}
-        self._finished: set[UUID] = set()
 
     def __enter__(self) -> Self:
         self._captured.start()
@@ -77,25 +70,25 @@ class Capture:
 
     @property
     def messages(self) -> list[Message]:
-        """The messages that were sent, in order."""
+        """The sent messages, in order."""
         return [entry.message for entry in self._entries() if not entry.rolled_back]
 
     @property
     def committed(self) -> list[Message]:
-        """Those of `messages` that are committed for everybody: none, in a test that rolls everything back."""
+        """The committed messages: none, in a test that rolls everything back."""
         return [entry.message for entry in self._entries() if entry.committed]
 
     @property
     def rolled_back(self) -> list[Message]:
-        """The messages that were appended and are gone with their savepoint or transaction."""
+        """The messages that were rolled back, with a savepoint or a transaction."""
         return [entry.message for entry in self._entries() if entry.rolled_back]
 
     def of(self, topic: str) -> list[Message]:
-        """Return the messages that were sent to one topic, in order."""
+        """Return the messages sent to a topic, in order."""
         return [message for message in self.messages if message.topic == topic]
 
     def clear(self) -> None:
-        """Forget what was captured so far."""
+        """Forget the messages captured so far."""
         self._first = len(self._captured.all)
 
     @overload
@@ -105,17 +98,15 @@ class Capture:
     def assert_sent(
         self, topic: str, *, count: int | None = None, **description: Unpack[Description]
     ) -> Message | list[Message]:
-        """Require a message of this description, and return the first one.
-
-        With `count` require exactly so many, and return all of them.
+        """Require a message of a description, and return the first match; with `count`, require and return so many.
 
         Args:
-            topic: its topic.
-            count: how many such messages there are; 0 for none.
+            topic: the message's topic.
+            count: how many messages match; 0 for none.
             description: see `Description`.
 
         Raises:
-            AssertionError: there is none, or another number; the text shows what was sent instead.
+            AssertionError: no message matches, or another number; the text shows the messages sent instead.
         """
         __tracebackhide__ = True
         wanted = _Wanted(topic, **description)
@@ -129,10 +120,10 @@ class Capture:
         raise AssertionError(f"{number} sent{unlike} {wanted}\n{self._told(wanted)}")
 
     def assert_nothing_sent(self, topic: str | None = None) -> None:
-        """Require that nothing was sent, to one topic or at all.
+        """Require that no message was sent, to a topic or at all.
 
         Raises:
-            AssertionError: something was; the text shows it.
+            AssertionError: a message was sent; the text shows the messages.
         """
         __tracebackhide__ = True
         found = self.messages if topic is None else self.of(topic)
@@ -140,44 +131,12 @@ class Capture:
             where = "" if topic is None else f" to {topic!r}"
             raise AssertionError(f"{_counted(len(found))} sent{where}:\n{_listed(map(_shown, found))}")
 
-    def deliver(self, handler: Callable[[Message], Verdict | None] | Sender) -> list[Verdict]:
-        """Hand what was captured to a function of one message, or to a sender, in order; return the verdicts.
-
-        This is what a relay would do after the commit, for tests that never commit. Each message comes as a handler
-        gets it, with a place in the log and a time, although neither is the real one; times of delivery are ignored.
-        What is `Done` or rejected does not come again; the rest comes with the next call, as its next attempt.
-        An exception of a function is raised in the test.
-        """
-        entries = [entry for entry in enumerate(self._entries(), self._first + 1) if not entry[1].rolled_back]
-        due = [self._handed(place, e.message) for place, e in entries if e.message.message_id not in self._finished]
-        send = cast("Callable[[Sequence[Message]], Sequence[Verdict]] | None", getattr(handler, "send", None))
-        if send is not None:
-            verdicts = list(send(due)) if due else []
-            for message, verdict in zip(due, verdicts, strict=True):
-                self._note(message, verdict)
-            return verdicts
-        function = cast("Callable[[Message], Verdict | None]", handler)
-        return [self._note(message, function(message) or DONE) for message in due]
-
-    def _handed(self, place: int, message: Message) -> Message:
-        handed = copy.copy(message)
-        handed.id = place
-        handed.created_at = datetime.now(UTC)
-        handed.attempt = self._attempts.get(message.message_id, 0) + 1
-        return handed
-
-    def _note(self, message: Message, verdict: Verdict) -> Verdict:
-        if isinstance(verdict, Done | Reject):
-            self._finished.add(message.message_id)
-        self._attempts[message.message_id] = message.attempt
-        return verdict
-
     def _entries(self) -> list[Entry]:
         self._captured.settle()
         return self._captured.all[self._first :]
 
     def _told(self, wanted: _Wanted) -> str:
-        """Return, as text, what was sent instead, that topic first, and what was rolled back."""
+        """Return, as text, the messages sent instead, the wanted topic first, and the messages rolled back."""
         sent = sorted(self.messages, key=lambda message: message.topic != wanted.topic)
         gone = self.rolled_back
         text = f"what was sent:\n{_listed(map(wanted.compared, sent))}" if sent else "nothing was sent"
@@ -210,7 +169,7 @@ class _Wanted:
         return found or ([] if self.where is None or self.where(message) else ["where"])
 
     def compared(self, message: Message) -> str:
-        """Return a message as text, with what differs."""
+        """Return a message as text, with the fields that differ."""
         differing = [name for name in self.differences(message) if name != "topic"]
         if not differing:
             return _shown(message)

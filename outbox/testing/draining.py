@@ -1,4 +1,4 @@
-"""Deliver now what a test has committed: a relay in this thread, which ends when nothing is left."""
+"""Delivers now the committed messages of a test: a relay in the calling thread, until no message is left."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from outbox.testing.scripted import ScriptedSender
 
 
 def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "relay", **options: Any) -> list[Message]:
-    """Run a relay until it has nothing left to do, and return what its destination stored, in order.
+    """Run a relay until no work is left, and return the messages that the destination stored, in order.
 
-    A message that failed is parked by the relay as in production. It is tried again when it is due, not in this call.
+    The relay parks a failed message as in production, and tries again when the message is due, after the call.
 
     Args:
-        outbox: the outbox whose messages are delivered.
-        sender: a sender, a function of one message or a URL; without one every message is `Done`, and goes nowhere.
+        outbox: the outbox with the messages.
+        sender: a sender, a function of a message or a URL; None: every message is `Done`, and goes nowhere.
         name: the subscription, which begins with the earliest message; each name gets each message once.
-        options: other options of `Relay`.
+        options: further options of `Relay`.
     """
     relay = Relay(outbox, ScriptedSender() if sender is None else sender, name=name, **options)
     stored: list[Message] = []
@@ -38,7 +38,7 @@ def drain(outbox: Outbox, sender: Destination | None = None, *, name: str = "rel
         relay.until_empty()
     finally:
         outbox.unlisten(note)
-        # A sender of the caller's own stays open: it may be used again.
+        # A sender of the caller's own stays open, for the next call.
         if isinstance(sender, str):
             relay.close()
     return stored

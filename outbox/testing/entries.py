@@ -1,4 +1,4 @@
-"""The messages that a test has captured, and what became of each, as the events of all outboxes tell."""
+"""The captured messages of a test, each with its state, kept up to date by the events of all outboxes."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from sqlalchemy.orm import Session
 
 from outbox.model.message import Message
 from outbox.store.database import Database
-from outbox.store.operations import probe
+from outbox.store.dialects.statements import executor, run
+from outbox.store.log.append import present
 from outbox.telemetry.events import EVERYWHERE, Committed, Event, RolledBack, Written
 from outbox.writing.commit_hook import rolled_back_to, savepoint_released, savepoint_set
 
-#: A statement about a savepoint that is made by hand; those of `begin_nested` are noticed without it.
+#: A hand-written statement about a savepoint; the savepoints of `begin_nested` are noticed without.
 _SAVEPOINT = re.compile(
     r"\s*(SAVEPOINT|ROLLBACK(?:\s+(?:WORK|TRANSACTION))?\s+TO(?:\s+SAVEPOINT)?|RELEASE(?:\s+SAVEPOINT)?)\s+\"?(\w+)\"?",
     re.IGNORECASE,
@@ -30,10 +31,10 @@ _SAVEPOINT = re.compile(
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A message that was written, and its state: undecided, committed for everybody, or rolled back.
+    """A written message, and its state: undecided, committed, or rolled back.
 
-    `connection`: a weak reference to the connection that it was written on. `kept`: a Session has committed it that is
-    bound to a Connection inside another transaction; in production it would be there, whatever the test rolls back.
+    `connection`: a weak reference to the connection that wrote the message. `kept`: a Session bound to a Connection,
+    inside another transaction, has committed; in production the message would be stored, whatever the test rolls back.
     """
 
     message: Message
@@ -50,13 +51,13 @@ class Entry:
 
 
 class Entries:
-    """Collects every message that an outbox of this process writes, between `start` and `stop`."""
+    """Collects every message of any outbox in the process, between `start` and `stop`."""
 
     def __init__(self) -> None:
         self.all: list[Entry] = []
         # Reentrant: garbage collection may roll a transaction back at any point.
         self._lock = threading.RLock()
-        #: By the identity of the message, because the same one may be written again.
+        #: By the identity of the message, because a message may be written again.
         self._open: defaultdict[int, list[Entry]] = defaultdict(list)
 
     def start(self) -> None:
@@ -66,13 +67,13 @@ class Entries:
         event.listen(Session, "after_commit", self._session_committed)
 
     def stop(self) -> None:
-        """Collect no more; what is there stays."""
+        """Collect no more; the entries stay."""
         EVERYWHERE.unlisten(self._told)
         event.remove(Engine, "after_cursor_execute", self._executed)
         event.remove(Session, "after_commit", self._session_committed)
 
     def settle(self) -> None:
-        """Find out what became of messages whose transaction has ended, or may have, without an event."""
+        """Find out the state of messages whose transaction has ended, or may have, without an event."""
         with self._lock:
             to_ask: defaultdict[tuple[Database, Any], list[Entry]] = defaultdict(list)
             for entry in self._undecided():
@@ -106,7 +107,7 @@ class Entries:
                     pass
 
     def _taken(self, messages: Sequence[Message]) -> Iterable[Entry]:
-        """Take the entries of these messages from the open ones, of each message the newest."""
+        """Take the newest open entry of each message."""
         return [self._open[id(message)].pop() for message in messages if self._open[id(message)]]
 
     def _executed(self, connection: Connection, _cursor: object, statement: str, *_: object) -> None:
@@ -123,18 +124,19 @@ class Entries:
 
 
 def _ask(driver: Any, database: Database, entries: Sequence[Entry]) -> None:
-    """Look which rows are there: for everybody, or inside the transaction of psycopg's connection that is still open.
+    """Look for the rows: committed, or inside the open transaction of a psycopg connection.
 
-    `driver`: psycopg's connection; None if the connection is gone, of whatever kind it was. Nothing is known while the
-    connection is busy, failed, or asynchronous and inside its transaction.
+    `driver`: psycopg's connection; None: the connection, of whatever kind, is gone. The state stays unknown while the
+    connection is busy, failed, or asynchronous and inside a transaction.
     """
     ids = [entry.message.message_id for entry in entries]
     if driver is None or driver.closed or driver.info.transaction_status == TransactionStatus.IDLE:
-        present = probe.committed(database, ids)
+        with database.engine.connect() as connection:
+            found = run(executor(connection), present(database, ids))
         for entry in entries:
-            entry.committed = entry.message.message_id in present
+            entry.committed = entry.message.message_id in found
             entry.rolled_back = not entry.committed
     elif isinstance(driver, psycopg.Connection) and driver.info.transaction_status == TransactionStatus.INTRANS:
-        present = probe.seen_inside(database, driver, ids)
+        found = run(executor(driver), present(database, ids))
         for entry in entries:
-            entry.rolled_back = entry.message.message_id not in present
+            entry.rolled_back = entry.message.message_id not in found

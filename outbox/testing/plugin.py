@@ -1,6 +1,6 @@
-"""Fixtures for tests of applications that use `outbox`; pytest finds them by itself once the package is installed.
+"""Fixtures for tests of applications that use `outbox`. Pytest finds the plugin in the installed package.
 
-Nothing is imported until a test asks for one of them.
+A module is imported only when a test asks for a fixture.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def outbox_capture() -> Iterator[Capture]:
-    """All messages that any outbox appends during the test, also if the test rolls everything back: see `Capture`."""
+    """All messages of any outbox during the test, also if the test rolls everything back: see `Capture`."""
     from outbox.testing.capture import Capture
 
     with Capture() as capture:
@@ -29,7 +29,7 @@ def outbox_capture() -> Iterator[Capture]:
 
 @pytest.fixture
 def outbox_drain() -> Drain:
-    """Deliver now what the test has committed: see `outbox.testing.drain`."""
+    """Deliver now the committed messages of the test: see `outbox.testing.drain`."""
     from outbox.testing.draining import drain
 
     return drain
@@ -37,7 +37,7 @@ def outbox_drain() -> Drain:
 
 @pytest.fixture
 def scripted_sender() -> ScriptedSender:
-    """A destination that answers as its script says, and `Done` otherwise: see `ScriptedSender`."""
+    """A destination with a script of answers, and `Done` otherwise: see `ScriptedSender`."""
     from outbox.testing.scripted import ScriptedSender
 
     return ScriptedSender()

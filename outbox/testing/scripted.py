@@ -1,7 +1,7 @@
-"""A destination that does what a test tells it to, and notes what it was given.
+"""A destination that answers as a test says, and notes the messages of each call.
 
     sender = ScriptedSender(ConnectionError("gone"), Unavailable("starting"))           # the first call, the second
-    sender.on(topic="orders").answer(Retry("503"), Retry("503"))                        # the first two of these
+    sender.on(topic="orders").answer(Retry("503"), Retry("503"))                        # the first two orders
     sender.on(key="order-7").always(Reject("no such customer"))
     Relay(outbox, sender).until_empty()
     assert [m.body for m in sender.stored] == [b"1", b"2"]
@@ -19,9 +19,9 @@ from typing import Self
 from outbox.model.message import Message
 from outbox.model.verdict import DONE, Done, Unavailable, Verdict
 
-#: The answer to one message: a verdict, an exception that the whole call raises, or an event that it first waits for.
+#: The answer to one message: a verdict, an exception that the whole call raises, or an event to wait for first.
 Answer = Verdict | BaseException | threading.Event
-#: The answer to one call: one for all of it, one verdict per message, or None, which leaves the answer to the rules.
+#: The answer to one call: an answer for all messages, one verdict per message, or None: the rules answer.
 Step = Answer | Sequence[Verdict] | None
 
 _EARLIER = Unavailable("an earlier message of its key was not stored")
@@ -29,18 +29,18 @@ _LONGEST_HANG = 60.0
 
 
 class ScriptedSender:
-    """A sender whose verdicts follow a script.
+    """A sender with verdicts from a script.
 
     Args:
-        script: one step for each call, in order. Afterwards, and where a step is None, the rules of `on` decide
-            message by message, the first one that has an answer; a message that none answers is `Done`.
-        destination: the name by which subscriptions know it.
+        script: a step for each call, in order. Afterwards, and for a step None, the first rule of `on` with an answer
+            decides, message by message; without any rule a message is `Done`.
+        destination: the name by which subscriptions know the sender.
 
-        An exception is raised by the call. An event is waited for, a minute at most, as if the destination hung. The
-        script goes on when the event is set.
+        The call raises an exception, and waits for an event, a minute at most, as if the destination hung. The script
+        goes on when the event is set.
 
-        The rules keep the promise of `Sender`: behind the first message of a key that is not `Done`, the others of that
-        key are `Unavailable`. A step of one verdict per message is taken as it is.
+        The rules keep the promise of `Sender`: behind the first message of a key that is not `Done`, later messages of
+        the key are `Unavailable`. A step with a verdict for each message is taken unchanged.
     """
 
     def __init__(self, *script: Step, destination: str = "scripted") -> None:
@@ -49,7 +49,7 @@ class ScriptedSender:
         self.calls: list[list[Message]] = []
         #: The messages that were answered with `Done`, in order, repeats included.
         self.stored: list[Message] = []
-        #: The number of times that it was closed.
+        #: How often `close` was called.
         self.closed = 0
         self._script = deque(script)
         self._rules: list[Rule] = []
@@ -63,18 +63,13 @@ class ScriptedSender:
     def on(
         self, *, topic: str | None = None, key: str | None = None, where: Callable[[Message], object] | None = None
     ) -> Rule:
-        """Add a rule for messages of this description, behind the rules that there are already."""
+        """Add a rule for messages of a description, behind the present rules."""
         rule = Rule(topic, key, where)
         self._rules.append(rule)
         return rule
 
-    def next(self, *steps: Step) -> Self:
-        """Add steps behind those of the script."""
-        self._script.extend(steps)
-        return self
-
     def wait_for_calls(self, number: int, seconds: float = 30.0) -> bool:
-        """Wait until `number` calls have begun; return False if that takes longer than `seconds`."""
+        """Wait until `number` calls have begun; return False if `seconds` pass before."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self.calls) >= number, seconds)
 
@@ -126,7 +121,7 @@ class ScriptedSender:
 
 
 class Rule:
-    """A rule: the answers to the messages of one description."""
+    """A rule: the answers to messages of a description."""
 
     def __init__(self, topic: str | None, key: str | None, where: Callable[[Message], object] | None) -> None:
         self._topic, self._key, self._where = topic, key, where
@@ -134,17 +129,17 @@ class Rule:
         self._always: Answer | None = None
 
     def answer(self, *answers: Answer) -> Self:
-        """Answer the next messages of this description, one answer each; then the rule has no more of these."""
+        """Answer the next messages of the description, an answer each."""
         self._answers.extend(answers)
         return self
 
     def always(self, answer: Answer) -> Self:
-        """Answer all messages of this description in this way, when the answers before are used up."""
+        """Answer all further messages of the description in the same way."""
         self._always = answer
         return self
 
     def take(self, message: Message) -> Answer | None:
-        """Return the next answer if this message fits the description, else None."""
+        """Return the next answer if the message fits the description, else None."""
         if (self._topic or message.topic) != message.topic or (self._key or message.key) != message.key:
             return None
         if self._where is not None and not self._where(message):

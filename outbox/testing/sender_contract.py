@@ -1,12 +1,12 @@
-"""The contract of senders as a suite: a sender that passes it may be given messages.
+"""The contract of senders as a suite: a sender that passes the suite may be given messages.
 
     class TestWebhook(SenderContract):
         @pytest.fixture
         def destination(self):
             return WebhookDestination(...)
 
-A `Destination` tells the suite how to open a sender, how to see what was stored, and how to cause failures. Tests of
-failures that it cannot cause are skipped.
+A `Destination` tells the suite how to open a sender, how to see the stored messages, and how to cause failures. Tests
+of failures beyond the destination are skipped.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOPICS = ("alpha", "beta", "gamma")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """One copy of a message, as the destination has it."""
+    """A copy of a message at the destination."""
 
     message_id: UUID
     topic: str | None
@@ -49,13 +49,13 @@ class Stored:
 
 
 class Destination(ABC):
-    """The destination as the suite uses it. Several senders may be open at once."""
+    """The destination under test. Several senders may be open at once."""
 
     #: The seconds that a call of `send` may take, whatever state the destination is in.
     deadline: float = 5.0
     #: Fields of `Stored` that cannot be read back, and so are not compared.
     unreadable: frozenset[str] = frozenset()
-    #: Whether it takes topics that nobody has made there before; if not, the suite keeps to `TOPICS`.
+    #: Whether the destination takes topics that were not made there before; if not, the suite keeps to `TOPICS`.
     takes_any_topic: bool = True
 
     @abstractmethod
@@ -67,7 +67,7 @@ class Destination(ABC):
         """Return every copy that was ever stored, in the order of arrival. The destination can be reached."""
 
     def fail(self, topic: str) -> None:
-        """Refuse from now on to store messages of `topic`, one of `TOPICS`; store those of the others."""
+        """Refuse from now on to store messages of `topic`, of `TOPICS`; store messages of the other topics."""
         _cannot("fail a single topic")
 
     def disappear(self) -> None:
@@ -103,7 +103,7 @@ class SenderContract:
         sender.close()
 
     def test_an_empty_call_has_no_verdicts(self, sender: Sender) -> None:
-        """Accept a call without messages, because a worker may have nothing left to send."""
+        """Accept a call without messages, because a worker may have no message left to send."""
         assert list(sender.send([])) == []
 
     def test_done_means_stored(self, destination: Destination, sender: Sender) -> None:
@@ -115,7 +115,7 @@ class SenderContract:
         check_stored(destination, sent)
 
     def test_verdicts_are_in_the_order_of_the_messages(self, destination: Destination, sender: Sender) -> None:
-        """Return one verdict for each message, at the message's place."""
+        """Return a verdict for each message, at the message's place."""
         destination.fail("beta")
         sent = [a_message("beta" if n < 5 or n % 3 == 0 else "alpha", n) for n in range(30)]
 
@@ -125,7 +125,7 @@ class SenderContract:
         check_stored(destination, [one for one in sent if one.topic == "alpha"])
 
     def test_a_key_keeps_its_order(self, destination: Destination, sender: Sender) -> None:
-        """Keep the order of a key across topics, in one call and over several."""
+        """Keep the order of a key across topics, within a call and over several calls."""
         sent = [a_message(TOPICS[n % 3], n, key=f"key-{n % 7}") for n in range(210)]
 
         verdicts = [verdict for start in range(0, 210, 70) for verdict in sender.send(sent[start : start + 70])]
@@ -197,11 +197,11 @@ class SenderContract:
         arrive()
 
     def test_a_destination_that_is_gone_is_unavailable(self, destination: Destination, sender: Sender) -> None:
-        """Return `Unavailable` in time, so that no message is done or blamed; afterwards everything arrives."""
+        """Return `Unavailable` in time: no message is done or blamed; afterwards all messages arrive."""
         self.check_outage(destination, sender, destination.disappear)
 
     def test_a_silent_destination_is_unavailable(self, destination: Destination, sender: Sender) -> None:
-        """Do the same for a destination that accepts everything and never answers."""
+        """Do the same for a destination that accepts all connections and never answers."""
         self.check_outage(destination, sender, destination.fall_silent)
 
     def test_a_sender_may_be_opened_while_its_destination_is_gone(self, destination: Destination) -> None:
@@ -256,7 +256,7 @@ class SenderContract:
 
 
 def a_message(topic: str, body: object, **fields: Any) -> Message:
-    """Return a message as a worker hands it over; a number becomes a short body."""
+    """Return a message as handed over by a worker; a number becomes a short body."""
     made = Message(topic, str(body) if isinstance(body, int) else body, **fields)
     made.created_at = datetime.now(UTC)
     return made
@@ -282,7 +282,7 @@ def messages(*, any_topic: bool = True) -> st.SearchStrategy[Message]:
 
 
 def outcome_of(sender: Sender, sent: Sequence[Message]) -> list[type[Verdict]]:
-    """Send messages, and return the kinds of their verdicts; an exception counts as `Unavailable` for all of them."""
+    """Send messages, and return the kinds of the verdicts; an exception counts as `Unavailable` for all messages."""
     try:
         verdicts = sender.send(sent)
     except Exception:
@@ -291,14 +291,14 @@ def outcome_of(sender: Sender, sent: Sequence[Message]) -> list[type[Verdict]]:
 
 
 def check_all_done(verdicts: Sequence[Verdict], sent: Sequence[Message]) -> None:
-    """Require one `Done` for each message."""
+    """Require `Done` for each message."""
     assert len(verdicts) == len(sent), f"{len(verdicts)} verdicts for {len(sent)} messages"
     failed = [verdict for verdict in verdicts if not isinstance(verdict, Done)]
     assert not failed, f"{len(failed)} of {len(sent)} are not Done, the first is {failed[0]}"
 
 
 def check_eventually_done(sender: Sender, sent: Sequence[Message], *, seconds: float = 60.0) -> None:
-    """Send the messages until all of them are `Done`, as a worker does."""
+    """Send the messages until all are `Done`, as a worker does."""
     deadline = time.monotonic() + seconds
     while set(outcome_of(sender, sent)) != {Done}:
         assert time.monotonic() < deadline, f"not Done after {seconds} s"
@@ -306,7 +306,7 @@ def check_eventually_done(sender: Sender, sent: Sequence[Message], *, seconds: f
 
 
 def check_stored(destination: Destination, sent: Sequence[Message]) -> None:
-    """Require that exactly these messages are stored, unaltered, the first copies of each key in order."""
+    """Require exactly the sent messages, unaltered, the first copies of each key in order."""
     stored = destination.stored()
     firsts = list(dict.fromkeys(one.message_id for one in stored))
     expected = {one.message_id: one for one in sent}
@@ -317,7 +317,7 @@ def check_stored(destination: Destination, sent: Sequence[Message]) -> None:
 
 
 def check_arrived_or_rejected(destination: Destination, sent: Sequence[Message], verdicts: Sequence[Verdict]) -> None:
-    """Require that each message is stored unaltered, rejected for a reason, or waits behind one of its key that was."""
+    """Require each message stored unaltered, rejected for a reason, or waiting behind a rejected message of the key."""
     assert len(verdicts) == len(sent), f"{len(verdicts)} verdicts for {len(sent)} messages"
     copies = defaultdict(list)
     for one in destination.stored():

@@ -36,7 +36,7 @@ def engine_of(bind: Bind) -> Engine:
         )
     if not engine.dialect.is_async:
         return engine
-    url = engine.url.set(drivername=dialect_of(engine.dialect.name).blocking)
+    url = engine.url.set(drivername=dialect_of(engine.dialect.name).driving.blocking)
     return sqlalchemy.create_engine(url, poolclass=NullPool)
 
 
@@ -85,6 +85,6 @@ def create_engine(url: str, **options: Any) -> Engine:
 
 def _configure(engine: Engine, options: dict[str, Any]) -> None:
     # An application may have engines on other databases.
-    configure = dialect_of(engine.dialect.name).configure_engine if engine.dialect.name in KINDS else None
+    configure = dialect_of(engine.dialect.name).driving.configure if engine.dialect.name in KINDS else None
     if configure is not None:
         configure(engine, options.get("connect_args", {}))

@@ -92,7 +92,7 @@ class Notifier:
 
     def _open_channel(self) -> Channel | None:
         """Open a channel, if the database can notify other processes."""
-        return self._database.open() if self._database.dialect.notifies else None
+        return self._database.open() if self._database.dialect.driving.notifies else None
 
 
 class _Signal:

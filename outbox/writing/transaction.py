@@ -50,7 +50,7 @@ class Transactions:
     def __init__(self, database: Database, *after_commit: AfterCommit, listeners: Listeners | None = None) -> None:
         """`after_commit`: those who act on a commit. `listeners`: those who are told of events."""
         self._database = database
-        self._dialect = database.dialect
+        self._driving = database.dialect.driving
         self._after_commit = after_commit
         self._listeners = Listeners() if listeners is None else listeners
         #: Engines and drivers' own connections on which messages may be sent.
@@ -102,8 +102,9 @@ class Transactions:
             DatabaseError: the outbox is not on PostgreSQL, or in another database.
         """
         if driver not in self._known:
-            if "psycopg" not in self._dialect.drivers:
-                raise DatabaseError(f"the outbox is on {self._dialect.name}, a psycopg connection is to PostgreSQL")
+            if "psycopg" not in self._driving.names:
+                kind = self._database.dialect.name
+                raise DatabaseError(f"the outbox is on {kind}, a psycopg connection is to PostgreSQL")
             self._require_home(driver)
             self._known.add(driver)
         self._require_transaction(driver)
@@ -145,12 +146,12 @@ class Transactions:
             return None
 
     def _require_transaction(self, driver: Any) -> None:
-        if self._dialect.is_aborted(driver):
+        if self._driving.is_aborted(driver):
             raise TransactionAbortedError(
                 "a statement of this transaction failed, so nothing can be written in it any more; roll back, or use a"
                 " savepoint around what may fail"
             )
-        if self._dialect.commits_every_statement(driver):
+        if self._driving.commits_every_statement(driver):
             raise NoTransactionError(
                 "this connection commits every statement by itself (AUTOCOMMIT), so the message would outlive a"
                 " rollback; use an engine without isolation_level='AUTOCOMMIT', or begin a transaction (with its own"
@@ -167,15 +168,16 @@ class Transactions:
         """
         if engine not in self._known:
             self._require_usable(engine)
-            self._homes.append(self._dialect.location(engine))
+            self._homes.append(self._driving.location(engine))
             self._prepare(engine)
 
     def _require_usable(self, engine: Engine) -> None:
-        if engine.dialect.name != self._dialect.name:
-            raise DatabaseError(f"the outbox is on {self._dialect.name}, this connection is to {engine.dialect.name}")
-        if engine.dialect.driver not in self._dialect.drivers:
+        kind = self._database.dialect.name
+        if engine.dialect.name != kind:
+            raise DatabaseError(f"the outbox is on {kind}, this connection is to {engine.dialect.name}")
+        if engine.dialect.driver not in self._driving.names:
             # psycopg serves engines that block and those that are awaited by the same URL.
-            url = URL.create(self._dialect.blocking, database=engine.url.database, host=engine.url.host)
+            url = URL.create(self._driving.blocking, database=engine.url.database, host=engine.url.host)
             raise DatabaseError(
                 f"{engine.dialect.driver} does not tell whether a transaction failed; write the engine's URL as"
                 f" {url.set(port=engine.url.port).render_as_string()}"
@@ -183,7 +185,7 @@ class Transactions:
 
     def _require_home(self, found: Any) -> None:
         """Refuse an engine, or a driver's own connection, that surely leads to another database than the outbox's."""
-        location = self._dialect.location(found)
+        location = self._driving.location(found)
         if location is None:
             return
         others = [home.name for home in self._homes if home is not None and home.differs(location)]
@@ -196,9 +198,9 @@ class Transactions:
     def _prepare(self, engine: Engine) -> None:
         self._known.add(engine)
         # First, so that what it does to a commit is part of the commit that is noticed.
-        if self._dialect.prepare_engine is not None:
-            self._dialect.prepare_engine(engine)
-        commits.prepare(engine, self._dialect.is_aborted)
+        if self._driving.prepare is not None:
+            self._driving.prepare(engine)
+        commits.prepare(engine, self._driving.is_aborted)
 
     def committed(self, sent: Sent, since: float) -> None:
         """Act on a commit, also if one of those who act raises, and tell the listeners."""

@@ -16,9 +16,9 @@ from outbox.model.lease import Partition
 from outbox.model.subscription import Declaration
 from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.command_line import outbox
 from tests.support.nats_streams import Stream
+from tests.support.servers.proxy import TcpProxy
 
 PROGRAM = [sys.executable, "-c", "from outbox.cli import main; main()"]
 

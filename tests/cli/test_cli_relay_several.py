@@ -10,10 +10,10 @@ from sqlalchemy import text
 
 from outbox import migrate
 from outbox.store.label import label_of
-from outbox.testing.servers.proxy import TcpProxy
 from tests.cli.test_cli_relay import bodies
 from tests.support.command_line import outbox
 from tests.support.programs import Program
+from tests.support.servers.proxy import TcpProxy
 from tests.support.several import behind, new_database, new_databases, send, url_of
 from tests.support.waiting import eventually
 

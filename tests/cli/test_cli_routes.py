@@ -158,10 +158,6 @@ WRONG = {
     "an unknown scheme": (["--route", "*=nowhere://h"], "there is no sender for nowhere: URLs"),
     "a new name that is none": (["--to", "stdout:", "--rename", "a"], "--rename 'a': write OLD=NEW"),
     "a prefix that is none": (["--to", "stdout:", "--prefix", "a b"], "prefix: makes a topic that must be"),
-    "events of events": (
-        ["--to", "https://h/x?format=cloudevents", "--envelope", "cloudevents"],
-        "https://h/x: the envelope cloudevents and format=cloudevents of the URL would each make an event of a message",
-    ),
     "nothing": ([], "no destination: give --to URL"),
 }
 

@@ -96,7 +96,7 @@ def test_a_secret_of_an_endpoint_as_an_argument_is_refused(parameters, where, co
 
 
 def test_the_options_of_a_webhook_are_no_secrets(sqlite_engine):
-    url = "https://127.0.0.1:1/hook?most=4&format=cloudevents&source=/shop&proxy=http://proxy:3128"
+    url = "https://127.0.0.1:1/hook?most=4&per-connection=5&proxy=http://proxy:3128"
     ended = outbox(sqlite_engine, "relay", "--until-empty", "--to", url)
 
     assert ended.code == 0, ended.err

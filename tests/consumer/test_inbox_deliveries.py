@@ -16,8 +16,8 @@ from sqlalchemy.orm import Session
 
 from outbox import Inbox, Message, Outbox, Relay, Retry
 from outbox import create_engine as create_outbox_engine
-from outbox.testing.faults import arm_kill
 from tests.support.effects import billing, effects, handle_once, take_effect
+from tests.support.faults import arm_kill
 from tests.support.programs import Program
 from tests.support.readers import QUICK
 from tests.support.waiting import eventually

@@ -13,12 +13,12 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox
 from outbox.direct import delivery
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.destination import LONG_LEASE, Destination, relay_to
 from tests.support.direct import declare_compensation
 from tests.support.directly import marked, relayed, writing_directly
 from tests.support.nats_streams import Stream
 from tests.support.programs import ROOT, Program
+from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
 GRACE_SECONDS = 10

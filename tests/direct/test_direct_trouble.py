@@ -15,12 +15,11 @@ from sqlalchemy import Engine
 
 from outbox import Message, Outbox, Reject, Retry, Unavailable, create_engine
 from outbox.direct import delivery
-from outbox.direct import dispatcher as rounds
+from outbox.direct import sends as rounds
 from outbox.direct.sends import DirectSends
 from outbox.model.verdict import DONE
 from outbox.store.log.log import Log
 from outbox.store.subscriptions.acks import Acks
-from outbox.testing.servers.proxy import TcpProxy
 from outbox.writing.notifier import Notifier
 from tests.support.destination import relay_to
 from tests.support.direct import stored_acks
@@ -37,6 +36,7 @@ from tests.support.directly import (
     writing_directly,
 )
 from tests.support.readers import bodies
+from tests.support.servers.proxy import TcpProxy
 from tests.support.several import behind
 from tests.support.waiting import eventually
 

@@ -6,7 +6,7 @@ from uuid import UUID
 
 from outbox import Message, Route, migrate
 from outbox.cli.routes import routes_of_file
-from outbox.senders.rewriting import RewritingSender
+from outbox.senders.opening import open_sender
 from tests.support.destination import Destination
 from tests.support.pages import TOP, blocks, run
 
@@ -44,6 +44,6 @@ def test_the_event_is_what_arrives():
     message.created_at = datetime(2026, 1, 31, 12, tzinfo=UTC)
     destination = Destination()
 
-    RewritingSender(destination, prefix="shop.", envelope="cloudevents").send([message])
+    open_sender(destination, prefix="shop.", envelope="cloudevents").send([message])
 
     assert destination.bodies == [shown.replace("\n", "").encode()]

@@ -61,7 +61,7 @@ class Endless:
         (None, "not NoneType"),
         (7, "not int"),
         (Destination, r"pass Destination\(\)"),
-        (yielding, "yielding would only begin .*without yield"),
+        (yielding, "yielding is a generator; .*without yield"),
         (yielding(Message("t", b"")), "not generator"),
         (Endless(), r"close\(\).* not Endless"),
     ],

@@ -1,6 +1,5 @@
 """When a transaction is asked about: to the millisecond, by the clock of the database, which stands still here."""
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,10 +18,10 @@ from outbox.rocketmq.checker import Checker, CheckPolicy
 from outbox.schema import record_metadata
 from outbox.store.database import Database
 from outbox.worker.policy import HandlerPolicy
-from outbox.worker.worker import Worker
 from tests.rocketmq.parts import CHECK, COMMIT, GROUP, UNKNOW, Listener, arrived, half_rows, parked, verdicts
+from tests.support.dialects import varied
 from tests.support.orders import Base
-from tests.support.readers import job
+from tests.support.readers import Worker, job
 
 SECOND, MILLISECOND = 1000, timedelta(milliseconds=1)
 HOURS_72 = 72 * 3600 * SECOND
@@ -40,7 +39,7 @@ class Stepped:
             connection.execute(text(f"CREATE TABLE IF NOT EXISTS test_clock (at {kind})"))
             connection.execute(text("DELETE FROM test_clock"))
             connection.execute(text("INSERT INTO test_clock VALUES (:at)"), {"at": self._at(0)})
-        dialect = replace(Database(engine).dialect, now="(SELECT at FROM test_clock)")
+        dialect = varied(Database(engine).dialect, now="(SELECT at FROM test_clock)")
         self.outbox = Outbox(engine, dialect=dialect)
 
     def set(self, milliseconds: int) -> None:

@@ -18,8 +18,7 @@ from sqlalchemy import Engine, text
 from outbox import Message, create_engine
 from outbox.model.limits import HALF_TOPIC
 from outbox.store.database import Database
-from outbox.store.dialects.sql import Sql
-from outbox.store.dialects.statements import _PARAMETER
+from outbox.store.dialects.statements import _PARAMETER, Sql
 from outbox.store.half_messages.half import Half, Halves
 from outbox.store.half_messages.op import DecidedHalves, Ops
 from outbox.store.subscriptions.parked import Parked

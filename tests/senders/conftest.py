@@ -8,12 +8,14 @@ import pytest
 from outbox.senders.nats import NatsSender
 from outbox.senders.rabbitmq import RabbitSender
 from outbox.senders.webhook import WebhookSender
-from outbox.testing.servers import NatsServer, RabbitServer, RedisServer
-from outbox.testing.servers.proxy import TcpProxy
+from outbox.testing.servers import NatsServer
 from tests.conftest import started
 from tests.support.kafka_topics import FarKafka
 from tests.support.nats_streams import Stream
 from tests.support.rabbit_exchanges import Exchange
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.rabbitmq import RabbitServer
+from tests.support.servers.redis import RedisServer
 from tests.support.webhook_endpoint import Endpoint
 from tests.support.webhooks import Hook
 

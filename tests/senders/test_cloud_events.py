@@ -13,23 +13,28 @@ from hypothesis import HealthCheck, given, settings
 from outbox.errors import InvalidMessageError
 from outbox.model.message import Message, stored_message, uuid7
 from outbox.model.verdict import DONE, Reject
-from outbox.senders.cloud_events import binary_headers, structured_body
-from outbox.senders.webhook import WebhookSender
+from outbox.senders.envelopes import ENVELOPES
+from outbox.senders.opening import open_sender
 from outbox.testing.sender_contract import a_message, check_all_done, messages
 
 FIX = "send the message anew without that, and discard this one"
 
 
-def sent_as(endpoint, format: str, message: Message, source: str = ""):
-    """Send a message in a format; return what arrived."""
-    sender = WebhookSender(f"{endpoint.url}/x?format={format}{source}")
+def sent_as(endpoint, message: Message):
+    """Send a message to a web server as an event; return what arrived."""
+    sender = open_sender(f"{endpoint.url}/x", envelope="cloudevents")
     check_all_done(sender.send([message]), [message])
     sender.close()
     return endpoint.kept[-1]
 
 
+def event_of(message: Message) -> bytes:
+    """The event that a message becomes."""
+    return ENVELOPES["cloudevents"](message, message.topic).body
+
+
 def read(received) -> BaseCloudEvent:
-    """What the SDK makes of a request; it tells the modes apart by itself."""
+    """What the SDK makes of a request."""
     return from_http_event(HTTPMessage(dict(received.headers), received.body))
 
 
@@ -46,57 +51,17 @@ def full() -> Message:
     return message
 
 
-def test_the_headers_of_binary_mode_are_those_of_the_binding(endpoint):
-    sent = full()
-
-    received = sent_as(endpoint, "cloudevents", sent)
-
-    ours = {name: value for name, value in received.headers.items() if name.startswith(("ce-", "X-", "trace"))}
-    assert ours == {
-        "ce-specversion": "1.0",
-        "ce-id": str(sent.message_id),
-        "ce-source": "/outbox",
-        "ce-type": "orders.placed",
-        "ce-subject": "order%20%227%22:%20%C3%BC%25",
-        "ce-time": "2026-01-31T14:00:00.123456Z",
-        "ce-tags": "placed,%20p%C3%A4id",
-        "X-Trace": "a: b",
-        "traceparent": "00-1",
-    }
-    assert received.headers["Content-Type"] == "application/json"
-    assert received.headers["webhook-id"] == str(sent.message_id)
-    assert [name for name in received.headers if name.startswith("Outbox")] == []
-    assert received.body == sent.body
-
-
-def test_the_example_of_the_binding_is_encoded_as_it_says():
-    """Section 3.1.3.2 of the HTTP protocol binding."""
-    message = Message("orders", b"", key="Euro € 😀")
-
-    assert binary_headers(message, source="/x")["ce-subject"] == "Euro%20%E2%82%AC%20%F0%9F%98%80"
-
-
-def test_every_printable_character_but_three_stays_as_it_is():
-    printable = "".join(map(chr, range(0x21, 0x7F)))
-    message = Message("orders", b"", key=f" {printable}")
-
-    subject = binary_headers(message, source="/x")["ce-subject"]
-
-    assert subject == "%20" + printable.replace("%", "%25").replace('"', "%22")
-
-
 def test_structured_mode_is_one_object(endpoint):
     sent = full()
 
-    received = sent_as(endpoint, "cloudevents-structured", sent, "&source=https://shop.example.org/a%23b")
+    received = sent_as(endpoint, sent)
 
     assert received.headers["Content-Type"] == "application/cloudevents+json"
     assert received.headers["X-Trace"] == "a: b"
-    assert [name for name in received.headers if name.startswith(("ce-", "Outbox"))] == []
     assert json.loads(received.body) == {
         "specversion": "1.0",
         "id": str(sent.message_id),
-        "source": "https://shop.example.org/a#b",
+        "source": "/outbox",
         "type": "orders.placed",
         "subject": 'order "7": ü%',
         "time": "2026-01-31T14:00:00.123456Z",
@@ -106,11 +71,10 @@ def test_structured_mode_is_one_object(endpoint):
     }
 
 
-@pytest.mark.parametrize("format", ["cloudevents", "cloudevents-structured"])
-def test_the_sdk_reads_what_was_sent(endpoint, format):
+def test_the_sdk_reads_what_was_sent(endpoint):
     sent = full()
 
-    event = read(sent_as(endpoint, format, sent))
+    event = read(sent_as(endpoint, sent))
 
     assert event.get_attributes() == {
         "specversion": "1.0",
@@ -125,9 +89,8 @@ def test_the_sdk_reads_what_was_sent(endpoint, format):
     assert event.get_data() == {"id": 7, "name": "Zoë"}
 
 
-@pytest.mark.parametrize("format", ["cloudevents", "cloudevents-structured"])
-def test_a_field_that_a_message_has_not_is_not_sent(endpoint, format):
-    received = sent_as(endpoint, format, Message("orders", b""))
+def test_a_field_that_a_message_has_not_is_not_sent(endpoint):
+    received = sent_as(endpoint, Message("orders", b""))
 
     event, named = read(received), [*received.headers, *json.loads(received.body or b"{}")]
     # The SDK takes the present for a time that is missing.
@@ -166,7 +129,7 @@ def test_a_field_that_a_message_has_not_is_not_sent(endpoint, format):
 def test_a_body_is_json_text_or_base64_and_always_exact(body, content_type, member, value):
     message = Message("orders", body, content_type=content_type)
 
-    written = structured_body(message, source="/x")
+    written = event_of(message)
 
     envelope = json.loads(written)
     assert {"data", "data_base64"} & set(envelope) == {member}
@@ -183,20 +146,18 @@ def test_a_body_is_json_text_or_base64_and_always_exact(body, content_type, memb
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @given(messages())
 def test_the_sdk_reads_every_message_or_it_is_refused(message):
-    """Every field as it was, in both modes."""
+    """Every field as it was."""
     if message.key is not None and re.search(r"[\x00-\x1f\x7f-\x9f]", message.key):
         with pytest.raises(InvalidMessageError, match="key: CloudEvents allow no control characters in subject"):
-            binary_headers(message, source="/x")
+            event_of(message)
         return
-    headers = binary_headers(message, source="/x")
-    binary = from_http_event(HTTPMessage(headers, message.body))
-    envelope = HTTPMessage({"content-type": "application/cloudevents+json"}, structured_body(message, source="/x"))
+    envelope = HTTPMessage({"content-type": "application/cloudevents+json"}, event_of(message))
     structured = from_http_event(envelope)
 
     expected = {
         "specversion": "1.0",
         "id": str(message.message_id),
-        "source": "/x",
+        "source": "/outbox",
         "type": message.topic,
         "subject": message.key,
         "time": message.created_at,
@@ -204,13 +165,11 @@ def test_the_sdk_reads_every_message_or_it_is_refused(message):
         "tags": message.tags,
     }
     expected = {name: value for name, value in expected.items() if value is not None}
-    assert binary.get_attributes() == expected
     assert structured.get_attributes() == expected
     if message.content_type is None:
         assert structured.get_data() == (message.body or None)
 
 
-@pytest.mark.parametrize("format", ["cloudevents", "cloudevents-structured"])
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
@@ -224,28 +183,13 @@ def test_the_sdk_reads_every_message_or_it_is_refused(message):
         ({"content_type": "a\x01"}, "content_type: CloudEvents allow no control characters in datacontenttype"),
     ],
 )
-def test_what_cloud_events_cannot_carry_is_rejected_alone(endpoint, fields, reason, format):
+def test_what_cloud_events_cannot_carry_is_rejected_alone(endpoint, fields, reason):
     row = {"topic": "orders", "key": None, "tags": None, "headers": None, "body": b"", "content_type": None}
     times = {"created_at": datetime.now(UTC), "deliver_at": None, "expires_at": None}
     strange = stored_message(1, uuid7(), **(row | fields | times))
-    sender = WebhookSender(f"{endpoint.url}/x?format={format}")
+    sender = open_sender(f"{endpoint.url}/x", envelope="cloudevents")
 
     before, refused, after = sender.send([a_message("orders", 1), strange, a_message("orders", 2)])
     sender.close()
 
     assert (before, refused, after) == (DONE, Reject(f"{reason}; {FIX}"), DONE)
-
-
-def test_what_is_a_cloud_event_already_cannot_be_the_body_of_another(endpoint):
-    """In binary mode a receiver would take the body for the whole event."""
-    sent = a_message("orders", b"{}", content_type="Application/CloudEvents+json")
-    sender = WebhookSender(f"{endpoint.url}/x?format=cloudevents")
-
-    [verdict] = sender.send([sent])
-    sender.close()
-
-    assert verdict == Reject(
-        "content_type: Application/CloudEvents+json says that the body is a whole CloudEvent; send it to an endpoint"
-        " with format=raw, and discard this one"
-    )
-    assert read(sent_as(endpoint, "cloudevents-structured", sent)).get_data() == {}

@@ -18,10 +18,10 @@ from outbox.senders.headers import Reserved, wire_headers
 from outbox.senders.opening import open_sender
 from outbox.senders.port import Sender
 from outbox.testing.servers import NatsServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.command_line import outbox as command
 from tests.support.destination import relay_to
 from tests.support.nats_streams import Stream
+from tests.support.servers.proxy import TcpProxy
 
 FIX = "send the message anew without that, and discard this one"
 

@@ -19,7 +19,7 @@ from tests.support.nats_streams import Stream, Witness, make_stream
 from tests.support.waiting import eventually
 
 EARLIER = Unavailable("an earlier message of its key was not stored")
-TAKEN = "it is sent again, and taken when the stream's duplicate_window is over"
+TAKEN = "the copy is sent again, and taken when the stream's duplicate_window is over"
 
 
 @pytest.fixture
@@ -40,8 +40,8 @@ def of_another(stream: Stream) -> Unavailable:
     """What is said of a message that the stream has of the first sender's subject."""
     return Unavailable(
         f"stream '{stream.prefix}' dropped it on subject '{stream.prefix}.b.orders' because it has the same message"
-        f" from '{stream.prefix}.a.orders', and drops by the id alone; give each of the two a stream of its own, or run"
-        f" only one of their relays; {TAKEN}"
+        f" from '{stream.prefix}.a.orders', and drops by the id alone; give each of the two subjects a stream,"
+        f" or run one relay only; {TAKEN}"
     )
 
 
@@ -121,7 +121,7 @@ def test_one_whose_first_copy_is_gone_is_sent_until_the_window_is_over(stream):
         first, second = sender.send(sent)
         check_eventually_done(sender, sent[:1])
 
-    assert first == doubtful(stream.prefix, f"{stream.prefix}.orders", "its first copy is gone")
+    assert first == doubtful(stream.prefix, f"{stream.prefix}.orders", "the first copy is gone")
     assert second == DONE
     assert stream.held() == [("orders", b"2"), ("orders", b"1")]
 
@@ -133,7 +133,7 @@ def test_another_message_in_the_place_of_the_first_copy_is_not_it(stream, nats):
 
     verdict = answered(nats, answer)
 
-    assert verdict[0] == doubtful(stream.prefix, verdict[1], "its first copy is gone")
+    assert verdict[0] == doubtful(stream.prefix, verdict[1], "the first copy is gone")
 
 
 def test_a_stream_that_cannot_be_asked_leaves_it_waiting(nats):

@@ -11,10 +11,10 @@ from sqlalchemy.orm import Session
 
 from outbox import create_engine, migrate
 from outbox.senders.rabbitmq import RabbitSender
-from outbox.senders.rabbitmq_frames import RESERVED
+from outbox.senders.rabbitmq_channel import RESERVED
 from outbox.testing.sender_contract import a_message, check_all_done
-from outbox.testing.servers import RabbitServer
 from tests.support.pages import TOP, run
+from tests.support.servers.rabbitmq import RabbitServer
 
 PAGE = (TOP / "docs" / "rabbitmq.md").read_text()
 

@@ -21,10 +21,11 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox, Relay, create_engine, migrate
 from outbox.model.verdict import DONE, Unavailable
 from outbox.senders.opening import open_sender
-from outbox.testing.servers import RabbitServer, RedisServer
 from outbox.testing.servers.process import free_port
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.pages import TOP, blocks
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.rabbitmq import RabbitServer
+from tests.support.servers.redis import RedisServer
 from tests.support.waiting import eventually
 
 PAGE = (TOP / "docs" / "recipes.md").read_text()

@@ -3,7 +3,7 @@
 import json
 from contextlib import closing
 
-from outbox.senders.rewriting import RewritingSender
+from outbox.senders.opening import open_sender
 from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done
 from tests.support.kafka_topics import Topics
 
@@ -12,7 +12,7 @@ def test_kafka_has_debeziums_topic_key_and_headers(kafka):
     topics = Topics(kafka)
     topics.make("outbox.event.orders")
     sent = a_message("orders", {"id": 7}, key="order-7", tags="placed")
-    with closing(RewritingSender(topics.open(), envelope="debezium")) as sender:
+    with closing(open_sender(topics.open(), envelope="debezium")) as sender:
         check_eventually_done(sender, [sent])
 
     (record,) = topics.records()
@@ -27,7 +27,7 @@ def test_kafka_has_debeziums_topic_key_and_headers(kafka):
 
 def test_nats_has_a_structured_event_under_another_subject(stream):
     sent = a_message("orders", {"id": 7}, key="order-7")
-    with closing(RewritingSender(stream.open(), rename={"orders": "people"}, envelope="cloudevents")) as sender:
+    with closing(open_sender(stream.open(), rename={"orders": "people"}, envelope="cloudevents")) as sender:
         check_all_done(sender.send([sent]), [sent])
 
     (stored,) = stream.stored()

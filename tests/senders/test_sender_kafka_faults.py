@@ -1,15 +1,8 @@
-"""Kafka in bad weather: brokers that die, pause and come back, threads, forks, and the order of a key."""
+"""Kafka in bad weather: the contract, and the order of a key behind a refused record."""
 
 import logging
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from functools import partial
-from pathlib import Path
 
 import pytest
 from confluent_kafka import KafkaError
@@ -17,10 +10,10 @@ from confluent_kafka import KafkaError
 from outbox.model.verdict import DONE, Reject, Unavailable
 from outbox.senders import kafka as kafka_sender
 from outbox.senders.kafka import KafkaSender
-from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored, outcome_of
+from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, outcome_of
+from tests.conftest import started
 from tests.support.kafka_topics import FarKafka, Topics
-from tests.support.pausing import paused
-from tests.support.weather import rage, send_through
+from tests.support.remote import RemoteSenderContract
 
 
 @pytest.fixture
@@ -40,11 +33,33 @@ def sender(topics: Topics) -> Iterator[KafkaSender]:
     sender.close()
 
 
+@pytest.fixture
+def place(topics: Topics) -> Topics:
+    """Topics of this test."""
+    return topics
+
+
 @pytest.fixture(scope="module")
-def mortal() -> Iterator[FarKafka]:
-    """A broker that may be killed."""
-    with FarKafka() as kafka:
+def fragile() -> Iterator[FarKafka]:
+    """A broker to be killed and paused."""
+    with started(FarKafka) as kafka:
         yield kafka
+
+
+@pytest.fixture
+def mortal(fragile: FarKafka) -> Iterator[Topics]:
+    """Topics there."""
+    topics = Topics(fragile)
+    yield topics
+    topics.close()
+
+
+class TestBadWeather(RemoteSenderContract):
+    """Calls take turns, and a producer has threads of its own."""
+
+    calls = 1
+    kills = 1
+    slack = 3
 
 
 def test_an_outage_and_a_message_that_is_too_large_are_no_fatal_errors_in_the_log(topics, sender, caplog):
@@ -144,186 +159,3 @@ def test_after_a_refusal_at_most_one_message_of_a_key_is_unacknowledged(kafka, t
 
     arrived = sorted(record.value() for record in topics.records())
     assert arrived == [b"0", b"1", b"2", b"4", b"7", b"first"]
-
-
-def test_a_broker_that_comes_back_is_found_again_with_few_words(mortal, caplog):
-    began = time.monotonic()  # which nobody sets back, unlike the time of a record
-    caplog.set_level(logging.INFO, logger="outbox")
-    topics = Topics(mortal)
-    sent = [a_message("alpha", n) for n in range(50)]
-    sender = KafkaSender(f"kafka://{mortal.server.servers}/{topics.prefix}", timeout=timedelta(seconds=2))
-    check_all_done(sender.send(sent[:1]), sent[:1])
-
-    mortal.server.kill()
-    for _ in range(20):
-        assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
-    mortal.server.start()
-
-    check_eventually_done(sender, sent, seconds=60)
-    sender.close()
-    topics.close()
-    first, *outage, last = (record for record in caplog.records if record.name == "outbox.senders.kafka")
-    where = f"kafka://{mortal.server.servers}"
-    assert first.getMessage() == last.getMessage() == f"Kafka: connected to {where}"
-    assert {record.levelname for record in outage} == {"WARNING"}
-    assert len(outage) <= 1 + (time.monotonic() - began) / 60
-
-
-def test_a_broker_that_is_killed_in_mid_stream_loses_and_reorders_nothing(mortal):
-    topics = Topics(mortal)
-    sender = topics.open()
-
-    def storm() -> None:
-        for _ in range(3):
-            time.sleep(1)
-            mortal.server.kill()
-            time.sleep(0.3)
-            mortal.server.start()
-
-    sent = send_through(sender, storm, topics=("alpha",))
-
-    sender.close()
-    check_stored(topics, sent)
-    topics.close()
-
-
-def test_a_paused_broker_is_unavailable_in_time_and_found_again(mortal):
-    topics = Topics(mortal)
-    sender = KafkaSender(topics.url, timeout=timedelta(seconds=1))
-    sent = [a_message("alpha", bytes(100_000), key=f"k{n % 10}") for n in range(100)]
-    check_eventually_done(sender, sent[:10])
-
-    with paused(mortal.server):
-        for _ in range(3):
-            began = time.monotonic()
-            assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
-            assert time.monotonic() - began < 10
-
-    check_eventually_done(sender, sent, seconds=60)
-    check_stored(topics, sent)
-    sender.close()
-    topics.close()
-
-
-@pytest.mark.parametrize("direction", ["to_server", "to_client"])
-def test_a_connection_that_is_cut_anywhere_loses_and_reorders_nothing(kafka, topics, sender, direction):
-    check_all_done(sender.send(sent := [a_message("orders", "first")]), sent)
-    for cut in range(0, 900, 43):
-        part = [a_message("orders", f"{cut}-{n}", key=f"k{n % 2}") for n in range(6)]
-        sent += part
-        kafka.proxy.cut_after(cut, direction)
-        check_eventually_done(sender, part)
-
-    topics.recover()
-    check_stored(topics, sent)
-
-
-def test_bad_weather_loses_and_reorders_nothing(topics, full):
-    sender = KafkaSender(topics.url, timeout=timedelta(seconds=0.7))
-
-    sent = send_through(sender, partial(rage, topics, seconds=60 if full else 5))
-
-    sender.close()
-    check_stored(topics, sent)
-
-
-def test_several_threads_may_send_at_once(topics, sender):
-    calls = [[a_message("orders", n, key=f"{call}-{n % 3}") for n in range(100)] for call in range(8)]
-
-    with ThreadPoolExecutor(8) as pool:
-        for verdicts, sent in zip(pool.map(sender.send, calls), calls, strict=True):
-            check_all_done(verdicts, sent)
-
-    check_stored(topics, [message for sent in calls for message in sent])
-
-
-def test_closing_ends_a_call_that_waits(topics):
-    sender = KafkaSender(topics.url, timeout=timedelta(seconds=30))
-    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
-    topics.fall_silent()
-
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(sender.send, [a_message("orders", 2)])
-        time.sleep(0.2)
-        began = time.monotonic()
-        sender.close()
-        assert [type(verdict) for verdict in waiting.result(60)] == [Unavailable]
-    assert time.monotonic() - began < 15
-
-
-def test_a_closed_sender_begins_anew(sender):
-    sender.close()
-
-    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
-
-
-def test_big_bodies_go_through_in_one_call(topics, sender):
-    sent = [a_message("orders", bytes(900_000), key=f"k{n % 5}" if n % 2 else None) for n in range(40)]
-
-    check_eventually_done(sender, sent)
-
-    check_stored(topics, sent)
-
-
-def test_idle_outages_leave_nothing_behind(topics, sender):
-    """Producers that failed do not pile up, nor do their threads."""
-    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
-    files, tasks = Path("/proc/self/fd"), Path("/proc/self/task")
-    before = len(list(files.iterdir())), len(list(tasks.iterdir())), threading.active_count()
-
-    for _ in range(5):
-        topics.disappear()
-        sender.send([a_message("orders", bytes(10_000)) for _ in range(100)])
-        topics.recover()
-        check_eventually_done(sender, [a_message("orders", 2)])
-
-    after = len(list(files.iterdir())), len(list(tasks.iterdir())), threading.active_count()
-    assert all(now <= then + 3 for now, then in zip(after, before, strict=True)), (before, after)
-
-
-def test_a_second_copy_has_the_same_id_and_bytes(topics, sender):
-    sent = [a_message("orders", "x", key="k")]
-
-    for _ in range(2):
-        assert list(sender.send(sent)) == [DONE]
-
-    one, other = topics.records()
-    assert (one.value(), one.key(), one.headers()) == (other.value(), other.key(), other.headers())
-
-
-SCRIPT = """
-import os, sys
-from outbox.model.message import Message
-from outbox.senders.kafka import KafkaSender
-from outbox.model.verdict import DONE
-
-def send():
-    assert list(sender.send([Message("orders", b"x", key="k") for _ in range(20)])) == [DONE] * 20
-
-def wait(pid):
-    assert os.waitpid(pid, 0)[1] == 0
-
-sender = KafkaSender(sys.argv[1])
-send()
-"""
-
-
-@pytest.mark.parametrize(
-    ("rest", "sent"),
-    [
-        ("", 20),  # nobody closes it
-        ("sender.close()", 20),
-        ("pid = os.fork(); send(); send(); pid and wait(pid)", 100),
-        ("pid = os.fork(); send(); sender.close(); pid and wait(pid)", 60),
-        ("pid = os.fork(); pid or sys.exit(); wait(pid); send()", 40),
-        ("pid = os.fork(); pid or (sender.close(), sys.exit()); wait(pid); send()", 40),
-    ],
-)
-def test_a_process_may_fork_and_end_as_it_likes(topics, rest, sent):
-    """Each process has a producer of its own, and none has a word to say at its end."""
-    command = [sys.executable, "-W", "default", "-c", SCRIPT + rest, topics.url]
-
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert len(topics.records()) == sent

@@ -1,11 +1,8 @@
-"""Another PostgreSQL in bad weather: servers that die and pause, lost answers, threads, forks, killed relays."""
+"""Another PostgreSQL in bad weather: the contract, lost answers, late transactions, and crashes."""
 
-import logging
 import os
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -14,23 +11,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
 from itertools import count
-from pathlib import Path
 
 import pytest
 import sqlalchemy
 
 from outbox import Message, create_engine, migrate
-from outbox.model.verdict import DONE, Done, Unavailable, Verdict
+from outbox.model.verdict import DONE, Done, Unavailable
 from outbox.senders.postgresql import PostgresSender
-from outbox.testing.sender_contract import a_message, check_all_done, check_eventually_done, check_stored
+from outbox.testing.sender_contract import a_message, check_all_done, check_stored
 from outbox.testing.servers import PostgresServer
-from outbox.testing.servers.proxy import Direction, TcpProxy
 from tests.support.handles import conninfo_of
 from tests.support.other_outbox import OtherOutbox
-from tests.support.pausing import paused
-from tests.support.waiting import eventually
-
-TOP = Path(__file__).parents[2]
+from tests.support.remote import RemoteSenderContract
+from tests.support.servers.proxy import Direction, TcpProxy
 
 
 @pytest.fixture
@@ -62,6 +55,25 @@ def fragile(server: PostgresServer) -> Iterator[OtherOutbox]:
     with TcpProxy("127.0.0.1", server.port) as proxy:
         yield OtherOutbox(engine, proxy)
     engine.dispose()
+
+
+@pytest.fixture
+def place(other: OtherOutbox) -> OtherOutbox:
+    """The outbox of this test."""
+    return other
+
+
+@pytest.fixture
+def mortal(fragile: OtherOutbox, server: PostgresServer) -> OtherOutbox:
+    """An outbox on a server of this test."""
+    fragile.server = server
+    return fragile
+
+
+class TestBadWeather(RemoteSenderContract):
+    """A second copy is never stored."""
+
+    drops_copies = True
 
 
 def batch(first: int, number: int = 200) -> list[Message]:
@@ -110,21 +122,6 @@ def test_a_connection_that_is_cut_at_any_byte_loses_and_doubles_nothing(other, s
     assert [row["message_id"] for row in other.rows()] == [message.message_id for message in sent]
     # The server answers after the COMMIT, so what is lost of its answers was written.
     assert written[True] > 50 if direction == "to_client" else written[False] > (500 if full else 20)
-
-
-def test_a_connection_that_is_cut_while_it_is_made_writes_nothing(other, full):
-    sent: list[Message] = []
-    for allowed in range(0, 500, 3 if full else 29):
-        for direction in ("to_client", "to_server"):
-            part = [a_message("orders", f"{allowed}-{direction}")]
-            sent += part
-            with closing(other.open()) as sender:
-                other.proxy.cut_after(allowed, direction)
-                sender.send(part)
-                other.proxy.pass_through()
-                check_all_done(sender.send(part), part)
-
-    check_stored(other, sent)
 
 
 def test_a_transaction_that_arrives_late_changes_nothing(other, sender):
@@ -180,29 +177,6 @@ def test_calls_with_the_same_messages_in_other_orders_do_not_block_each_other(ot
 # The server dies, pauses, and comes back
 
 
-def test_a_server_that_comes_back_is_found_again_with_few_words(fragile, server, caplog):
-    caplog.set_level(logging.INFO)
-    sent = batch(0, 50)
-    with closing(PostgresSender(conninfo_of(fragile.engine.url), timeout=timedelta(seconds=1))) as sender:
-        check_all_done(sender.send(sent[:1]), sent[:1])
-
-        server.kill()
-        # A process of the server may serve its client for a moment longer.
-        assert eventually(lambda: sender.send(sent[:1]) != [DONE])
-        for _ in range(200):
-            assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
-        server.start()
-
-        check_eventually_done(sender, sent)
-    check_stored(fragile, sent)
-    first, *outage, last = [record for record in caplog.records if "postgresql" in record.name]
-    where = f"postgresql://127.0.0.1:{server.port}/shop"
-    assert first.getMessage() == last.getMessage() == f"PostgreSQL: connected to {where}"
-    assert {record.levelname for record in outage} == {"WARNING"}
-    assert len(outage) <= 2
-    assert [record for record in caplog.records if record.name == "psycopg" and record.levelname != "DEBUG"] == []
-
-
 def test_a_server_that_was_restarted_between_two_calls_is_no_failure(fragile, server):
     """A connection that was closed while nobody used it is made again before anything is sent."""
     with closing(PostgresSender(conninfo_of(fragile.engine.url))) as sender:
@@ -243,72 +217,7 @@ def crash(server: PostgresServer, *, times: int, stop: threading.Event) -> None:
             time.sleep(0.5)
 
 
-def test_a_paused_server_is_unavailable_in_time_and_found_again(fragile, server, caplog):
-    """It stops reading in the middle of a call; the driver has nothing to say of that."""
-    sent = [a_message("orders", bytes(100_000), key=f"k{n % 10}") for n in range(60)]
-    with closing(PostgresSender(conninfo_of(fragile.engine.url), timeout=timedelta(seconds=1))) as sender:
-        check_all_done(sender.send(sent[:10]), sent[:10])
-
-        with paused(server):
-            for _ in range(3):
-                began = time.monotonic()
-                verdicts = sender.send(sent)
-                assert time.monotonic() - began < 10
-                assert {type(verdict) for verdict in verdicts} == {Unavailable}
-                assert "no answer within 0.9 s" in repr(verdicts[0])
-
-        check_eventually_done(sender, sent)
-    time.sleep(0.5)  # for what was under way when it stopped
-    check_stored(fragile, sent)
-    assert {record.name for record in caplog.records} == {"outbox.senders.postgresql"}
-
-
-def test_bad_weather_loses_doubles_and_reorders_nothing(other, full):
-    """Connections are refused, silent or cut at random."""
-    sent: list[Message] = []
-    calls = 0
-    with closing(PostgresSender(other.url, timeout=timedelta(seconds=0.5))) as sender, ThreadPoolExecutor(1) as pool:
-        storm = pool.submit(rage, other, seconds=20 if full else 6)
-        while not storm.done():
-            sent += (part := batch(len(sent)))
-            calls += send_until_done(sender, part)
-        storm.result()
-
-    time.sleep(0.5)
-    check_stored(other, sent)
-    assert calls > len(sent) / 200 + 3, "the weather was fine"
-
-
-def rage(other: OtherOutbox, *, seconds: float) -> None:
-    """Break something every now and then, and mend it."""
-    chance = random.Random(1)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        trouble = chance.choice(
-            (other.disappear, other.fall_silent, other.lose_next_answer, lambda: cut(other, chance))
-        )
-        trouble()
-        time.sleep(chance.uniform(0, 1))
-        other.recover()
-        time.sleep(chance.uniform(0, 0.5))
-
-
-def cut(other: OtherOutbox, chance: random.Random) -> None:
-    """Cut somewhere in the middle."""
-    other.proxy.cut_after(chance.randrange(20_000), chance.choice(("to_server", "to_client")))
-
-
 # Threads, forks, and the end
-
-
-def test_several_threads_may_send_at_once(other, sender):
-    calls = [[a_message("orders", n, key=f"{call}-{n % 3}") for n in range(100)] for call in range(8)]
-
-    with ThreadPoolExecutor(8) as pool:
-        for verdicts, sent in zip(pool.map(sender.send, calls), calls, strict=True):
-            check_all_done(verdicts, sent)
-
-    check_stored(other, [message for sent in calls for message in sent])
 
 
 def test_several_threads_are_all_answered_in_time(other, sender):
@@ -322,94 +231,3 @@ def test_several_threads_are_all_answered_in_time(other, sender):
 
     assert time.monotonic() - began < other.deadline
     assert [type(verdict) for [verdict] in found] == [Unavailable] * 4
-
-
-@pytest.mark.parametrize("connected", [True, False])
-def test_closing_ends_a_call_that_waits(other, connected):
-    """For the answer to a statement, or for the connection."""
-    sender = PostgresSender(other.url, timeout=timedelta(seconds=30))
-    if connected:
-        check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
-    other.fall_silent()
-
-    with ThreadPoolExecutor(3) as pool:
-        waiting = [pool.submit(sender.send, [a_message("orders", n)]) for n in range(3)]
-        time.sleep(0.5)
-        began = time.monotonic()
-        sender.close()
-        found: list[list[Verdict]] = [list(each.result(60)) for each in waiting]
-    assert time.monotonic() - began < 15
-    assert found == [[Unavailable("PostgreSQL: the sender was closed")]] * 3
-
-
-def test_closing_leaves_no_thread_behind(other):
-    before = threading.active_count()
-    sender = other.open()
-    sender.send([a_message("orders", 1)])
-    assert threading.active_count() > before
-
-    sender.close()
-
-    assert threading.active_count() == before
-
-
-def test_a_closed_sender_begins_anew(other, sender):
-    check_all_done(sender.send(first := [a_message("orders", 1)]), first)
-    sender.close()
-
-    check_all_done(sender.send(second := [a_message("orders", 2)]), second)
-    check_stored(other, first + second)
-
-
-def test_outages_leave_no_sockets_behind(other, sender):
-    """Connections that failed do not pile up, here or there."""
-    check_all_done(sender.send(sent := [a_message("orders", 1)]), sent)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-
-    for _ in range(5):
-        other.disappear()
-        sender.send([a_message("orders", bytes(10_000)) for _ in range(100)])
-        other.recover()
-        check_eventually_done(sender, [a_message("orders", 2)])
-
-    assert len(list(Path("/proc/self/fd").iterdir())) <= before + 1
-    backends = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'outbox'"
-    assert eventually(lambda: len(other.execute(backends)) == 1, 10)
-
-
-SCRIPT = """
-import os, sys
-from outbox.model.message import Message
-from outbox.model.verdict import DONE
-from outbox.senders.postgresql import PostgresSender
-
-def send():
-    assert list(sender.send([Message("orders", b"x", key="k") for _ in range(20)])) == [DONE] * 20
-
-def wait(pid):
-    assert os.waitpid(pid, 0)[1] == 0
-
-sender = PostgresSender(sys.argv[1])
-send()
-"""
-
-
-@pytest.mark.parametrize(
-    ("rest", "sent"),
-    [
-        ("", 20),  # nobody closes it
-        ("sender.close()", 20),
-        ("pid = os.fork(); send(); send(); pid and wait(pid)", 100),
-        ("pid = os.fork(); send(); sender.close(); pid and wait(pid)", 60),
-        ("pid = os.fork(); pid or sys.exit(); wait(pid); send()", 40),
-        ("pid = os.fork(); pid or (sender.close(), sys.exit()); wait(pid); send()", 40),
-    ],
-)
-def test_a_process_may_fork_and_end_as_it_likes(other, rest, sent):
-    """Each process has a connection of its own, and none has a word to say at its end."""
-    command = [sys.executable, "-W", "default", "-c", SCRIPT + rest, other.url]
-
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=TOP)
-
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert len(other.stored()) == sent

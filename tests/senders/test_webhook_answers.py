@@ -266,8 +266,8 @@ def doubted(url: str) -> Unavailable:
     return Unavailable(
         told(
             url,
-            "an answer came that no request had asked for, so the answers of its connection prove nothing; mend the"
-            " endpoint or its proxy, or use each connection once, with the option per-connection=1",
+            "an answer came without a request, so the answers of the connection prove nothing; mend the endpoint or the"
+            " proxy, or use each connection once, with the option per-connection=1",
         )
     )
 

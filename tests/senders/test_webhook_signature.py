@@ -72,9 +72,8 @@ def test_a_signature_is_that_of_the_reference_libraries():
 
 
 @pytest.mark.parametrize("body", [b"", b"\x00\xff\r\n.", b"x" * 1_000_000])
-@pytest.mark.parametrize("format", ["raw", "cloudevents", "cloudevents-structured"])
-def test_what_is_sent_is_signed(endpoint, file, body, format):
-    sender = WebhookSender(f"{endpoint.url}/x?secret-file={file}&format={format}")
+def test_what_is_sent_is_signed(endpoint, file, body):
+    sender = WebhookSender(f"{endpoint.url}/x?secret-file={file}")
 
     received = send_one(endpoint, sender, body)
     sender.close()
@@ -136,8 +135,8 @@ def test_a_file_goes_before_the_environment(endpoint, sender, monkeypatch):
     ("content", "reason"),
     [
         (None, "no such file or directory"),
-        (b"", "it holds no secret; write whsec_ and base64, one secret in a line"),
-        (b"\n \n", "it holds no secret; write whsec_ and base64, one secret in a line"),
+        (b"", "no secret there; write whsec_ and base64, one secret in a line"),
+        (b"\n \n", "no secret there; write whsec_ and base64, one secret in a line"),
         (b"Sesame", "line 1 is no secret; write whsec_ and base64"),
         (b"whsec_Sesame!", "line 1 is no secret; write whsec_ and base64"),
         (b"whsec_", "line 1 is no secret; write whsec_ and base64"),

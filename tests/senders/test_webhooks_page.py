@@ -13,7 +13,6 @@ from werkzeug.serving import make_server
 from outbox import create_engine, migrate
 from outbox.model.verdict import Unavailable
 from outbox.senders.webhook import WebhookSender
-from outbox.senders.webhook_format import format_named
 from outbox.senders.webhook_signature import SECRET_VARIABLE, keys_of
 from outbox.senders.webhook_url import OPTIONS, Target
 from outbox.testing.sender_contract import a_message, check_all_done
@@ -89,7 +88,7 @@ def test_the_secret_of_the_page_is_one(page):
 def test_the_options_are_those_of_the_table():
     rows = re.findall(r"^\| `([a-z-]+)` \| (?:`([^`]+)`|none) \|", PAGE.partition("## On the wire")[0], re.MULTILINE)
     table = dict(rows)
-    written = "&".join(f"{name}={default}" for name, default in rows if default and name not in ("format", "source"))
+    written = "&".join(f"{name}={default}" for name, default in rows if default)
 
     by_default, as_written = (
         Target.of(f"https://host/x?{query}", timeout=timedelta(seconds=5)) for query in ("", written)
@@ -97,4 +96,3 @@ def test_the_options_are_those_of_the_table():
 
     assert tuple(table) == OPTIONS
     assert by_default == as_written
-    assert (by_default.format, table["source"]) == (format_named(table["format"], "/x"), "/outbox")

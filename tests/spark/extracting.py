@@ -9,8 +9,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from outbox.spark.continuation import Extraction
-from outbox.spark.job import Extract
+from outbox.spark.job import Extract, Extraction
 from outbox.spark.manifest import Archive
 from outbox.spark.place import Address, Place
 from tests.spark.conftest import settings
@@ -23,10 +22,10 @@ def main(url: str, path: str, rows_per_task: int) -> None:
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     print("ready", flush=True)
-    wanted = Extraction(rows_per_task=rows_per_task, register=None)
-    with closing(Extract(spark, Archive(path), Place(rows=Address(url=url)), wanted)) as job:
+    wanted = Extraction(rows_per_task=rows_per_task)
+    with closing(Extract(Archive(path), Place(rows=Address(url)), wanted)) as job:
         while True:
-            manifest = job.step()
+            manifest = job.step(spark)
             if manifest is not None:
                 print(manifest.window, flush=True)
 

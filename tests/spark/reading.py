@@ -6,14 +6,13 @@ from typing import Any
 import pyarrow as pa
 from sqlalchemy import Engine
 
-from outbox.spark.fetch import batches
+from outbox.spark.fetch import Task, batches
 from outbox.spark.place import Address, Place
-from outbox.spark.task import Task
 
 
 def place_of(engine: Engine, schema: str | None = None) -> Place:
     """Where the rows of an engine are."""
-    return Place(rows=Address(url=engine.url.render_as_string(hide_password=False)), schema=schema)
+    return Place(rows=Address(engine.url.render_as_string(hide_password=False)), schema=schema)
 
 
 def read(tasks: Iterable[Task]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 
 import psycopg
 import pytest
@@ -12,13 +13,15 @@ from sqlalchemy import Engine, text
 
 from outbox import Outbox, StandbyError, create_engine, migrate
 from outbox.model.position import EARLIEST, Window
+from outbox.spark.job import Extract, Extraction
+from outbox.spark.manifest import Archive
 from outbox.spark.place import Address, Place
 from outbox.spark.planner import Planner
 from outbox.store.log import stamp
 from outbox.testing.servers import PostgresServer
 from tests.conftest import started
-from tests.spark.extracts import Here, ids_of, run_here
-from tests.spark.reading import bodies, read
+from tests.spark.extracts import Here, ids_in, ids_of, run_here
+from tests.spark.reading import bodies, place_of, read
 from tests.spark.streams import Stream
 from tests.spark.test_fetch import fill
 from tests.support.command_line import outbox as command
@@ -54,20 +57,28 @@ def burn(server: PostgresServer) -> int:
 
 
 @pytest.mark.parametrize("flushes", [True, False])
-def test_a_position_from_before_a_crash_misses_nothing(durable, monkeypatch, flushes, full):
-    """Ids that were rolled back and not on disk are drawn again: a position that had seen them passes over the new row.
+def test_a_position_from_before_a_crash_misses_nothing(durable, tmp_path, monkeypatch, flushes, full):
+    """Neither that of a stream nor that of an archive. Ids that were rolled back and not on disk are drawn again: a
+    position that had seen them passes over the new row.
 
     Without the wait for the disk this very run loses messages.
     """
+    monkeypatch.setattr("outbox.spark.job.run", run_here)
     if not flushes:
         monkeypatch.setattr(stamp, "_wait", lambda *_: None)
     engine = migrated(durable)
     sent, came, again = [], [], 0
 
+    def extract() -> None:
+        wanted = Extraction(empty_after=timedelta(0))
+        with closing(Extract(Archive(tmp_path), place_of(engine), wanted)) as job:
+            job.step(Here())
+
     for n in range(TRIES_IN_FULL if full else TRIES):
         highest = burn(durable)
         stream = Stream(engine, startingPosition="latest")
         offset, _ = stream.next(stream.start())
+        extract()
         durable.kill()
         engine.dispose()
         durable.start()
@@ -81,10 +92,13 @@ def test_a_position_from_before_a_crash_misses_nothing(durable, monkeypatch, flu
         stream.begin()
         came += stream.next(offset)[1]
         stream.follower.close()
+    extract()
+    archived, wanted = ids_of(tmp_path), ids_in(engine)
     engine.dispose()
 
     assert (again == 0) is flushes
     assert (came == sent) is flushes
+    assert (archived == wanted) is flushes
 
 
 def test_the_database_is_killed_four_times_in_one_read(spark, full):
@@ -95,7 +109,7 @@ def test_the_database_is_killed_four_times_in_one_read(spark, full):
         fill(engine, number, size=300)
         engine.dispose()
         reader = spark.read.format("outbox").option("url", server.url()).option("retries", 20)
-        frame = reader.option("partitions", 1).option("batchBytes", 65_536).load()
+        frame = reader.option("partitions", 1).load()
         killer = Killer(server, rows=number // 8)
         killer.start()
 
@@ -135,7 +149,7 @@ class Killer(threading.Thread):
         return False
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def pair() -> Iterator[tuple[PostgresServer, PostgresServer]]:
     """A primary and a standby that follows it."""
     with started(PostgresServer) as primary:
@@ -148,7 +162,7 @@ def test_a_standby_gives_rows_when_it_has_replayed_what_the_position_sees(pair):
     """Positions are the primary's; a standby that lags is waited for."""
     primary, standby = pair
     engine, copy = create_engine(primary.url()), create_engine(standby.url(), isolation_level="AUTOCOMMIT")
-    place = Place(rows=Address(url=standby.url()), planner=Address(url=primary.url()))
+    place = Place(rows=Address(standby.url()), planner=Address(primary.url()))
     with copy.connect() as connection:
         connection.execute(text("SELECT pg_wal_replay_pause()"))
     with engine.begin() as connection:
@@ -165,7 +179,7 @@ def test_a_standby_gives_rows_when_it_has_replayed_what_the_position_sees(pair):
             connection.execute(text("SELECT pg_wal_replay_resume()"))
         reading.join(30)
 
-    assert found == [b"a"]
+    assert found[-1:] == [b"a"]
     for each in (engine, copy):
         each.dispose()
 
@@ -195,7 +209,7 @@ def test_an_extract_reads_a_standby_and_tells_the_primary(pair, tmp_path, monkey
     ended = command(engine, "extract", path, *options)
 
     timer.join()
-    assert (ended.code, resumed.is_set(), ids_of(tmp_path / "archive")) == (0, True, [1])
+    assert (ended.code, resumed.is_set(), ids_of(tmp_path / "archive")) == (0, True, ids_in(engine))
     with engine.connect() as connection:
         assert connection.scalar(text("SELECT count(*) FROM outbox_subscription WHERE name = 'nightly'")) == 1
     for each in (engine, copy):
@@ -206,8 +220,8 @@ def test_a_standby_alone_is_refused(pair):
     """Its snapshots miss open transactions, whose messages would be lost."""
     _, standby = pair
 
-    with pytest.raises(StandbyError, match="set plannerUrl, plannerUrlEnv or plannerService to the primary"):
-        Planner(Place(rows=Address(url=standby.url()))).now()
+    with pytest.raises(StandbyError, match="set plannerUrl to the primary"):
+        Planner(Place(rows=Address(standby.url()))).now()
 
 
 def test_a_task_that_comes_to_a_standby_by_chance_is_refused(pair):
@@ -217,8 +231,8 @@ def test_a_task_that_comes_to_a_standby_by_chance_is_refused(pair):
     with engine.begin() as connection:
         Outbox(engine).send(connection, "orders", "a")
     engine.dispose()
-    with closing(Planner(Place(rows=Address(url=primary.url())))) as planner:
+    with closing(Planner(Place(rows=Address(primary.url())))) as planner:
         (task,) = planner.tasks(Window(EARLIEST, planner.now().position))
 
     with pytest.raises(StandbyError, match="is a standby, which may not have all rows yet"):
-        read([replace(task, place=Place(rows=Address(url=standby.url())))])
+        read([replace(task, place=Place(rows=Address(standby.url())))])

@@ -27,14 +27,13 @@ from outbox.errors import (
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import Position, Progress
 from outbox.spark import archived, fetch
-from outbox.spark.continuation import Extraction
-from outbox.spark.job import Extract, Going
+from outbox.spark.job import Extract, Extraction
 from outbox.spark.manifest import FOLDER, Archive
-from outbox.spark.options import Options
 from outbox.spark.planner import Planner
+from outbox.spark.source import OutboxDataSource
 from outbox.spark.tables import arrow_schema
-from outbox.spark.window import window_of
 from outbox.store.log.extraction import MESSAGES, columns_of
+from outbox.store.log.stamp import server_of
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from tests.spark.extracts import Here, extracted, files_in, ids_in, ids_of, run_here, table_of
 from tests.spark.reading import place_of
@@ -179,8 +178,8 @@ def test_an_idle_archive_still_comes_along_now_and_then(outbox, path):
         connection.execute(text("SELECT 1 FROM outbox_meta"))
     wanted = Extraction(empty_after=timedelta(0))
 
-    with closing(Extract(Here(), Archive(path), place_of(outbox.engine), wanted)) as job:
-        found = job.step()
+    with closing(Extract(Archive(path), place_of(outbox.engine), wanted)) as job:
+        found = job.step(Here())
 
     assert found is not None
     assert (found.window, found.rows) == (2, 0)
@@ -218,21 +217,6 @@ def test_only_the_topics_that_are_asked_for_come(outbox, path):
 
     assert manifest is not None
     assert (manifest.topics, ids_of(path)) == (("mail",), [2])
-
-
-def test_progress_is_told_while_it_works(outbox, path):
-    send(outbox, *map(str, range(20)))
-    told: list[Going] = []
-    wanted = Extraction(rows_per_task=2)
-
-    place = place_of(outbox.engine)
-    with closing(Extract(Here(), Archive(path), place, wanted, on_progress=told.append, every=0.001)) as job:
-        job.step()
-
-    assert {(going.window, going.tasks) for going in told} == {(1, 10)}
-    assert [going.done for going in told] == sorted(going.done for going in told)
-    assert all(going.rows == 2 * going.done for going in told)
-    assert [path.name for path in (path / FOLDER).iterdir()] == ["00000001.json"]
 
 
 # What it refuses
@@ -296,7 +280,7 @@ def test_what_is_purged_while_an_extract_reads_stops_it(outbox, path, monkeypatc
         return run_here(spark, work)
 
     monkeypatch.setattr("outbox.spark.job.run", run)
-    with pytest.raises(PurgedError, match="purged while it went on"):
+    with pytest.raises(PurgedError, match="were purged during the read"):
         extracted(outbox.engine, path)
 
     assert (ids_of(path), len(files_in(path))) == ([1], 1)
@@ -385,9 +369,8 @@ def test_an_archive_of_another_file_is_not_continued(sqlite_engine, path, tmp_pa
 
 def test_a_server_that_changes_while_a_window_begins_is_not_extracted(outbox, path, monkeypatch):
     send(outbox, "1")
-    server = Planner._common
     monkeypatch.setattr(
-        Planner, "_common", lambda self, *on: (replace(server(self, *on)[0], installation="another"), None)
+        "outbox.spark.planner.server_of", lambda channel: replace(server_of(channel), installation="another")
     )
 
     with pytest.raises(PositionError, match=r"leads to another server, .* than when the window began"):
@@ -438,23 +421,23 @@ def test_what_differs_of_another_server_is_told_and_nothing_else(pg_engine, path
     with pg_engine.connect() as connection:
         oid = connection.execute(text("SELECT oid FROM pg_database WHERE datname = current_database()")).scalar()
     assert f"another server, timeline or outbox (oid of the database 7 then, {oid} now)" in str(caught.value)
-    assert str(caught.value).endswith("accept it: --accept-server, or accept_server=True")
+    assert str(caught.value).endswith("accept the server: --accept-server, or accept_server=True")
 
 
 def test_a_position_of_another_database_says_what_differs(sqlite_engine):
     url = sqlite_engine.url.render_as_string(hide_password=False)
-    other = '{"v":1,"db":"postgresql","sys":"7","oid":null,"tl":null,"log":"x","position":"0:0:"}'
-    options = Options.parse({"url": url, "since": other})
+    other = '{"v":1,"server":{"dialect":"postgresql","system":"7","installation":"x"},"position":"0:0:"}'
 
-    with closing(Planner(options.place)) as planner, pytest.raises(PositionError) as caught:
-        window_of(options, planner)
+    with pytest.raises(PositionError) as caught:
+        OutboxDataSource({"url": url, "since": other})
 
     with sqlite_engine.connect() as connection:
         installation = connection.execute(text("SELECT installation FROM outbox_meta")).scalar()
     assert str(caught.value) == (
         "since: the position is of another server, timeline or outbox (kind of database postgresql then, sqlite now,"
         f" system identifier 7 then, None now, installation of the outbox x then, {installation} now), and means"
-        " nothing here; take one from outbox.spark.position() for this url, or read the database that it is of"
+        " nothing here; take a position from outbox.spark.position() for this url, or read the database that the"
+        " position is of"
     )
 
 
@@ -463,7 +446,7 @@ def test_an_archive_that_is_not_there_is_no_empty_one(path):
     for each in (path, path.parent):
         with pytest.raises(ArchiveError) as caught:
             archived(Here(), each)
-        assert str(caught.value) == f"there is no archive in {each}; write one by: outbox extract {each}"
+        assert str(caught.value) == f"there is no archive in {each}; to write an archive: outbox extract {each}"
 
 
 def test_a_file_is_no_archive(outbox, path):
@@ -523,14 +506,6 @@ def test_a_task_that_fails_leaves_nothing(outbox, path, monkeypatch):
     extracted(outbox.engine, path, rows_per_task=7)
 
     assert ids_of(path) == ids_in(outbox.engine)
-
-
-@pytest.mark.parametrize("where", [{}, {"url": "sqlite:////a", "url_env": "B"}])
-def test_a_database_is_named_once(path, where):
-    from outbox.spark import extract
-
-    with pytest.raises(OptionError, match="exactly one of url, url_env, service"):
-        extract(Here(), path, **where)
 
 
 def test_tables_of_another_version_are_refused(engine, path):
@@ -646,7 +621,7 @@ def test_an_executors_error_is_told_as_it_is(spark, outbox, path, monkeypatch):
         return run_here(spark, work)
 
     monkeypatch.setattr("outbox.spark.job.run", purged)
-    with pytest.raises(PurgedError, match=r"^rows of this read were purged while it went on"):
+    with pytest.raises(PurgedError, match=r"^rows of \S+ were purged during the read"):
         extracted(outbox.engine, path, spark=spark)
 
     assert len(files_in(path)) == 1

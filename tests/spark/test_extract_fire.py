@@ -1,4 +1,4 @@
-"""Extracts beside writers that commit out of order, killed again and again; and on a server that is killed.
+"""Extracts beside writers that commit out of order, killed again and again.
 
 What must come of it: the files that manifests count hold every committed message once, in the order of its key.
 """
@@ -18,18 +18,14 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
-import psycopg
 import pytest
 from sqlalchemy import Engine, text
 
-from outbox import Outbox, create_engine, migrate
 from outbox.model.position import Position, Window
-from outbox.spark.continuation import Extraction, Next
-from outbox.spark.job import Extract
+from outbox.spark.job import Extract, Extraction, Next
 from outbox.spark.manifest import Archive, ArchivedFile
-from outbox.testing.servers import PostgresServer
-from tests.conftest import started
 from tests.scenarios.exactness import writers
 from tests.scenarios.exactness.business import facts, set_up
 from tests.spark.extracts import Here, files_in, ids_in, ids_of, run_here, table_of
@@ -192,8 +188,8 @@ def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(
     kills = 10 if full else 2
     writing = written(pg_engine, 1000 if full else 200, 1.5)
     naive = HighestId(pg_engine)
-    with closing(Extract(Here(), Archive(other), place_of(pg_engine), Extraction(rows_per_task=40))) as job:
-        beside = [Repeated(job.step, 0.2), Repeated(naive.read)]
+    with closing(Extract(Archive(other), place_of(pg_engine), Extraction(rows_per_task=40))) as job:
+        beside = [Repeated(lambda: job.step(Here()), 0.2), Repeated(naive.read)]
         try:
             for seed in range(kills):
                 killed(extracting(pg_engine, path), random.Random(seed).uniform(0.0, 2.0))
@@ -201,10 +197,10 @@ def test_a_spark_that_is_killed_again_and_again_extracts_every_message_once(
         finally:
             for each in beside:
                 each.stop()
-        job.step()
+        job.step(Here())
         naive.read()
-    with closing(Extract(Here(), Archive(path), place_of(pg_engine))) as job:
-        job.step()
+    with closing(Extract(Archive(path), place_of(pg_engine))) as job:
+        job.step(Here())
 
     judge(pg_engine, path)
     judge(pg_engine, other)
@@ -219,13 +215,13 @@ def test_repeated_extracts_of_sqlite_bring_every_message_once(sqlite_engine, wri
     """On SQLite a transaction that stays open has all others wait."""
     path = tmp_path / "archive"
     writing = written(sqlite_engine, 500 if full else 40, 0.2)
-    with closing(Extract(Here(), Archive(path), place_of(sqlite_engine))) as job:
-        repeated = Repeated(job.step)
+    with closing(Extract(Archive(path), place_of(sqlite_engine))) as job:
+        repeated = Repeated(lambda: job.step(Here()))
         try:
             writing.end()
         finally:
             repeated.stop()
-        job.step()
+        job.step(Here())
 
     judge(sqlite_engine, path)
     assert len(Archive(path).manifests()) > 2
@@ -245,8 +241,8 @@ def reading(broken: Callable[[Position, Position], Window]) -> Callable[..., lis
     """An extract that reads another window than its manifest says."""
     whole = Extract._extracted
 
-    def read(job: Extract, number: int, found: Next) -> list[ArchivedFile]:
-        return whole(job, number, replace(found, window=broken(found.window.base, found.window.target)))
+    def read(job: Extract, spark: Any, number: int, found: Next) -> list[ArchivedFile]:
+        return whole(job, spark, number, replace(found, window=broken(found.window.base, found.window.target)))
 
     return read
 
@@ -257,14 +253,14 @@ def test_broken_extracts_fail_the_same_judgement(pg_engine, written, tmp_path):
     with ExitStack() as stack:
         jobs = {}
         for window in (forgetful, repetitive):
-            job = Extract(Here(), Archive(tmp_path / window.__name__), place_of(pg_engine))
+            job = Extract(Archive(tmp_path / window.__name__), place_of(pg_engine))
             jobs[window] = stack.enter_context(closing(job))
 
         def step() -> None:
             for window, job in jobs.items():
                 with pytest.MonkeyPatch.context() as patch:
                     patch.setattr(Extract, "_extracted", reading(window))
-                    job.step()
+                    job.step(Here())
 
         repeated = Repeated(step)
         try:
@@ -277,65 +273,3 @@ def test_broken_extracts_fail_the_same_judgement(pg_engine, written, tmp_path):
         judge(pg_engine, tmp_path / "forgetful")
     with pytest.raises(AssertionError, match="extracted twice"):
         judge(pg_engine, tmp_path / "repetitive")
-
-
-# A server that is killed
-
-#: The background writer of the log would flush the rollbacks after 0.2 s.
-SERVER = {"wal_writer_delay": "10s", "autovacuum": "off"}
-BURNT, CRASHES = 120, 4
-
-
-@pytest.fixture
-def server() -> Iterator[PostgresServer]:
-    """A server whose crashes are to be tested, with durable commits."""
-    with started(lambda: PostgresServer(durable=True, settings=SERVER)) as server:
-        yield server
-
-
-def burn(server: PostgresServer) -> int:
-    """Draw transaction ids that nothing makes the server write to disk; return the highest."""
-    drawn = []
-    with psycopg.connect(server.url().replace("+psycopg", ""), autocommit=True) as connection:
-        for _ in range(BURNT):
-            with connection.transaction(force_rollback=True):
-                drawn.append(connection.execute("SELECT pg_current_xact_id()::text::bigint").fetchone())
-    return max(int(row[0]) for row in drawn if row is not None)
-
-
-def crash(server: PostgresServer, engine: Engine) -> int:
-    """Kill the server, start it again, and send a message; return the id of its transaction."""
-    server.kill()
-    engine.dispose()
-    server.start()
-    with Outbox(engine).begin() as session:
-        Outbox(engine).send(session, "orders", b"after the crash")
-    with engine.connect() as connection:
-        return int(connection.execute(text("SELECT max(xact_id) FROM outbox_message")).scalar_one())
-
-
-@pytest.mark.parametrize("flushed", [True, False])
-def test_an_extract_from_before_a_crash_goes_on_without_a_loss(server, tmp_path, monkeypatch, flushed):
-    """Ids that were burnt are drawn again after the crash, unless they were on disk before the position was used; a
-    twin that does not wait for that takes the new message for an old one.
-    """
-    if not flushed:
-        monkeypatch.setattr("outbox.store.log.stamp._wait", lambda *_: None)
-    engine = create_engine(server.url())
-    migrate.upgrade(engine)
-    path, again = tmp_path / "archive", 0
-    wanted = Extraction(empty_after=timedelta(0))
-    for _ in range(CRASHES):
-        highest = burn(server)
-        with closing(Extract(Here(), Archive(path), place_of(engine), wanted)) as job:
-            job.step()
-        again += crash(server, engine) <= highest
-        while burn(server) <= highest:
-            pass
-    with closing(Extract(Here(), Archive(path), place_of(engine), wanted)) as job:
-        job.step()
-    ids, wanted_ids = ids_of(path), ids_in(engine)
-    engine.dispose()
-
-    assert len(wanted_ids) == CRASHES
-    assert (ids == wanted_ids, again > 0) == (flushed, not flushed)

@@ -1,8 +1,7 @@
-"""Reading a task: by each method the same, and on after the last row when the connection breaks."""
+"""Reading a task: all its rows, and on after the last row when the connection breaks."""
 
 import sqlite3
 import sys
-import threading
 from contextlib import closing
 from dataclasses import replace
 
@@ -10,19 +9,15 @@ import pytest
 from sqlalchemy import Engine, text
 
 from outbox import DatabaseError, Message, MissingExtraError, Outbox, PositionError
-from outbox.errors import OptionError
 from outbox.model.position import EARLIEST, Window
 from outbox.spark import connections
 from outbox.spark.fetch import batches
 from outbox.spark.place import Address, Place
 from outbox.spark.planner import Planner
 from outbox.spark.tables import arrow_schema
-from outbox.spark.task import Manner
-from outbox.testing.servers.proxy import TcpProxy
-from tests.spark.reading import place_of, read, tables_of
+from tests.spark.reading import place_of, read
+from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
-
-METHODS = ["adbc", "psycopg"]
 
 
 def fill(engine: Engine, number: int, size: int = 100) -> None:
@@ -37,25 +32,17 @@ def fill(engine: Engine, number: int, size: int = 100) -> None:
         connection.execute(insert, {"n": number, "size": size})
 
 
-def whole_log(engine, **manner):
-    with closing(Planner(place_of(engine))) as planner:
-        return planner.tasks(Window(EARLIEST, planner.now().position), manner=Manner(**manner))
+def whole_log(engine, batch_bytes=200_000, retries=5, **wanted):
+    """One task with all rows."""
+    with closing(Planner(place_of(engine), retries=retries)) as planner:
+        (task,) = planner.tasks(Window(EARLIEST, planner.now().position), **wanted)
+    return replace(task, batch_bytes=batch_bytes)
 
 
-def test_both_methods_read_the_same(pg_engine):
-    fill(pg_engine, 5_000)
-
-    by_adbc, by_psycopg = (tables_of(whole_log(pg_engine, fetch=fetch)) for fetch in METHODS)
-
-    assert by_adbc.num_rows == 5_000
-    assert by_adbc.equals(by_psycopg)
-
-
-@pytest.mark.parametrize("fetch", METHODS)
-def test_batches_are_of_about_the_size_that_was_asked_for(pg_engine, fetch):
+def test_batches_are_of_about_the_size_that_was_asked_for(pg_engine):
     fill(pg_engine, 20_000)
 
-    sizes = [batch.nbytes for task in whole_log(pg_engine, fetch=fetch, batch_bytes=500_000) for batch in batches(task)]
+    sizes = [batch.nbytes for batch in batches(whole_log(pg_engine, batch_bytes=500_000))]
 
     assert len(sizes) > 4
     assert max(sizes) < 1_500_000
@@ -66,22 +53,18 @@ def test_the_first_batch_is_no_larger_than_others(engine):
     with engine.begin() as connection:
         Outbox(engine).send_all(connection, [Message("orders", bytes(100_000)) for _ in range(50)])
 
-    for fetch in ("psycopg", "auto") if engine.dialect.name == "postgresql" else ("auto",):
-        found = [batch for task in whole_log(engine, fetch=fetch, batch_bytes=500_000) for batch in batches(task)]
+    found = list(batches(whole_log(engine, batch_bytes=500_000)))
 
-        assert sum(len(batch) for batch in found) == 50
-        assert max(batch.nbytes for batch in found) < 1_000_000
+    assert sum(len(batch) for batch in found) == 50
+    assert max(batch.nbytes for batch in found) < 1_000_000
 
 
-@pytest.mark.parametrize("fetch", METHODS)
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_read_goes_on_after_killed_backends(postgres, pg_engine, fetch, prefetch):
+def test_a_read_goes_on_after_killed_backends(pg_engine):
     """Four times in one read, each in the middle of the stream."""
     fill(pg_engine, 60_000, size=300)
-    (task,) = whole_log(pg_engine, fetch=fetch, batch_bytes=200_000, prefetch=prefetch)
     ids, kills = [], 0
 
-    for batch in batches(task):
+    for batch in batches(whole_log(pg_engine)):
         ids += batch.column("id").to_pylist()
         if kills < 4 and len(ids) > 12_000 * kills:
             kills += kill_backends(pg_engine)
@@ -102,16 +85,12 @@ def of_backends(engine, asked="count(*)"):
         return connection.scalar(text(f"SELECT {asked} FROM {backends}"))
 
 
-@pytest.mark.parametrize("fetch", METHODS)
-def test_a_read_goes_on_without_its_key_among_the_columns(pg_engine, fetch):
+def test_a_read_goes_on_without_its_key_among_the_columns(pg_engine):
     """It is read all the same, and left out of what is shown."""
     fill(pg_engine, 40_000, size=300)
-    with closing(Planner(place_of(pg_engine))) as planner:
-        window = Window(EARLIEST, planner.now().position)
-        (task,) = planner.tasks(window, columns=("topic", "body"), manner=Manner(fetch=fetch, batch_bytes=200_000))
     rows, killed = 0, False
 
-    for batch in batches(task):
+    for batch in batches(whole_log(pg_engine, columns=("topic", "body"))):
         assert batch.schema == arrow_schema("messages", ("topic", "body"))
         rows += batch.num_rows
         if not killed:
@@ -127,7 +106,7 @@ def test_other_tables_go_on_after_their_whole_key(pg_engine):
         values = "SELECT 'c' || n % 7, gen_random_uuid(), now(), now() FROM generate_series(1, 90000) AS s(n)"
         connection.execute(text(f"INSERT INTO outbox_inbox {values}"))
     with closing(Planner(place_of(pg_engine))) as planner:
-        task = planner.table_task("inbox", manner=Manner(batch_bytes=200_000))
+        task = replace(planner.table_task("inbox"), batch_bytes=200_000)
     keys, kills = [], 0
 
     for batch in batches(task):
@@ -139,15 +118,13 @@ def test_other_tables_go_on_after_their_whole_key(pg_engine):
     assert len(keys) == len(set(keys)) == 90_000
 
 
-@pytest.mark.parametrize("fetch", METHODS)
-def test_a_server_that_stays_away_is_an_error(pg_engine, fetch, monkeypatch):
+def test_a_server_that_stays_away_is_an_error(pg_engine, monkeypatch):
     monkeypatch.setattr("outbox.spark.fetch.time.sleep", lambda _: None)
     fill(pg_engine, 20_000, size=300)
     url = pg_engine.url
     with TcpProxy(url.host, url.port) as proxy:
-        place = Place(rows=Address(url=url.set(host="127.0.0.1", port=proxy.port).render_as_string()))
-        (task,) = whole_log(pg_engine, fetch=fetch, batch_bytes=200_000, retries=2)
-        reading = batches(replace(task, place=place))
+        place = Place(rows=Address(url.set(host="127.0.0.1", port=proxy.port).render_as_string()))
+        reading = batches(replace(whole_log(pg_engine, retries=2), place=place))
         next(reading)
         proxy.refuse()
         proxy.reset_all()
@@ -159,7 +136,7 @@ def test_a_server_that_stays_away_is_an_error(pg_engine, fetch, monkeypatch):
 @pytest.mark.parametrize("change", [{"timeline": "00000007"}, {"system": "7"}, {"installation": "another"}])
 def test_another_server_is_not_read_from(pg_engine, change):
     fill(pg_engine, 1)
-    (task,) = whole_log(pg_engine)
+    task = whole_log(pg_engine)
 
     with pytest.raises(PositionError, match="is another server, timeline or outbox now"):
         read([replace(task, server=replace(task.server, **change))])
@@ -168,7 +145,7 @@ def test_another_server_is_not_read_from(pg_engine, change):
 def test_another_file_is_not_read_from(sqlite_engine):
     with sqlite_engine.begin() as connection:
         Outbox(sqlite_engine).send(connection, "orders", "1")
-    (task,) = whole_log(sqlite_engine)
+    task = whole_log(sqlite_engine)
 
     with pytest.raises(PositionError, match=r"installation of the outbox another then, \w{32} now"):
         read([replace(task, server=replace(task.server, installation="another"))])
@@ -177,7 +154,7 @@ def test_another_file_is_not_read_from(sqlite_engine):
 def test_a_standby_that_is_promoted_while_it_is_waited_for_is_not_read_from(pg_engine, monkeypatch):
     """It is no standby any more and waits for nothing, but may never have had the rows."""
     fill(pg_engine, 1)
-    (task,) = whole_log(pg_engine)
+    task = whole_log(pg_engine)
     one = f"SELECT '{task.server.system}', {{}}, '{task.server.installation}'"
     answers = iter([one.format("CAST(NULL AS text)"), one.format("'00000002'")])
     monkeypatch.setattr("outbox.store.log.extraction.server", lambda *_: next(answers))
@@ -186,61 +163,48 @@ def test_a_standby_that_is_promoted_while_it_is_waited_for_is_not_read_from(pg_e
         read([replace(task, replayed="FFFFFFFF/0")])
 
 
-def test_closing_early_ends_the_thread_and_the_connection(pg_engine):
+def test_closing_early_ends_the_connection(pg_engine):
     fill(pg_engine, 50_000, size=300)
-    (task,) = whole_log(pg_engine, prefetch=2, batch_bytes=200_000)
 
-    reading = batches(task)
+    reading = batches(whole_log(pg_engine))
     next(reading)
     reading.close()
 
-    assert not [thread for thread in threading.enumerate() if thread.name == "outbox-prefetch"]
     # The server notices a moment later that its client is gone.
     assert eventually(lambda: of_backends(pg_engine) == 0)
 
 
 def test_a_table_that_is_gone_is_no_matter_for_retries(pg_engine):
     fill(pg_engine, 1)
-    for fetch in METHODS:
-        (task,) = whole_log(pg_engine, fetch=fetch)
-        with pytest.raises(DatabaseError, match="refuses to be read"):
-            read([replace(task, extraction=replace(task.extraction, schema="nowhere"))])
+    task = whole_log(pg_engine)
+
+    with pytest.raises(DatabaseError, match="refuses to be read"):
+        read([replace(task, extraction=replace(task.extraction, schema="nowhere"))])
 
 
-def test_without_adbc_psycopg_reads(pg_engine, monkeypatch):
+def test_without_adbc_the_extra_is_named(pg_engine, monkeypatch):
     fill(pg_engine, 3)
     monkeypatch.setattr(connections, "find_spec", lambda name: None)
-    (task,) = whole_log(pg_engine)
 
-    assert connections.method_of(task) == "psycopg"
-    assert len(read([task])) == 3
-    with pytest.raises(MissingExtraError, match="fetch=adbc needs a driver"):
-        read(whole_log(pg_engine, fetch="adbc"))
+    with pytest.raises(MissingExtraError, match="read by ADBC, on every executor: pip install"):
+        read([whole_log(pg_engine)])
 
 
 def test_without_pyarrow_the_extra_is_named(sqlite_engine, monkeypatch):
     with sqlite_engine.begin() as connection:
         Outbox(sqlite_engine).send(connection, "orders", b"1")
-    tasks = whole_log(sqlite_engine)
+    task = whole_log(sqlite_engine)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
     with pytest.raises(MissingExtraError, match=r"outbox-log\[spark\]"):
-        read(tasks)
-
-
-def test_a_method_that_does_not_fit_is_refused(sqlite_engine):
-    with sqlite_engine.begin() as connection:
-        Outbox(sqlite_engine).send(connection, "orders", b"1")
-
-    with pytest.raises(OptionError, match="fetch: adbc does not read sqlite"):
-        read(whole_log(sqlite_engine, fetch="adbc"))
+        read([task])
 
 
 def test_a_sqlite_file_is_not_made_by_reading(sqlite_engine, tmp_path):
     with sqlite_engine.begin() as connection:
         Outbox(sqlite_engine).send(connection, "orders", b"1")
-    (task,) = whole_log(sqlite_engine)
-    gone = Place(rows=Address(url=f"sqlite:///{tmp_path}/gone.db"))
+    task = whole_log(sqlite_engine)
+    gone = Place(rows=Address(f"sqlite:///{tmp_path}/gone.db"))
 
     with pytest.raises(DatabaseError, match="refuses to be read: unable to open"):
         read([replace(task, place=gone)])
@@ -252,7 +216,7 @@ def test_a_busy_sqlite_file_is_waited_for(sqlite_engine, monkeypatch):
     with sqlite_engine.begin() as connection:
         for n in range(2_500):
             Outbox(sqlite_engine).send(connection, "orders", str(n))
-    (task,) = whole_log(sqlite_engine)
+    task = whole_log(sqlite_engine)
     monkeypatch.setattr("outbox.spark.fetch.PAUSE", lambda state: 0.0)
     first_read = connections.SqliteConnection.batches
     broke: list[int] = []

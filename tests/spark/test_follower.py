@@ -198,7 +198,7 @@ def test_a_comma_in_a_value_is_no_second_value(engine, before, now):
     send(engine, "a")
     end, _ = first.next(first.start())
 
-    with pytest.raises(PositionError, match="the checkpoint is of a stream that selected"):
+    with pytest.raises(PositionError, match="the selection of the checkpoint is"):
         Stream(engine, **now).next(end)
 
 
@@ -232,11 +232,11 @@ def test_another_server_is_accepted_or_read_from_its_beginning(pg_engine):
 
 
 @pytest.mark.parametrize(("before", "now", "told"), [
-    ({}, {"topics": "late"}, "selected all topics, and this one selects topics=late:"),
-    ({"topics": "late"}, {}, "selected topics=late, and this one selects all topics:"),
-    ({"topics": "late"}, {"topics": "orders,late"}, "selected topics=late, and this one selects topics=late,orders:"),
-    ({"topics": "a"}, {"topics": "a", "halves": "true"}, "topics=a, and this one selects topics=a, halves=true:"),
-    ({"where.direct": "relay"}, {"halves": "true"}, "selected where.direct=relay, and this one selects halves=true:"),
+    ({}, {"topics": "late"}, "is all topics, and now topics=late:"),
+    ({"topics": "late"}, {}, "is topics=late, and now all topics:"),
+    ({"topics": "late"}, {"topics": "orders,late"}, "is topics=late, and now topics=late,orders:"),
+    ({"topics": "a"}, {"topics": "a", "halves": "true"}, "is topics=a, and now topics=a, halves=true:"),
+    ({"where.direct": "relay"}, {"halves": "true"}, "is where.direct=relay, and now halves=true:"),
 ])  # fmt: skip
 def test_a_checkpoint_of_another_selection_is_refused(engine, before, now, told):
     """What only the new selection takes lies behind the checkpoint, and would never come."""
@@ -248,7 +248,6 @@ def test_a_checkpoint_of_another_selection_is_refused(engine, before, now, told)
     for repeated in (lambda: Stream(engine, **now).next(end), lambda: Stream(engine, **now).rows(start, end)):
         with pytest.raises(PositionError, match=told) as caught:
             repeated()
-        assert "Select the same" in str(caught.value)
         assert "set onSelectionChange=accept" in str(caught.value)
 
 
@@ -280,19 +279,8 @@ def test_a_long_selection_is_told_apart_by_a_digest(engine):
     offset = first.start()
 
     assert len(json.dumps(offset.to_dict())) < 700
-    with pytest.raises(PositionError, match="the checkpoint is of a stream that selected keys=key-0,"):
+    with pytest.raises(PositionError, match="the selection of the checkpoint is keys=key-0,"):
         other.next(offset)
-
-
-def test_a_checkpoint_that_does_not_know_its_selection_is_accepted(engine, stream):
-    """As every one does that an earlier version has written; its offsets stay the texts that they are."""
-    send(engine, "a")
-    old = stream.start().to_dict()
-    del old["selected"]
-
-    narrowed = Stream(engine, topics="orders")
-    assert Offset.from_dict(old).to_dict() == old
-    assert narrowed.next(Offset.from_dict(old))[1] == [b"a"]
 
 
 def test_a_server_that_went_back_is_refused(engine, stream):
@@ -301,9 +289,9 @@ def test_a_server_that_went_back_is_refused(engine, stream):
     end, _ = stream.next(stream.start())
     ahead = replace(end, progress=Progress(replace(end.progress.base, head=end.progress.base.head + 1000)))
 
-    with pytest.raises(PositionError, match="lies below the position"):
+    with pytest.raises(PositionError, match="below the position"):
         stream.next(ahead)
-    with pytest.raises(PositionError, match="lies below the position"):
+    with pytest.raises(PositionError, match="below the position"):
         Stream(engine, onIdentityChange="accept").next(ahead)
     assert Stream(engine, onIdentityChange="replay").next(ahead)[1] == [b"a"]
 
@@ -337,7 +325,7 @@ def test_what_was_purged_unread_is_told_at_the_next_look(engine, limit):
     purge(engine, gone)
 
     for each in (stream, Stream(engine)):
-        with pytest.raises(PurgedError, match=r"were purged .* before they were read"):
+        with pytest.raises(PurgedError, match="were purged unread from"):
             each.next(start, limit)
     assert Stream(engine, failOnDataLoss="false").next(start, limit) == (start, [])
 
@@ -412,7 +400,7 @@ def test_replaying_after_a_purge_misses_nothing_of_before(pg_engine):
     assert Stream(pg_engine, onIdentityChange="replay").all(end)[1] == [[b"a"]]
 
 
-@pytest.mark.parametrize("damage", [{"v": 2}, {"base": "nonsense"}, {"base": None}, {"after": 3}])
+@pytest.mark.parametrize("damage", [{"v": 2}, {"base": "nonsense"}, {"base": None}, {"after": 3}, {"selected": None}])
 def test_an_unreadable_offset_says_what_to_do(engine, stream, damage):
     offset = stream.start().to_dict() | damage
 

@@ -11,7 +11,7 @@ from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import Position
 from outbox.spark.offset import Mark
 from outbox.spark.options import NAMES, Options
-from outbox.spark.task import Manner
+from outbox.spark.place import conninfo
 from outbox.store.log.extraction import Narrowing
 
 URL = {"url": "postgresql://me@host/db"}
@@ -28,7 +28,7 @@ def test_what_is_usual():
         "messages", "earliest", None, None, None,
     )  # fmt: skip
     assert found.columns[:4] == ("id", "xact_id", "message_id", "topic")
-    assert (found.manner, found.narrowing, found.fail_on_data_loss) == (Manner(), Narrowing(), True)
+    assert (found.retries, found.narrowing, found.fail_on_data_loss) == (5, Narrowing(), True)
 
 
 def test_names_count_in_any_case():
@@ -52,7 +52,7 @@ def test_rows_are_chosen():
 
 
 def test_positions_are_bare_or_of_a_server():
-    text = '{"v":1,"db":"postgresql","sys":"7","oid":5,"tl":"00000001","log":"x","position":"3:9:3,5"}'
+    text = '{"v":1,"server":{"dialect":"postgresql","system":"7"},"position":"3:9:3,5"}'
 
     assert parsed(since="3:9:3,5").since == Mark(position=Position(9, (3, 5)))
     found = parsed(startingPosition=text).start
@@ -71,13 +71,13 @@ def test_positions_are_bare_or_of_a_server():
     ({"columns": "id,,,"}, "columns: has an empty part"),
     ({"topics": "a,"}, "topics: has an empty part; write names with a comma between two"),
     ({"table": "op", "topics": "a"}, "topics: the table op has no column 'topic'"),
-    ({"table": "op", "since": "1:1:"}, "since: means nothing for the table op; leave it out, or read messages"),
+    ({"table": "op", "since": "1:1:"}, "since: means nothing for the table op; leave the option out, or read messages"),
     ({"createdFrom": "yesterday"}, "createdFrom: 'yesterday' cannot be read; write a time such as"),
     ({"createdTo": "2026-01-31T12:00:00"}, "createdTo: '2026-01-31T12:00:00' has no time zone; append Z for UTC"),
     ({"where.nothing": "1"}, "where.nothing: the table messages has no column 'nothing'"),
     ({"where.id": "1,x"}, "where.id: 'x' is no value of type long"),
     ({"where.id": "1,"}, "where.id: has an empty part; write names with a comma between two"),
-    ({"where.body": "x"}, "where.body: a column of type binary cannot be compared so; filter the DataFrame"),
+    ({"where.body": "x"}, "where.body: a column of type binary cannot be compared; filter the DataFrame"),
     ({"where.message_id": "x"}, "where.message_id: 'x' is no value of type uuid"),
     ({"where.key": "a\0"}, "where.key: holds a NUL"),
     ({"keys": "a\0b"}, "keys: holds a NUL"),
@@ -85,23 +85,21 @@ def test_positions_are_bare_or_of_a_server():
     ({"partitions": "0"}, "partitions: '0' is not allowed; write a whole number from 1 to 10000"),
     ({"rowsPerPartition": "many"}, "rowsPerPartition: 'many' cannot be read; write a whole number from 1"),
     ({"retries": "-1"}, "retries: '-1' is not allowed; write a whole number from 0 to 100"),
-    ({"fetch": "jdbc"}, "fetch: 'jdbc' is none of auto, adbc, psycopg, sqlite"),
     ({"failOnDataLoss": "maybe"}, "failOnDataLoss: 'maybe' is none of true, false"),
     ({"onIdentityChange": "ignore"}, "onIdentityChange: 'ignore' is none of fail, accept, replay"),
     ({"createdFrom": "2026-02-01T00:00:00Z", "createdTo": "2026-01-01T00:00:00Z"},
      "createdFrom: 2026-02-01 00:00:00+00:00 is not before createdTo, 2026-01-01 00:00:00+00:00; exchange them"),
     ({"topics": "orders,a b/c"},
      "topics: one must be 1 to 249 characters of [A-Za-z0-9._%|-], not . or .., but is 'a b/c'; topics are whole"),
-    ({"halves": "yes"}, "halves: 'yes' is none of true, false; choose one of them"),
+    ({"halves": "yes"}, "halves: 'yes' is none of true, false; choose from the list"),
     ({"table": "progres"}, "table: 'progres' is none of messages, "),
-    ({"since": "yesterday"}, "since: not a position: yesterday; take one from outbox.spark.position()"),
-    ({"until": "{}"}, "until: not a position: {}; take one from outbox.spark.position()"),
+    ({"since": "yesterday"}, "since: not a position: yesterday; use outbox.spark.position()"),
+    ({"until": "{}"}, "until: not a position: {}; use outbox.spark.position()"),
     ({"url": "host/db"}, "url: is not a URL; write postgresql://"),
     ({"url": "mysql://host/db"}, "url: no outbox lives in mysql"),
     ({"url": "sqlite://"}, "url: Spark's processes cannot share a database in memory"),
     ({"url": "postgresql://h/d?password=x"}, "url: holds a password, which plans, logs and"),
     ({"plannerUrl": "postgresql://me:x@h/d"}, "plannerUrl: holds a password, which plans,"),
-    ({"urlEnv": "DSN"}, "url: say where the database is, by exactly one of url, urlEnv, service"),
 ])  # fmt: skip
 def test_mistakes(options, words):
     with pytest.raises(OptionError) as caught:
@@ -113,7 +111,7 @@ def test_mistakes(options, words):
 def test_what_may_be_chosen_is_told_once():
     with pytest.raises(OptionError) as caught:
         parsed(table="invoices")
-    assert (str(caught.value).count("parked"), str(caught.value).endswith("; choose one of them")) == (1, True)
+    assert (str(caught.value).count("parked"), str(caught.value).endswith("; choose from the list")) == (1, True)
 
     with pytest.raises(OptionError, match=r"; did you mean progress\?$"):
         parsed(table="progres")
@@ -132,8 +130,10 @@ def test_the_page_explains_every_option():
 
 def test_nothing_given():
     """As for a table of `create table`, whose options Spark does not hand over when it is read."""
-    with pytest.raises(OptionError, match=r"url: say where the database is, .* select … from NAME with \(url"):
+    with pytest.raises(OptionError, match=r"url: say where the database is; .* select … from NAME with \(url"):
         Options.parse({})
+    with pytest.raises(OptionError, match="url: say where the database is; give the option"):
+        Options.parse({"topics": "orders"})
 
 
 def test_the_properties_that_spark_gives_to_a_table_are_passed_over():
@@ -143,4 +143,8 @@ def test_the_properties_that_spark_gives_to_a_table_are_passed_over():
 
 
 def test_a_service_of_libpq():
-    assert str(Options.parse({"service": "shop"}).place.rows.resolve()) == "postgresql+psycopg://?service=shop"
+    place = parsed(url="postgresql:///?service=shop").place
+
+    assert (conninfo(place.rows.resolve()), place.label()) == (
+        "connect_timeout='10' fallback_application_name='outbox spark' service='shop'", "shop",
+    )  # fmt: skip

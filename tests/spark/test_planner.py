@@ -15,12 +15,13 @@ from outbox import DatabaseError, Outbox, SchemaError
 from outbox.errors import OptionError, PurgedError
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.position import EARLIEST, Position, Window
-from outbox.spark.connections import connected
+from outbox.spark.connections import AdbcConnection
 from outbox.spark.place import Address, Place
 from outbox.spark.planner import Page, Planner
 from outbox.spark.tables import arrow_schema
 from outbox.store.database import Channel
-from outbox.store.log.extraction import Extraction, Narrowing, Span, columns_of, settings
+from outbox.store.dialects.extraction import speech_of
+from outbox.store.log.extraction import Extraction, Narrowing, Span, columns_of
 from outbox.store.log.stamp import stamp
 from tests.spark.reading import bodies, place_of, read, tables_of
 
@@ -147,8 +148,11 @@ def test_every_column_comes_with_its_type(engine, planner):
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("odd", ["a:b\\c'%s", "{now}", "{message}", "order-{1}", "{{x}}", "a}b"])
-def test_rows_are_narrowed(engine, planner, odd):
+ODD = ("a:b\\c'%s", "{now}", "{message}", "order-{1}", "{{x}}", "a}b")
+
+
+def test_rows_are_narrowed(engine, planner):
+    odd = ODD[0]
     send(engine, "1", topic="orders", key=odd)
     send(engine, "2", topic="mails", key="other")
     send(engine, "3", topic="orders")
@@ -170,6 +174,10 @@ def test_rows_are_narrowed(engine, planner, odd):
     assert found(where=(("id", ("3", "1", "7")),)) == [b"1", b"3"]
     assert found(where=(("key", (odd, "nobody")),)) == [b"1"]
     assert found(where=(("key", ("other",)), ("topic", ("orders",)))) == []
+    for number, key in enumerate(ODD[1:], 4):
+        send(engine, str(number), key=key)
+        window = Window(EARLIEST, planner.now().position)
+        assert found(keys=(key,)) == found(where=(("key", (key, "nobody")),)) == [b"%d" % number]
 
 
 def test_half_messages_come_only_when_they_are_asked_for(engine, planner):
@@ -249,11 +257,11 @@ def test_rows_that_were_purged_unread_are_missed(engine, planner):
     send(engine, "there")
     after = planner.now().position
 
-    with pytest.raises(PurgedError, match=r"purged from .* before they were read"):
+    with pytest.raises(PurgedError, match="were purged unread from"):
         planner.require_unpurged(Window(base, after))
     planner.require_unpurged(Window(target, after))
     planner.require_unpurged(planner.whole(Window(EARLIEST, after)))
-    with pytest.raises(PurgedError, match="while it went on"):
+    with pytest.raises(PurgedError, match="were purged during the read"):
         read(planner.tasks(Window(base, after), whole=Window(base, after)))
 
 
@@ -333,37 +341,35 @@ def test_a_stamp_from_before_a_crash_that_a_pooler_has_hidden_is_taken_again(pg_
 ])  # fmt: skip
 def test_a_database_that_is_not_there(url, error, words):
     with pytest.raises(error, match=words):
-        Planner(Place(rows=Address(url=url)), retries=0).now()
+        Planner(Place(rows=Address(url)), retries=0).now()
 
 
 def test_tables_that_are_not_there(postgres):
     url = postgres.create_database("empty_for_spark")
 
     with pytest.raises(SchemaError, match="outbox db upgrade"):
-        Planner(Place(rows=Address(url=url))).now()
+        Planner(Place(rows=Address(url))).now()
     postgres.drop_database("empty_for_spark")
 
 
 def test_tables_of_another_version(engine, planner):
     with engine.begin() as connection:
-        connection.execute(text("UPDATE outbox_meta SET version = 1"))
+        connection.execute(text("UPDATE outbox_meta SET version = 99"))
 
-    with pytest.raises(SchemaError, match="of version 1, this is"):
+    with pytest.raises(SchemaError, match="of version 99, this is"):
         planner.now()
 
 
 def test_a_password_in_a_url_is_refused_and_not_shown(monkeypatch):
     with pytest.raises(OptionError, match="holds a password") as caught:
-        Address(url="postgresql://me:geheim@host/db")
+        Address("postgresql://me:geheim@host/db")
     assert "geheim" not in str(caught.value)
 
     monkeypatch.setenv("SHOP_URL", "postgresql://me:geheim@host/db")
-    assert Address(env="SHOP_URL").resolve().password == "geheim"
-    assert "geheim" not in repr(Address(env="SHOP_URL"))
+    assert Address("env:SHOP_URL").resolve().password == "geheim"
+    assert "geheim" not in repr(Address("env:SHOP_URL"))
     with pytest.raises(OptionError, match="NO_SUCH_URL is not set"):
-        Address(env="NO_SUCH_URL").resolve()
-    with pytest.raises(OptionError, match="exactly one of url, urlEnv, service"):
-        Address(url="sqlite:////x", env="SHOP_URL")
+        Address("env:NO_SUCH_URL").resolve()
 
 
 def test_a_role_that_may_read_two_tables_is_enough(postgres, pg_engine):
@@ -374,13 +380,13 @@ def test_a_role_that_may_read_two_tables_is_enough(postgres, pg_engine):
     url = pg_engine.url.set(username="spark_reader").render_as_string()
 
     try:
-        with closing(Planner(Place(rows=Address(url=url)))) as planner, pg_engine.connect() as open:
+        with closing(Planner(Place(rows=Address(url)))) as planner, pg_engine.connect() as open:
             # Somebody's rows that are not on disk have to be waited for.
             Outbox(pg_engine).send(open, "orders", "b")
             window = Window(EARLIEST, planner.now().position)
             assert bodies(read(planner.tasks(window, whole=planner.whole(window)))) == [b"a"]
         with pytest.raises(DatabaseError, match=r"refuses to be read: .*permission denied"):
-            read([Planner(Place(rows=Address(url=url))).table_task("op")])
+            read([Planner(Place(rows=Address(url))).table_task("op")])
     finally:
         with pg_engine.begin() as connection:
             connection.execute(text("DROP OWNED BY spark_reader; DROP ROLE spark_reader"))
@@ -403,7 +409,7 @@ def test_tasks_stay_on_their_indexes(pg_engine, analysed):
     def plan(span):
         wanted = Extraction(dialect="postgresql", columns=tuple(columns_of("messages")), span=span)
         with pg_engine.connect() as connection:
-            for setting in settings("postgresql"):
+            for setting in speech_of("postgresql").settings:
                 connection.exec_driver_sql(setting)
             explained = connection.exec_driver_sql(f"EXPLAIN {wanted.statement()}".replace("%", "%%"))
             return "\n".join(row[0] for row in explained)
@@ -419,8 +425,6 @@ def test_tasks_stay_on_their_indexes(pg_engine, analysed):
     assert not any("Seq Scan" in each for each in (several, one))
 
 
-@pytest.mark.parametrize("method", ["adbc", "psycopg"])
-def test_tasks_read_with_these_settings(pg_engine, method):
-    task = Planner(place_of(pg_engine)).table_task("op")
-    with connected(task, method) as connection:
+def test_tasks_read_with_these_settings(pg_engine):
+    with closing(AdbcConnection(pg_engine.url)) as connection:
         assert connection.row("SELECT current_setting('enable_seqscan'), current_setting('jit')") == ("off", "off")

@@ -36,43 +36,9 @@ def texts_of(axes):
     return [text.get_text() for text in axes.texts]
 
 
-def batch(name, minute, seconds):
-    return {"subscription": name, "settled_at": NOON + minute * MINUTE, "seconds": seconds, "messages": 3}
-
-
-def times(name, **percentiles):
-    return {"subscription": name, "messages": 3, **percentiles}
-
-
-def draw(*, batches=(), times=(), backlog=None):
+def draw(*, backlog=None):
     hours = [{"topic": "orders", "hour": NOON, "messages": 3}]
-    plots.delivery(
-        Path("x.png"), per_hour=hours, batches=batches, times=times, parked=[], backlog=backlog or {"relay": 0}
-    )
-
-
-def test_a_single_batch_is_a_point_among_minutes(drawn):
-    draw(batches=[batch("relay", 3, 0.12)], times=[times("relay", p50=0.12, p95=0.12, p99=0.12)])
-
-    axes = titled(drawn[0], "From writing to settled: relay")
-    assert span_of(axes) == (NOON - 2 * MINUTE, NOON + 8 * MINUTE)
-    assert texts_of(axes) == ["one batch: 120 ms"]
-    assert len(axes.collections[0].get_offsets()) == 1
-
-
-def test_percentiles_that_are_the_same_share_a_line(drawn):
-    both = [batch("relay", 3, 0.1), batch("relay", 4, 2.0)]
-    draw(batches=both, times=[times("relay", p50=0.1, p95=2.0, p99=2.0)])
-
-    axes = titled(drawn[0], "relay")
-    assert (texts_of(axes), len(axes.lines)) == (["p50: 100 ms", "p95, p99: 2.0 s"], 2)
-
-
-def test_many_batches_have_the_time_that_they_need(drawn):
-    draw(batches=[batch("relay", 10 * n, 1.0) for n in range(9)], times=[times("relay", p50=1, p95=1, p99=1)])
-
-    first, last = span_of(titled(drawn[0], "relay"))
-    assert NOON - 10 * MINUTE < first < NOON < NOON + 80 * MINUTE < last < NOON + 90 * MINUTE
+    plots.delivery(Path("x.png"), per_hour=hours, parked=[], backlog=backlog or {"relay": 0})
 
 
 def test_a_single_hour_stands_in_the_middle(drawn):
@@ -134,30 +100,3 @@ def test_the_last_range_of_an_archive_has_a_bar_as_wide_as_the_others(drawn):
     assert {bar.get_width() for bar in axes.patches} == {94_000}
     assert axes.get_xlim()[1] > 3_094_000
     assert 3_000_000 < missing.get_position()[0] < 3_094_000
-
-
-@pytest.mark.parametrize(
-    ("first", "hours", "wanted"),
-    [
-        (0, 24, ["00:00\n02 Mar 2026", "04:00", "08:00", "12:00", "16:00", "20:00", "00:00\n03 Mar 2026"]),
-        (9, 8, ["10:00\n02 Mar 2026", "12:00", "14:00", "16:00"]),
-        (0, 24 * 8, ["03 Mar\n2026", "05 Mar", "07 Mar", "09 Mar"]),
-    ],
-)
-def test_an_axis_names_the_day_of_its_first_tick_and_each_day_that_follows(drawn, first, hours, wanted):
-    begins = datetime(2026, 3, 2, first, tzinfo=UTC)
-    rows = [{"topic": "orders", "hour": begins + hour * 60 * MINUTE, "messages": 3} for hour in range(hours)]
-    plots.written(Path("x.png"), rows)
-
-    axis = titled(drawn[0], "Messages written").xaxis
-    assert [label.get_text() for label in axis.get_ticklabels()] == wanted
-    assert axis.get_major_formatter().get_offset() == ""
-
-
-def test_an_axis_names_each_year(drawn):
-    begins = datetime(2025, 12, 30, tzinfo=UTC)
-    rows = [{"topic": "orders", "hour": begins + day * 1440 * MINUTE, "messages": 3} for day in range(4)]
-    plots.written(Path("x.png"), rows)
-
-    labels = [label.get_text() for label in titled(drawn[0], "Messages written").xaxis.get_ticklabels()]
-    assert [label for label in labels if "\n" in label] == ["30 Dec\n2025", "01 Jan\n2026"]

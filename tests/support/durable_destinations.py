@@ -27,15 +27,11 @@ from outbox.senders import rabbitmq as rabbitmq_wire
 from outbox.senders import redis as redis_wire
 from outbox.senders import webhook_reading as webhook_wire
 from outbox.store.database import Database
-from outbox.testing.servers import (
-    KafkaServer,
-    LocalServer,
-    NatsServer,
-    PostgresServer,
-    RabbitServer,
-    RedisServer,
-)
+from outbox.testing.servers import LocalServer, NatsServer, PostgresServer
 from tests.support.readers import delivered
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.rabbitmq import RabbitServer
+from tests.support.servers.redis import RedisServer
 from tests.support.webhook_endpoint import read_file
 from tests.support.webhooks import EndpointProgram
 

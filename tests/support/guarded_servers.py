@@ -12,11 +12,14 @@ import psycopg
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from outbox import create_engine, migrate
-from outbox.testing.servers import KafkaServer, NatsServer, PostgresServer, RabbitServer, RedisServer
+from outbox.testing.servers import NatsServer, PostgresServer
 from outbox.testing.servers.process import free_port
 from tests.support.nats_streams import make_stream
 from tests.support.other_outbox import with_passwords
 from tests.support.rabbit_exchanges import user
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.rabbitmq import RabbitServer
+from tests.support.servers.redis import RedisServer
 from tests.support.webhook_endpoint import Answer, Endpoint, Received
 
 #: Takes a secret, and returns the URL with which a relay tries to come in.

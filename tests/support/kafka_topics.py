@@ -4,7 +4,6 @@ import functools
 import time
 import uuid
 from collections.abc import Mapping
-from datetime import timedelta
 from typing import Any, Self
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -20,10 +19,11 @@ from confluent_kafka.admin import (
 )
 
 from outbox.senders.kafka import KafkaSender, read_message
-from outbox.testing.sender_contract import TOPICS, Destination, Stored
-from outbox.testing.servers import KafkaServer
+from outbox.testing.sender_contract import TOPICS, Stored
 from outbox.testing.servers.process import free_port
-from outbox.testing.servers.proxy import TcpProxy
+from tests.support.remote import Place, stored_of
+from tests.support.servers.kafka import KafkaServer
+from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
 #: A broker on a busy machine may need minutes for what takes it milliseconds otherwise.
@@ -50,29 +50,22 @@ class FarKafka:
         self.proxy.__exit__()
 
 
-class Topics(Destination):
+class Topics(Place):
     """The topics behind a prefix of their own, reached through a proxy."""
 
-    #: Twice what a sender takes, for a busy machine.
-    deadline = 10.0
-
+    sender = KafkaSender
     takes_any_topic = False
 
     def __init__(self, kafka: FarKafka) -> None:
+        super().__init__(kafka.proxy)
+        self.server = kafka.server
         self.prefix = f"p{uuid.uuid4().hex[:12]}"
         self.url = f"kafka://127.0.0.1:{kafka.proxy.port}/{self.prefix}"
-        #: How long a call of its senders may take.
-        self.seconds = 4.0
         self._servers = kafka.server.servers
-        self._proxy = kafka.proxy
         self._admin = AdminClient({"bootstrap.servers": self._servers})
         self._read: list[Message] = []
         self._consumer = Consumer({"bootstrap.servers": self._servers, "group.id": self.prefix})
         self.make(*TOPICS)
-
-    def open(self) -> KafkaSender:
-        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
-        return KafkaSender(self.url, timeout=timedelta(seconds=self.seconds))
 
     def make(self, *topics: str, partitions: int = 3, **settings: str) -> None:
         """Create topics; `settings` are theirs, with _ in place of dots."""
@@ -153,9 +146,7 @@ class Topics(Destination):
 
     def stored(self) -> list[Stored]:
         """The same as a consumer of an outbox reads it."""
-        found = [read_message(record, prefix=self.prefix) for record in self.records()]
-        fields = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
-        return [Stored(**{field: getattr(message, field) for field in fields}) for message in found]
+        return [stored_of(read_message(record, prefix=self.prefix)) for record in self.records()]
 
     def fail(self, topic: str) -> None:
         """Remove the topic."""
@@ -163,22 +154,6 @@ class Topics(Destination):
         for future in self._admin.delete_topics([name], request_timeout=PATIENCE).values():
             future.result(PATIENCE)
         assert eventually(lambda: not self._is_there(name), PATIENCE)
-
-    def disappear(self) -> None:
-        """The proxy refuses."""
-        self._proxy.refuse()
-
-    def fall_silent(self) -> None:
-        """The proxy passes nothing on."""
-        self._proxy.black_hole()
-
-    def lose_next_answer(self) -> None:
-        """The proxy resets the connection at the broker's next word."""
-        self._proxy.cut_after(0, "to_client")
-
-    def recover(self) -> None:
-        """The proxy passes everything on."""
-        self._proxy.pass_through()
 
     def close(self) -> None:
         """Leave the topics behind, which are nobody else's, and make the proxy pass everything on."""

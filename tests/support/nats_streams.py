@@ -5,7 +5,6 @@ import socket
 import threading
 import uuid
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Self
 
 import nats
@@ -14,39 +13,37 @@ from nats.js.api import AckPolicy, ConsumerConfig, StreamConfig
 from nats.js.errors import NotFoundError
 
 from outbox.senders.nats import NatsSender, read_message
-from outbox.testing.sender_contract import TOPICS, Destination, Stored
+from outbox.testing.sender_contract import TOPICS, Stored
 from outbox.testing.servers import NatsServer
-from outbox.testing.servers.proxy import TcpProxy
+from tests.support.remote import Place, life_of, stored_of
+from tests.support.servers.proxy import TcpProxy
 
 
-class Stream(Destination):
+class Stream(Place):
     """A stream that takes every subject behind a prefix of its own, reached through a proxy."""
 
-    #: Twice what a sender takes, for a busy machine.
-    deadline = 10.0
+    sender = NatsSender
 
     def __init__(self, server: NatsServer, proxy: TcpProxy) -> None:
+        super().__init__(proxy)
+        self.server = server
         self.prefix = f"p{uuid.uuid4().hex[:12]}"
         self.url = f"nats://127.0.0.1:{proxy.port}/{self.prefix}"
-        self._proxy = proxy
         self._runner = asyncio.Runner()
-        self._read: list[Msg] = []
-        self._runner.run(self._create(server))
-
-    def open(self) -> NatsSender:
-        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
-        return NatsSender(self.url, timeout=timedelta(seconds=4))
+        self._read: list[Msg]
+        self._runner.run(self._connect(anew=True))
 
     def received(self) -> list[Msg]:
-        """What a consumer gets, from the first message on."""
+        """What a consumer gets, from the first message on; after the server has begun anew, another consumer."""
+        if self._life != life_of(self.server):
+            self._runner.run(self._client.close())
+            self._runner.run(self._connect())
         self._runner.run(self._read_on())
         return self._read
 
     def stored(self) -> list[Stored]:
         """The same as a consumer of an outbox reads it."""
-        fields = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
-        found = [read_message(received, prefix=self.prefix) for received in self.received()]
-        return [Stored(**{field: getattr(message, field) for field in fields}) for message in found]
+        return [stored_of(read_message(received, prefix=self.prefix)) for received in self.received()]
 
     def held(self) -> list[tuple[str, bytes]]:
         """What is in it now, in order: what of the subject stands behind the prefix, and the body."""
@@ -69,32 +66,18 @@ class Stream(Destination):
         """Take the others only."""
         self.take(*(other for other in TOPICS if other != topic))
 
-    def disappear(self) -> None:
-        """The proxy refuses."""
-        self._proxy.refuse()
-
-    def fall_silent(self) -> None:
-        """The proxy passes nothing on."""
-        self._proxy.black_hole()
-
-    def lose_next_answer(self) -> None:
-        """The proxy resets the connection at the server's next word."""
-        self._proxy.cut_after(0, "to_client")
-
-    def recover(self) -> None:
-        """The proxy passes everything on."""
-        self._proxy.pass_through()
-
     def close(self) -> None:
         """Remove the stream."""
         self._runner.run(self._jetstream.delete_stream(self.prefix))
         self._runner.run(self._client.close())
         self._runner.close()
 
-    async def _create(self, server: NatsServer) -> None:
-        self._client = await nats.connect(server.url)
+    async def _connect(self, *, anew: bool = False) -> None:
+        self._life, self._read = life_of(self.server), []
+        self._client = await nats.connect(self.server.url)
         self._jetstream = self._client.jetstream()
-        await self._jetstream.add_stream(name=self.prefix, subjects=[f"{self.prefix}.>"])
+        if anew:
+            await self._jetstream.add_stream(name=self.prefix, subjects=[f"{self.prefix}.>"])
         config = ConsumerConfig(ack_policy=AckPolicy.NONE, inactive_threshold=3600)
         consumer = await self._jetstream.add_consumer(self.prefix, config)
         self._reader = await self._jetstream.pull_subscribe_bind(consumer.name, stream=self.prefix)

@@ -4,7 +4,6 @@ import json
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import psycopg
@@ -12,30 +11,26 @@ from psycopg.rows import dict_row
 from sqlalchemy import Engine
 
 from outbox.senders.postgresql import PostgresSender
-from outbox.testing.sender_contract import Destination, Stored
+from outbox.testing.sender_contract import Stored
 from outbox.testing.servers import PostgresServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.support.handles import conninfo_of
+from tests.support.remote import Place
+from tests.support.servers.proxy import TcpProxy
 
 _FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
 
 
-class OtherOutbox(Destination):
+class OtherOutbox(Place):
     """A migrated database, reached through a proxy."""
 
-    #: Twice what a sender takes, for a busy machine.
-    deadline = 10.0
+    sender = PostgresSender
 
     def __init__(self, engine: Engine, proxy: TcpProxy) -> None:
         self.engine = engine
-        self.proxy = proxy
+        super().__init__(proxy)
         self.url = f"postgresql://postgres@127.0.0.1:{proxy.port}/{engine.url.database}"
         #: The URL as log lines and verdicts show it.
         self.shown = self.url.replace("postgres@", "")
-
-    def open(self) -> PostgresSender:
-        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
-        return PostgresSender(self.url, timeout=timedelta(seconds=4))
 
     def execute(self, statement: str, parameters: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """What a statement returns, past the proxy."""
@@ -56,22 +51,6 @@ class OtherOutbox(Destination):
     def fail(self, topic: str) -> None:
         """Have a constraint that refuses the topic."""
         self.execute(f"ALTER TABLE outbox_message ADD CONSTRAINT no_{topic} CHECK (topic <> '{topic}') NOT VALID")
-
-    def disappear(self) -> None:
-        """The proxy refuses."""
-        self.proxy.refuse()
-
-    def fall_silent(self) -> None:
-        """The proxy passes nothing on."""
-        self.proxy.black_hole()
-
-    def lose_next_answer(self) -> None:
-        """The proxy resets the connection at the server's next word."""
-        self.proxy.cut_after(0, "to_client")
-
-    def recover(self) -> None:
-        """The proxy passes everything on."""
-        self.proxy.pass_through()
 
     @contextmanager
     def locked(self, table: str) -> Iterator[None]:

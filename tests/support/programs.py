@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 #: What most programs of the tests import.
 _IMPORTED = (
-    "outbox.cli", "outbox.migrate", "outbox.rocketmq", "outbox.testing.faults", "psycopg", "pytest", "sqlalchemy.orm",
+    "outbox.cli", "outbox.migrate", "outbox.rocketmq", "tests.support.faults", "psycopg", "pytest", "sqlalchemy.orm",
     "sqlalchemy.dialects.postgresql.psycopg", "sqlalchemy.dialects.sqlite.pysqlite", "tests.support.destination",
     "tests.scenarios.exactness.business", "tests.scenarios.exactness.history", "tests.scenarios.exactness.twins",
 )  # fmt: skip

@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import timedelta
 from typing import Any, Self
 
 import aio_pika
@@ -25,30 +24,26 @@ from pamqp.common import FieldTable
 from pamqp.exceptions import UnmarshalingException
 
 from outbox.senders.rabbitmq import RabbitSender, read_message
-from outbox.testing.sender_contract import TOPICS, Destination, Stored
-from outbox.testing.servers import RabbitServer
-from outbox.testing.servers.proxy import Direction, TcpProxy
+from outbox.testing.sender_contract import TOPICS, Stored
+from tests.support.remote import Place, stored_of
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.rabbitmq import RabbitServer
 
 
-class Exchange(Destination):
+class Exchange(Place):
     """A topic exchange and one queue, which at first takes every topic; senders reach it through a proxy."""
 
-    #: Twice what a sender takes, for a busy machine.
-    deadline = 10.0
+    sender = RabbitSender
 
     def __init__(self, server: RabbitServer, proxy: TcpProxy, **queue_arguments: Any) -> None:
+        super().__init__(proxy)
+        self.server = server
         self.name = f"x{uuid.uuid4().hex[:12]}"
         self.url = f"amqp://127.0.0.1:{proxy.port}/?exchange={self.name}"
-        self._server = server
-        self._proxy = proxy
         self._runner = asyncio.Runner()
         self._read: list[AbstractIncomingMessage] = []
         self._bound = ["#"]
         self._runner.run(self._declare(queue_arguments))
-
-    def open(self) -> RabbitSender:
-        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
-        return RabbitSender(self.url, timeout=timedelta(seconds=4))
 
     def received(self) -> list[AbstractIncomingMessage]:
         """What a consumer gets, from the first message on."""
@@ -57,9 +52,7 @@ class Exchange(Destination):
 
     def stored(self) -> list[Stored]:
         """The same as a consumer of an outbox reads it."""
-        fields = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
-        found = [read_message(received) for received in self.received()]
-        return [Stored(**{field: getattr(message, field) for field in fields}) for message in found]
+        return [stored_of(read_message(received)) for received in self.received()]
 
     def run(self, action: Callable[[AbstractChannel], Coroutine[Any, Any, None]]) -> None:
         """Do something on a channel that does not go through the proxy."""
@@ -96,26 +89,6 @@ class Exchange(Destination):
         """Take the others only."""
         self.take(*(other for other in TOPICS if other != topic))
 
-    def disappear(self) -> None:
-        """The proxy refuses."""
-        self._proxy.refuse()
-
-    def fall_silent(self) -> None:
-        """The proxy passes nothing on."""
-        self._proxy.black_hole()
-
-    def lose_next_answer(self) -> None:
-        """The proxy resets the connection at the server's next word."""
-        self._proxy.cut_after(0, "to_client")
-
-    def cut_after(self, number: int, direction: Direction) -> None:
-        """The proxy resets the connection after so many more bytes."""
-        self._proxy.cut_after(number, direction)
-
-    def recover(self) -> None:
-        """The proxy passes everything on."""
-        self._proxy.pass_through()
-
     def close(self) -> None:
         """Remove the exchange and its queue."""
 
@@ -151,7 +124,7 @@ class Exchange(Destination):
 
     @asynccontextmanager
     async def _channel(self) -> AsyncIterator[AbstractChannel]:
-        async with await aio_pika.connect(self._server.url) as connection:
+        async with await aio_pika.connect(self.server.url) as connection:
             yield await connection.channel(on_return_raises=True)
 
 

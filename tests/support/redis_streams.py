@@ -5,38 +5,34 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from typing import Any, Self
 
 import redis
 
 from outbox.model.message import Message
 from outbox.senders.redis import RedisSender, read_message
-from outbox.testing.sender_contract import Destination, Stored
-from outbox.testing.servers import RedisServer
-from outbox.testing.servers.proxy import TcpProxy
+from outbox.testing.sender_contract import Stored
+from tests.support.remote import Place, stored_of
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.redis import RedisServer
 
 _ID = re.compile(rb'"Outbox-Id" "([0-9a-f-]{36})"')
 
 
-class Streams(Destination):
+class Streams(Place):
     """The streams behind a prefix of their own, reached through a proxy."""
 
-    #: Twice what a sender takes, for a busy machine.
-    deadline = 10.0
+    sender = RedisSender
 
     def __init__(self, server: RedisServer, proxy: TcpProxy) -> None:
+        super().__init__(proxy)
+        self.server = server
         self.prefix = f"p{uuid.uuid4().hex[:12]}"
         self.url = f"redis://127.0.0.1:{proxy.port}/0/{self.prefix}"
         self.client = redis.Redis(port=server.port)
-        self.proxy = proxy
         self._arrivals = Arrivals(server)
-
-    def open(self) -> RedisSender:
-        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
-        return RedisSender(self.url, timeout=timedelta(seconds=4))
 
     def entries(self, topic: str) -> list[Mapping[bytes, bytes]]:
         """The entries of one stream."""
@@ -57,28 +53,22 @@ class Streams(Destination):
         """The same in the order of arrival, of which the streams themselves know nothing."""
         places = self._arrivals.places()
         found = sorted(self.read(), key=lambda message: places[str(message.message_id)])
-        fields = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
-        return [Stored(**{field: getattr(message, field) for field in fields}) for message in found]
+        return [stored_of(message) for message in found]
+
+    def check_stored(self, sent: Sequence[Message]) -> None:
+        """After a crash of the server, which ends the listening, the streams themselves tell the order."""
+        if self._arrivals.hears:
+            return super().check_stored(sent)
+        stored = [each.message_id for each in self.read()]
+        assert set(stored) == {message.message_id for message in sent}
+        for key in {message.key for message in sent} - {None}:
+            of_key = [message.message_id for message in sent if message.key == key]
+            assert [each for each in dict.fromkeys(stored) if each in set(of_key)] == of_key
+        return None
 
     def fail(self, topic: str) -> None:
         """Something else than a stream has its name."""
         self.client.set(f"{self.prefix}:{topic}", "no stream")
-
-    def disappear(self) -> None:
-        """The proxy refuses."""
-        self.proxy.refuse()
-
-    def fall_silent(self) -> None:
-        """The proxy passes nothing on."""
-        self.proxy.black_hole()
-
-    def lose_next_answer(self) -> None:
-        """The proxy resets the connection at the server's next word."""
-        self.proxy.cut_after(0, "to_client")
-
-    def recover(self) -> None:
-        """The proxy passes everything on."""
-        self.proxy.pass_through()
 
     def close(self) -> None:
         """Remove the streams."""
@@ -100,6 +90,11 @@ class Arrivals:
         self._client = redis.Redis(port=server.port)
         self._thread = threading.Thread(target=self._listen, daemon=True)
         self._thread.start()
+
+    @property
+    def hears(self) -> bool:
+        """Whether the server that it listens to is alive."""
+        return self._thread.is_alive()
 
     def places(self) -> dict[str, int]:
         """The number of the first command with each message's id."""

@@ -8,8 +8,8 @@ from sqlalchemy import Engine
 
 from outbox import Outbox, create_engine
 from outbox.testing.servers import PostgresServer
-from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import adopt
+from tests.support.servers.proxy import TcpProxy
 
 
 @contextmanager

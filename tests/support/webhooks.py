@@ -10,40 +10,34 @@ import time
 import uuid
 from collections.abc import Sequence
 from contextlib import suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Self
 
 from outbox.senders.webhook import WebhookSender
 from outbox.senders.webhook_reading import read_message
-from outbox.testing.sender_contract import Destination, Stored
+from outbox.testing.sender_contract import Stored
 from outbox.testing.servers import LocalServer
-from outbox.testing.servers.proxy import Direction, TcpProxy
 from tests.support import webhook_endpoint
+from tests.support.remote import Place, stored_of
+from tests.support.servers.proxy import TcpProxy
 from tests.support.webhook_endpoint import Answer, Endpoint, Received, read_file
 
 #: A password with a character that a URL has to quote.
 SECRET = "s3cr3t/Sesame"
 REFUSAL = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n"
-_FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
 
 
-class Hook(Destination):
+class Hook(Place):
     """A path of an endpoint, reached through a proxy."""
 
-    #: Twice what a sender takes, for a busy machine.
-    deadline = 10.0
+    sender = WebhookSender
 
     def __init__(self, endpoint: Endpoint, proxy: TcpProxy) -> None:
+        super().__init__(proxy)
         self.endpoint = endpoint
         self.url = f"http://127.0.0.1:{proxy.port}/hooks/{uuid.uuid4().hex[:12]}?tenant=7"
-        self._proxy = proxy
         self._failing: set[str] = set()
         endpoint.judge = self._judge
-
-    def open(self, *, seconds: float = 4.0) -> WebhookSender:
-        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
-        return WebhookSender(self.url, timeout=timedelta(seconds=seconds))
 
     def stored(self) -> list[Stored]:
         """What was accepted, as a consumer of an outbox reads it."""
@@ -53,26 +47,10 @@ class Hook(Destination):
         """Answer 500 to it."""
         self._failing.add(topic)
 
-    def disappear(self) -> None:
-        """The proxy refuses."""
-        self._proxy.refuse()
-
-    def fall_silent(self) -> None:
-        """The proxy passes nothing on."""
-        self._proxy.black_hole()
-
-    def lose_next_answer(self) -> None:
-        """The proxy resets the connection at the server's next word."""
-        self._proxy.cut_after(0, "to_client")
-
-    def cut_after(self, n_bytes: int, direction: Direction) -> None:
-        """The proxy resets the connection after so many more bytes."""
-        self._proxy.cut_after(n_bytes, direction)
-
     def recover(self) -> None:
         """The proxy passes everything on."""
         self._failing.clear()
-        self._proxy.pass_through()
+        super().recover()
 
     def _judge(self, received: Received) -> Answer:
         return Answer(500) if received.headers["Outbox-Topic"] in self._failing else Answer()
@@ -80,8 +58,7 @@ class Hook(Destination):
 
 def stored(received: Sequence[Received]) -> list[Stored]:
     """What a consumer of an outbox makes of requests."""
-    found = [read_message(each.headers, each.body) for each in received]
-    return [Stored(**{field: getattr(message, field) for field in _FIELDS}) for message in found]
+    return [stored_of(read_message(each.headers, each.body)) for each in received]
 
 
 class Gate:
@@ -151,19 +128,20 @@ class EndpointProgram(LocalServer):
         return self._program is not None and said == str(self._program.pid).encode()
 
 
-class Filed(Destination):
-    """What such a program has accepted, as a consumer of an outbox reads it."""
+class Filed(Place):
+    """A path of such a program, and what was accepted there, as a consumer of an outbox reads it."""
 
-    def __init__(self, server: EndpointProgram) -> None:
-        self._server = server
+    sender = WebhookSender
 
-    def open(self) -> WebhookSender:
-        """A sender to it."""
-        return WebhookSender(self._server.url)
+    def __init__(self, server: EndpointProgram, proxy: TcpProxy) -> None:
+        super().__init__(proxy)
+        self.server = server
+        self._path = f"/hooks/{uuid.uuid4().hex[:12]}"
+        self.url = f"http://127.0.0.1:{proxy.port}{self._path}"
 
     def stored(self) -> list[Stored]:
         """In all its lives."""
-        return stored(self._server.kept)
+        return stored([each for each in self.server.kept if each.target == self._path])
 
 
 class Parrot:

@@ -5,9 +5,8 @@ from collections.abc import Iterator
 import pytest
 from sqlalchemy import Engine
 
-from outbox import Done, Message, Outbox, Reject, Retry, Unavailable
+from outbox import Message, Outbox
 from outbox.testing.capture import Capture
-from outbox.testing.scripted import ScriptedSender
 
 
 @pytest.fixture
@@ -121,50 +120,3 @@ def test_nothing_sent(shop):
     shop.clear()
     shop.assert_nothing_sent()
     assert (shop.messages, shop.committed, shop.rolled_back) == ([], [], [])
-
-
-# Deliveries
-
-
-def test_a_function_is_handed_what_was_captured(shop):
-    handed: list[Message] = []
-
-    verdicts = shop.deliver(handed.append)
-
-    assert verdicts == [Done()] * 3
-    assert [message.message_id for message in handed] == [message.message_id for message in shop.messages]
-    assert [(message.id, message.attempt, message.created_at is not None) for message in handed] == [
-        (1, 1, True),
-        (2, 1, True),
-        (3, 1, True),
-    ]
-    assert [message.id for message in shop.messages] == [None] * 3
-
-
-def test_what_is_not_done_comes_again(shop):
-    attempts: list[tuple[str, int]] = []
-
-    def handle(message: Message) -> Done | Retry | Reject:
-        attempts.append((message.key or message.topic, message.attempt))
-        if message.topic == "mails":
-            return Reject("no address")
-        return Retry("busy") if message.key == "order-1" and message.attempt < 3 else Done()
-
-    verdicts = [shop.deliver(handle) for _ in range(4)]
-
-    assert verdicts == [[Retry("busy"), Done(), Reject("no address")], [Retry("busy")], [Done()], []]
-    assert attempts == [("order-1", 1), ("order-2", 1), ("mails", 1), ("order-1", 2), ("order-1", 3)]
-
-
-def test_a_sender_gets_everything_in_one_call(shop):
-    sender = ScriptedSender(Unavailable("starting"))
-
-    verdicts = [shop.deliver(sender), shop.deliver(sender), shop.deliver(sender)]
-
-    assert verdicts == [[Unavailable("starting")] * 3, [Done()] * 3, []]
-    assert [len(call) for call in sender.calls] == [3, 3]
-
-
-def test_what_a_function_raises_reaches_the_test(shop):
-    with pytest.raises(ZeroDivisionError):
-        shop.deliver(lambda message: message and 1 / 0)

@@ -30,8 +30,9 @@ def test_without_a_script_everything_is_done():
 
 def test_a_script_has_one_step_for_each_call():
     sender = ScriptedSender(
-        Unavailable("starting"), ConnectionError("reset"), [Done(), Reject("bad")], None, destination="elsewhere"
-    ).next(Retry("later"))
+        Unavailable("starting"), ConnectionError("reset"), [Done(), Reject("bad")], None, Retry("later"),
+        destination="elsewhere",
+    )  # fmt: skip
     messages = orders("a", "b")
     outcomes: list[object] = []
     for _ in range(6):

@@ -14,23 +14,14 @@ from types import SimpleNamespace
 
 import psycopg
 import pytest
-import redis
 import sqlalchemy
-from confluent_kafka import Consumer, Producer, TopicPartition
 from sqlalchemy import text
 
-from outbox.testing.servers import (
-    KafkaServer,
-    NatsServer,
-    PostgresServer,
-    RabbitServer,
-    RedisServer,
-    ServerMissing,
-    postgresql,
-)
+from outbox.testing.servers import NatsServer, PostgresServer, ServerMissing, postgresql
 from outbox.testing.servers.process import ServerFailedError, scratch_folder, unprivileged
-from outbox.testing.servers.proxy import TcpProxy
 from tests.conftest import started
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.rabbitmq import RabbitServer
 from tests.support.waiting import eventually
 
 
@@ -60,7 +51,7 @@ def test_a_server_is_fast_unless_it_has_to_be_durable(postgres):
     assert limits == {"max_connections": "200", "max_prepared_transactions": "10"}
 
 
-def test_a_killed_server_comes_back_on_the_same_port_with_its_data():
+def test_a_killed_server_comes_back_on_the_same_port_with_its_data_and_leaves_nothing_at_its_end():
     with PostgresServer(durable=True, settings={"work_mem": "5MB"}) as server:
         assert (ask(server, "SHOW fsync"), ask(server, "SHOW work_mem")) == ("on", "5MB")
         engine = sqlalchemy.create_engine(server.url())
@@ -74,18 +65,9 @@ def test_a_killed_server_comes_back_on_the_same_port_with_its_data():
 
         assert (ask(server, "SELECT answer FROM kept"), server.url()) == (42, url)
         assert server.postmaster_pid != before
-        assert server.restart().postmaster_pid != before
+        assert (pid := server.restart().postmaster_pid) != before
         assert ask(server, "SELECT answer FROM kept") == 42
-
-
-def test_a_closed_server_leaves_nothing():
-    with PostgresServer() as server:
-        pid = server.postmaster_pid
-    with NatsServer() as nats:
-        pass
-
-    assert [path.exists() for path in (server.folder, nats.folder)] == [False, False]
-    assert not alive(pid)
+    assert (server.folder.exists(), alive(pid)) == (False, False)
 
 
 @pytest.fixture
@@ -150,26 +132,6 @@ def test_a_server_does_not_outlive_a_process_that_is_killed():
     assert eventually(lambda: not Path(folder).exists() and not Path(nats_folder).exists())
 
 
-def test_a_forked_child_leaves_the_server_to_its_parent():
-    with NatsServer() as server:
-        child = os.fork()
-        if child == 0:
-            server.close()
-            os._exit(0)
-        os.waitpid(child, 0)
-
-        assert not refused(server.port)
-
-
-def test_a_standby_follows():
-    with PostgresServer() as primary, primary.standby() as standby:
-        assert ask(standby, "SELECT pg_is_in_recovery()") is True
-
-        primary.create_database("later")
-
-        assert eventually(lambda: ask(standby, "SELECT count(*) FROM pg_database WHERE datname = 'later'") == 1)
-
-
 def test_databases_come_and_go_and_their_connections_are_known(postgres):
     url = postgres.create_database('we"ird')
     engine = sqlalchemy.create_engine(sqlalchemy.make_url(postgres.url()).set(database='we"ird'))
@@ -187,76 +149,24 @@ def test_databases_come_and_go_and_their_connections_are_known(postgres):
     engine.dispose()
 
 
-def test_redis_keeps_what_it_stored():
-    with started(lambda: RedisServer(settings={"appendfsync": "always"})) as server:
-        client, url = redis.Redis.from_url(server.url), server.url
-        client.set("a", "1")
-
-        server.kill()
-        assert refused(server.port)
-        server.start()
-
-        assert (client.get("a"), server.url) == (b"1", url)
-        client.close()
-    assert refused(server.port)
-
-
-def test_redis_with_a_password_counts_as_started():
-    with started(lambda: RedisServer(settings={"requirepass": "secret"})) as server:
-        client = redis.Redis(port=server.port, password="secret")
-        assert client.ping()
-        client.close()
-
-
-def test_kafka_keeps_what_it_stored():
-    with started(KafkaServer) as server:
-        servers = server.servers
-        producer = Producer({"bootstrap.servers": servers})
-        producer.produce("a", b"1")
-        assert producer.flush(20) == 0
-
-        server.kill()
-        assert refused(server.port)
-        server.start()
-
-        consumer = Consumer({"bootstrap.servers": servers, "group.id": "g"})
-        consumer.assign([TopicPartition("a", number, 0) for number in range(3)])
-        found = consumer.consume(1, timeout=120)
-        assert ([record.value() for record in found], server.servers) == ([b"1"], servers)
-        consumer.close()
-    assert refused(server.port)
-
-
 def test_nats_keeps_what_it_stored():
+    """A forked child leaves the server to its parent."""
     with NatsServer(settings={"max_payload": "2MB"}) as server:
         url = server.url
         assert publish(url, 1_500_000) == 1
+        child = os.fork()
+        if child == 0:
+            server.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert not refused(server.port)
 
         server.kill()
         assert refused(server.port)
         server.start()
 
         assert (publish(url, 10), server.url) == (2, url)
-
-
-def test_rabbitmq_keeps_what_it_stored_and_ends_with_everything_that_it_started():
-    with started(lambda: RabbitServer(settings={"max_message_size": "5000"})) as server:
-        url, group = server.url, group_of(server)
-        server.control("add_vhost", "kept")
-
-        server.kill()
-        assert refused(server.port)
-        assert eventually(lambda: members(group) == [])
-        server.start()
-
-        server.control("delete_vhost", "kept")
-        with pytest.raises(ServerFailedError, match="no_such_vhost"):
-            server.control("delete_vhost", "no_such_vhost")
-        assert server.url == url
-        group = group_of(server)
-
     assert not server.folder.exists()
-    assert eventually(lambda: members(group) == [])
 
 
 def test_rabbitmq_does_not_outlive_a_process_that_is_killed():
@@ -264,7 +174,7 @@ def test_rabbitmq_does_not_outlive_a_process_that_is_killed():
     started(RabbitServer).close()
     script = """
         import time
-        from outbox.testing.servers import RabbitServer
+        from tests.support.servers.rabbitmq import RabbitServer
         with RabbitServer() as server:
             print(server._program.pid, server.folder, flush=True)
             time.sleep(60)
@@ -280,12 +190,6 @@ def test_rabbitmq_does_not_outlive_a_process_that_is_killed():
     child.stdout.close()
 
     assert eventually(lambda: members(int(pid)) == [] and not Path(folder).exists())
-
-
-def group_of(server: RabbitServer) -> int:
-    """The process group of a running server."""
-    assert server._program is not None
-    return server._program.pid
 
 
 def members(group: int) -> list[str]:

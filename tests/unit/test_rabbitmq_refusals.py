@@ -4,7 +4,7 @@ import pytest
 
 from outbox.model.message import Message
 from outbox.model.verdict import Reject, Unavailable
-from outbox.senders.rabbitmq_refusals import verdict_of_fault
+from outbox.senders.rabbitmq_channel import verdict_of_fault
 
 FORBIDDEN = "ACCESS_REFUSED - access to topic 'a.b' in exchange 'mail' in vhost '/' refused for the user"
 

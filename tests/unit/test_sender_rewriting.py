@@ -15,7 +15,6 @@ from outbox.model.limits import MAX_TOPIC
 from outbox.senders.key_order import EARLIER
 from outbox.senders.opening import open_sender
 from outbox.senders.port import deadline_of, destination_of
-from outbox.senders.rewriting import RewritingSender
 from outbox.testing.sender_contract import TOPICS, SenderContract, a_message
 from tests.support.destination import Destination
 from tests.support.waiting import eventually
@@ -34,7 +33,7 @@ def full(topic: str = "orders.placed", **fields) -> Message:
 def sent_as(*messages: Message, **options) -> list[Message]:
     """What the destination gets of them."""
     destination = Destination()
-    RewritingSender(destination, **options).send(messages)
+    open_sender(destination, **options).send(messages)
     return destination.messages
 
 
@@ -128,7 +127,7 @@ def test_a_message_that_cannot_be_sent_so_is_rejected_and_its_key_waits():
     long = "x" * MAX_TOPIC
     messages = [full(topic, key=key) for topic, key in (("a", "k"), (long, "k"), ("a", "k"), (long, None), ("b", "l"))]
 
-    verdicts = RewritingSender(destination, prefix="p.").send(messages)
+    verdicts = open_sender(destination, prefix="p.").send(messages)
 
     assert [type(verdict) for verdict in verdicts] == [Done, Reject, type(EARLIER), Reject, Done]
     assert verdicts[2] is EARLIER
@@ -139,7 +138,7 @@ def test_a_message_that_cannot_be_sent_so_is_rejected_and_its_key_waits():
 def test_what_cloudevents_cannot_carry_is_rejected():
     bad, good = full(key="a\tb"), full()
 
-    first, second = RewritingSender(Destination(), envelope="cloudevents").send([bad, good])
+    first, second = open_sender(Destination(), envelope="cloudevents").send([bad, good])
 
     assert (type(first), second) == (Reject, Done())
 
@@ -147,7 +146,7 @@ def test_what_cloudevents_cannot_carry_is_rejected():
 def test_verdicts_and_exceptions_are_handed_back_untouched():
     destination = Destination(answer=lambda _message: verdict)
     verdict = Reject("never")
-    sender = RewritingSender(destination, prefix="p.")
+    sender = open_sender(destination, prefix="p.")
 
     assert sender.send([full()])[0] is verdict
 
@@ -160,10 +159,10 @@ def test_it_is_the_destination_that_it_sends_to():
     inner = Destination()
     inner.deadline = timedelta(seconds=30)
 
-    sender = RewritingSender(inner, prefix="p.")
+    sender = open_sender(inner, prefix="p.")
 
     assert (destination_of(sender), deadline_of(sender)) == ("test", timedelta(seconds=30))
-    assert destination_of(RewritingSender("nats://u:pw@h:4222", prefix="p.")) == "nats://h:4222"
+    assert destination_of(open_sender("nats://u:pw@h:4222", prefix="p.")) == "nats://h:4222"
 
 
 def test_only_what_is_asked_to_be_rewritten_is():
@@ -188,7 +187,7 @@ def test_a_relay_sends_under_other_topics(sqlite_engine, destination):
 
 
 def test_the_sender_of_an_outbox_may_rewrite_and_its_relay_too(sqlite_engine, destination):
-    outbox = Outbox(sqlite_engine, sender=RewritingSender(destination, prefix="shop."))
+    outbox = Outbox(sqlite_engine, sender=open_sender(destination, prefix="shop."))
     with outbox.begin() as session:
         outbox.send(session, "orders", b"1")
     with outbox.running(prefix="eu."):
@@ -211,16 +210,7 @@ WRONG = {
 @pytest.mark.parametrize(("options", "error"), WRONG.values(), ids=WRONG)
 def test_what_makes_no_topic_is_refused_at_once(options, error):
     with pytest.raises(SenderError, match=error):
-        RewritingSender(Destination(), **options)
-
-
-@pytest.mark.parametrize("format", ["cloudevents", "cloudevents-structured"])
-def test_an_event_is_made_once(format):
-    url = f"https://h/hook?format={format}"
-    RewritingSender(url, prefix="shop.").close()
-
-    with pytest.raises(SenderError, match="https://h/hook: the envelope cloudevents and format=cloudevents of the URL"):
-        RewritingSender(url, envelope="cloudevents")
+        open_sender(Destination(), **options)
 
 
 class Elsewhere(Shelf):
@@ -230,7 +220,7 @@ class Elsewhere(Shelf):
 
     def open(self):
         """A sender that renames the topics of the suite."""
-        return RewritingSender(super().open(), rename=self.new)
+        return open_sender(super().open(), rename=self.new)
 
     def stored(self):
         """All copies, by the topics that they had."""

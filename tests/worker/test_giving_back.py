@@ -143,6 +143,22 @@ def test_a_worker_that_knows_of_no_bids_is_waited_for_and_left_alone(outbox, cha
     assert (holder.owner, holder.wanted) == ("w0rker", False)
 
 
+def test_a_command_that_loses_its_connection_gives_the_lease_back_at_once(outbox, channel):
+    """And not when the lease that it took has run out, for which all messages would wait."""
+    relay_to(Destination(), outbox).until_empty()
+    stored, its = Subscriptions(channel).get("relay"), outbox.database.open()
+
+    with pytest.raises(RuntimeError, match="lost"), borrowing.borrowed(its, [stored]):
+        held = Leases(channel).look(PARTITION)
+        its.close()
+        raise RuntimeError("lost")
+
+    after = Leases(channel).look(PARTITION)
+    assert held is not None
+    assert after is not None
+    assert (held.live, after.owner) == (True, None)
+
+
 def test_without_a_wait_nobody_is_asked(outbox, channel):
     relay_to(Destination(), outbox).until_empty()
     assert Leases(channel).acquire(PARTITION, "w0rker", timedelta(minutes=5))

@@ -29,10 +29,9 @@ from outbox.store.subscriptions.progress import ProgressLog
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
-from outbox.worker.worker import Worker
 from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.programs import Program
-from tests.support.readers import Collector, at_work, declared, job, send, texts
+from tests.support.readers import Collector, Worker, at_work, declared, job, send, texts
 from tests.support.waiting import eventually
 
 LEASE = timedelta(seconds=3)

@@ -23,11 +23,10 @@ from outbox.store.subscriptions.leases import Leases
 from outbox.store.subscriptions.subscriptions import Subscriptions
 from outbox.worker.policy import HandlerPolicy
 from outbox.worker.settings import Settings
-from outbox.worker.worker import Worker
 from tests.scenarios.moving.arrivals import arrivals, arrived
 from tests.support.partitions import KEYS, apart
 from tests.support.programs import Program
-from tests.support.readers import QUICK, Collector, at_work, declared, worker
+from tests.support.readers import QUICK, Collector, Worker, at_work, declared, worker
 from tests.support.waiting import eventually
 
 KEY_COUNT = 40

@@ -18,12 +18,12 @@ from sqlalchemy.orm import Session
 from outbox import Message, Outbox, create_engine, migrate
 from outbox.store.database import Channel
 from outbox.store.dialects.dialect import Hint
-from outbox.testing.servers.proxy import TcpProxy
 from outbox.worker.settings import Settings
 from outbox.writing.notifier import Notifier
 from tests.support.destination import Destination
 from tests.support.directly import writing_directly
 from tests.support.readers import Collector, bodies, send, worker
+from tests.support.servers.proxy import TcpProxy
 from tests.support.several import behind
 from tests.support.waiting import eventually
 
@@ -268,7 +268,7 @@ def test_a_commit_succeeds_where_no_thread_can_be_started(engine, monkeypatch):
         assert moments
     with listening(outbox) as ear:
         send(outbox, "2")
-        assert not outbox.database.dialect.notifies or eventually(ear.hinted)
+        assert not outbox.database.dialect.driving.notifies or eventually(ear.hinted)
 
     assert bodies(engine) == [b"1", b"2"]
 

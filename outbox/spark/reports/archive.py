@@ -1,8 +1,8 @@
 """Archive, then purge: messages leave the database only after they are proven to be in the archive.
 
 The proof reads both sides again, row by row: the messages from the database, their copies from the Parquet files.
-Before that the bytes of these files are compared with the checksums in the manifests. So a file that a disk has damaged
-is found even if the damaged part is not read for the proof.
+Before, the bytes of the files are compared with the checksums in the manifests. So a file that a disk has damaged is
+found even if the proof does not read the damaged part.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from outbox.model.position import EARLIEST
 from outbox.spark import offset
 from outbox.spark.files import sha256_of
 from outbox.spark.frames import of_files
-from outbox.spark.manifest import Archive, ArchivedFile, Manifest, counted_by
+from outbox.spark.manifest import Archive, ArchivedFile, Manifest
 from outbox.store.database import Channel
 from outbox.store.log.extraction import MESSAGES, columns_of
 from outbox.store.log.stamp import Stamp, server_of
@@ -39,10 +39,7 @@ _EXAMPLES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """One range of ids: how many messages the database has, how many copies of these the archive has, and checksums.
-
-    `first_id` and `last_id` belong to the range.
-    """
+    """One range of ids, both ends included: messages in the database, copies in the archive, and checksums."""
 
     first_id: int
     last_id: int
@@ -71,9 +68,9 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Messages that might be purged: they are old enough, every subscription is past them, and an archive has them.
+    """Messages that might be purged: old enough, passed by every subscription, and before the end of an archive.
 
-    `files`: the files of the archive that may hold copies of what the database has of these messages.
+    `files`: the files of the archive that may hold copies of those that the database has.
     """
 
     archive: Archive
@@ -82,44 +79,18 @@ class Candidates:
     files: tuple[ArchivedFile, ...]
 
 
-def compare_with_archive(
-    spark: SparkSession,
-    channel: Channel,
-    path: str | PathLike[str],
-    older_than: timedelta,
-    *,
-    source: Mapping[str, str],
-    width: int = ROWS_PER_RANGE,
-) -> Comparison:
-    """Compare the messages of a database that might be purged with an archive.
-
-    These messages are older than `older_than`, every subscription is past them, and they lie before the end of the
-    archive.
-
-    Args:
-        spark: a session.
-        channel: a connection to the database with the messages.
-        path: the folder of the archive.
-        older_than: how long messages are kept, by the clock of the database.
-        source: the options by which Spark reads the same database: url, urlEnv or service, and schema.
-        width: how many ids a range has.
-
-    Raises:
-        ArchiveError: there is no archive, it cannot be read, or a file of it is damaged or missing.
-        PositionError: the archive is of another server.
-        SubscriptionError: there is no subscription, so it is not known which messages are still needed.
-    """
-    found = candidates(channel, path, older_than)
-    return found if isinstance(found, Comparison) else compare_candidates(spark, found, source=source, width=width)
-
-
 def candidates(channel: Channel, path: str | PathLike[str], older_than: timedelta) -> Candidates | Comparison:
     """Return, without Spark, the messages that might be purged; if there are none, return an empty comparison.
 
+    Args:
+        channel: a connection to the database with the messages.
+        path: the folder of the archive.
+        older_than: how long messages are kept, by the clock of the database.
+
     Raises:
-        ArchiveError: there is no archive, or it cannot be read.
+        ArchiveError: there is no archive, or the archive cannot be read.
         PositionError: the archive is of another server.
-        SubscriptionError: there is no subscription, so it is not known which messages are still needed.
+        SubscriptionError: there is no subscription, so any message may still be needed.
     """
     archive = Archive(path)
     last = archive.newest()
@@ -128,17 +99,27 @@ def candidates(channel: Channel, path: str | PathLike[str], older_than: timedelt
     kept = purge.passed(Kept(old=purge.old(older_than), position=last.until))
     held = purge.held(kept)
     if held is None or not purge.rehearse(older_than, kept=kept).rows:
-        # Messages that become old, or get a verdict, from now on are not compared, so nothing may be purged.
+        # Messages that become old, or get a verdict, from now on are not compared, so none may be purged.
         return Comparison(kept=replace(kept, position=EARLIEST), ranges=())
-    # The archive may be older than all of this by years, and what was purged before is none of it.
-    files = (file for file in counted_by(archive.since(held.number)) if held.meets(file.first_id, file.last_id))
-    return Candidates(archive, last, kept, tuple(files))
+    # The archive may be older than the candidates by years; messages that were purged before do not matter.
+    files = [file for manifest in archive.since(held.number) for file in manifest.files]
+    return Candidates(archive, last, kept, tuple(file for file in files if held.meets(file.first_id, file.last_id)))
 
 
 def compare_candidates(
     spark: SparkSession, found: Candidates, *, source: Mapping[str, str], width: int = ROWS_PER_RANGE
 ) -> Comparison:
-    """Compare the messages that might be purged with their copies; see `compare_with_archive`."""
+    """Compare the messages that might be purged with their copies.
+
+    Args:
+        spark: a session.
+        found: see `candidates`.
+        source: the options by which Spark reads the same database: url, and schema.
+        width: how many ids a range has.
+
+    Raises:
+        ArchiveError: a file of the archive is damaged or missing.
+    """
     archive, highest = found.archive, found.kept.old.last_id
     is_old = sf.col("id") <= highest
     stored = _stored(spark, found, source).where(is_old)
@@ -152,10 +133,10 @@ def compare_candidates(
 
 
 def purge_archived(channel: Channel, older_than: timedelta, compared: Comparison, *, rehearsal: bool = False) -> Purged:
-    """Delete only messages that every subscription is past and that were proven to be in the archive.
+    """Delete only messages that every subscription has passed, with a proven copy in the archive.
 
-    Messages that are committed after the comparison are not among them, whatever ids they have: the archive's position
-    does not see them. A rehearsal counts the messages and deletes none.
+    Messages that are committed after the comparison stay, whatever their ids: the archive's position does not see them.
+    A rehearsal counts the messages and deletes none.
 
     Raises:
         ArchiveError: a range differs (the text names the first one); nothing is deleted.
@@ -169,8 +150,8 @@ def _require_same_server(channel: Channel, archive: Archive, last: Manifest) -> 
     here, there = server_of(channel), last.server
     if here != there:
         raise PositionError(
-            f"{archive.path} was extracted from another server, timeline or outbox ({here.unlike(there)}), so it"
-            " proves nothing about these messages, and nothing was purged; give the archive of this database"
+            f"{archive.path} was extracted from another server, timeline or outbox ({here.unlike(there)}), so the"
+            " archive proves nothing, and nothing was purged; give the archive of this database"
         )
 
 
@@ -183,8 +164,8 @@ def _require_intact(spark: SparkSession, archive: Archive, files: Sequence[Archi
     found = spark.createDataFrame(noted, "path string, sha256 string").withColumn("found", checksum("path"))
     for file in found.where(~sf.col("found").eqNullSafe(sf.col("sha256"))).collect():
         raise ArchiveError(
-            f"{file.path} is damaged: its bytes are not those that were written, or an executor cannot read it; restore"
-            " it from a backup; nothing was purged"
+            f"{file.path} is damaged: the bytes are not the written ones, or an executor cannot read the file; restore"
+            " the file from a backup; nothing was purged"
         )
 
 
@@ -206,8 +187,8 @@ def _stored(spark: SparkSession, found: Candidates, source: Mapping[str, str]) -
 def compare(stored: DataFrame, archived: DataFrame, *, width: int = ROWS_PER_RANGE) -> list[Range]:
     """Compare messages of the database with their copies, by ranges of `width` ids; leave out ranges without messages.
 
-    A checksum is the sum, modulo 2**63, of a hash of 60 bits over all columns of each row. Spark computes it from what
-    it has read. Copies of messages that were purged from the database before do not count.
+    A checksum is the sum, modulo 2**63, of a hash of 60 bits over all columns of each row, computed by Spark. Copies of
+    messages that were purged from the database before do not count.
 
     Args:
         stored: the messages of the database that would be purged, with all columns of `messages`.
@@ -265,7 +246,7 @@ def _require_same(compared: Comparison) -> None:
     halves = "; extract with --halves to another folder" if HALF_TOPIC in compared.differences else ""
     raise ArchiveError(
         f"the messages with ids {first.first_id} to {first.last_id} are not the same in the archive: the database has"
-        f" {first.rows} of them with checksum {first.checksum}, the archive {first.archived} with checksum"
+        f" {first.rows} with checksum {first.checksum}, the archive {first.archived} with checksum"
         f" {first.archived_checksum} ({compared.differences}); {len(differing)} of {len(compared.ranges)} ranges"
         f" differ, and nothing was purged{halves}"
     )
@@ -294,8 +275,8 @@ def _copies(archived: DataFrame) -> DataFrame:
 def _hashed(messages: DataFrame) -> DataFrame:
     """Return the id and topic of each message, and a hash of all its columns."""
     columns = [sf.col(name) for name in columns_of(MESSAGES)]
-    # Spark's hash skips nulls, so a value would give the same hash in the column beside it. Therefore the hash also
-    # covers which columns are null.
+    # Spark's hash skips nulls, so a value would give the same hash in the column beside. Therefore the hash also covers
+    # which columns are null.
     which = reduce(lambda bits, each: bits * 2 + each.isNull().cast("long"), columns, sf.lit(0).cast("long"))
     return messages.select("id", "topic", sf.xxhash64(which, *columns).bitwiseAND(_MASK).alias("hash"))
 

@@ -3,11 +3,11 @@
 The source of the messages decides which order is audited:
 
 - An archive, with the number of the window: the order in which readers of the archive get the messages. Windows follow
-  one another, and inside a window the order is that of the ids. This is the order that the library promises per key.
+  one another, and inside a window the ids rise. The library promises this order per key.
 - A stream, with the number of its batch in place of the window: the same order.
-- A plain batch read is one window: the order is that of the ids alone. Writers of a key may take turns: each locks the
-  row that its message is about before it sends. Then the order of the ids is the order of their commits. If they do
-  not, a reader may get the messages in another order than that of the ids. Only an archive or a stream shows that.
+- A plain batch read is one window: the order of the ids alone. Writers of a key may take turns: each locks the row of
+  its subject before the send. Then the order of the ids is the order of the commits. Otherwise a reader may get the
+  messages in another order, which only an archive or a stream shows.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ FELL, REPEATED = "fell", "repeated"
 
 
 def version_in_header(name: str) -> Column:
-    """Return the version that a header holds, as text; null if there is no such header."""
-    # Not by a JSON path, because that cannot express every name that a header may have.
+    """Return the version in a header, as text; null: there is no such header."""
+    # Not by a JSON path, because a path cannot express every name that a header may have.
     return sf.from_json("headers", "map<string, string>")[name]
 
 
 def version_in_body(path: str) -> Column:
-    """Return the version at a JSON path of the body (`$.version`, `$.order.version`), as text; null if it has none."""
+    """Return the version at a JSON path of the body (`$.version`, `$.order.version`), as text; null: there is none."""
     return sf.get_json_object(sf.col("body").cast("string"), path)
 
 
 def with_window(archived: DataFrame) -> DataFrame:
-    """Add to each message of an archive the number of its window, which the name of its file begins with."""
+    """Add to each message of an archive the number of its window, taken from the name of its file."""
     number = sf.regexp_extract(sf.col("_metadata.file_name"), r"^(\d+)-", 1)
     return archived.withColumn("window", number.cast("bigint"))
 
@@ -47,19 +47,19 @@ def order_of(messages: DataFrame) -> tuple[str, ...]:
 
 
 def versions(messages: DataFrame, version: Column, *, order: Sequence[str] | None = None) -> DataFrame:
-    """Compare the version of each message with that of the message before it of the same key.
+    """Compare the version of each message with the version of the message before, of the same key.
 
-    A version that has come before in another topic is no repetition: each topic may tell of it once.
+    A version that has come before in another topic is no repetition: each topic may tell of a version once.
 
     Args:
-        messages: half messages are left out. Messages without a key have no order, and are left out, too.
-        version: one of `version_in_header`, `version_in_body`, or any column that is a whole number or its text.
+        messages: half messages are left out, and so are messages without a key, which have no order.
+        version: `version_in_header`, `version_in_body`, or any column that is a whole number or its text.
         order: the columns that the messages are ordered by; None: see `order_of`.
 
     Returns:
-        the columns of the order, topic, key, created_at, text (the version as it stands in the message), version (a
-        whole number; null: there is none, or it is no whole number), previous (the version before it of this key; of a
-        repetition that in its topic), problem (null, "fell" or "repeated").
+        the columns of the order, topic, key, created_at, text (the version as written in the message), version (a whole
+        number; null: none, or no whole number), previous (the version before, of the key; of a repetition the version
+        before in its topic), problem (null, "fell" or "repeated").
     """
     by = tuple(order or order_of(messages))
     text = version.cast("string")
@@ -88,7 +88,7 @@ def summary(audited: DataFrame) -> DataFrame:
     """Sum up the rows of `versions` by topic.
 
     Returns:
-        topic, keys, messages (that have a key), without_version, unreadable (a version that is no whole number), fell,
+        topic, keys, messages (with a key), without_version, unreadable (a version that is no whole number), fell,
         repeated, broken_keys.
     """
     broken = sf.col("problem").isNotNull()

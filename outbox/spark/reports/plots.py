@@ -1,8 +1,7 @@
-"""Pictures of the reports, from their rows as plain values: made on the driver, with matplotlib and without Spark."""
+"""Pictures of the reports, from rows as plain values: drawn on the driver, by matplotlib."""
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,10 +12,11 @@ from typing import Any, TypeAlias
 
 from outbox.errors import MissingExtraError
 from outbox.runtime.text import counted
-from outbox.spark.reports.names import AGES, STATES
+from outbox.spark.reports.delivery import AGES
+from outbox.spark.reports.reconciliation import STATES
 
 Row = Mapping[str, Any]
-#: Types of matplotlib, whose own type hints cover neither times nor styles.
+#: Types of matplotlib, whose type hints cover neither times nor styles.
 Axes: TypeAlias = Any
 Figure: TypeAlias = Any
 
@@ -49,37 +49,19 @@ _STYLE = {
 _DPI = 120
 #: Points between a panel and its title, where a legend is between them.
 _ABOVE_LEGEND = 26
-#: The most topics, subscriptions and bars that one can tell apart. The rest is summed up, or left out; a title may say
-#: how many are left out.
-_MOST_TOPICS, _MOST_SUBSCRIPTIONS, _MOST_BARS = 5, 3, 14
+#: The most topics and bars that a reader can tell apart. The rest is summed up, or left out; a title may say how many
+#: are left out.
+_MOST_TOPICS, _MOST_BARS = 5, 14
 _HOUR, _LEAST_HOURS = timedelta(hours=1), 7
 #: The shortest time axis. A single moment has no length, and would be drawn on an axis of years.
 _LEAST_TIME = timedelta(minutes=10)
-#: Up to this many points are drawn large.
-_FEW_POINTS = 100
-#: The place of a percentile's value along its line; the places differ, so that values do not cover one another.
-_PLACES = {"p50": (0.02, "left"), "p95": (0.5, "center"), "p99": (0.98, "right")}
-#: Shorter times are drawn at this value.
-_LEAST_SECONDS = 0.001
 
 
-def delivery(
-    path: Path,
-    *,
-    per_hour: Sequence[Row],
-    batches: Sequence[Row],
-    times: Sequence[Row],
-    parked: Sequence[Row],
-    backlog: Mapping[str, int],
-) -> None:
-    """Draw the delivery report: rows of `messages_per_hour`, `settled_batches`, `settling_times`, `parked_by_age`, and
-    the backlog by subscription.
-    """
-    shown = sorted(times, key=lambda row: -int(row["messages"]))[:_MOST_SUBSCRIPTIONS]
-    with _drawn(path, (10, 10)) as figure:
-        top, middle, bottom = figure.subfigures(3, 1, hspace=0.04)
+def delivery(path: Path, *, per_hour: Sequence[Row], parked: Sequence[Row], backlog: Mapping[str, int]) -> None:
+    """Draw the delivery report: rows of `messages_per_hour` and `parked_by_age`, and the backlog by subscription."""
+    with _drawn(path, (10, 7)) as figure:
+        top, bottom = figure.subfigures(2, 1, hspace=0.04)
         _per_hour(top.subplots(), per_hour)
-        _settling(middle, shown, batches)
         left, right = bottom.subplots(1, 2, width_ratios=(3, 2))
         _parked(left, parked)
         _backlog(right, backlog)
@@ -119,7 +101,7 @@ def transactions(path: Path, rows: Sequence[Row]) -> None:
 
 
 def order(path: Path, *, summary: Sequence[Row], breaks: Sequence[Row]) -> None:
-    """Draw the order audit: rows of `summary` and `breaks`, or some of the latter."""
+    """Draw the order audit: rows of `summary`, and some or all rows of `breaks`."""
     messages, keys = (sum(row[name] for row in summary) for name in ("messages", "keys"))
     with _drawn(path, (10, 6.2 if breaks else 2.2)) as figure:
         if not breaks:
@@ -143,7 +125,7 @@ def archive(path: Path, ranges: Sequence[Row]) -> None:
             _nothing(axes, "nothing could be purged, so nothing was compared")
             return
         highest = max(row["rows"] for row in ranges)
-        # Of the last range fewer ids may have been compared, but its bar has to be seen, too.
+        # The last range may have fewer ids, but its bar has to be seen, too.
         width = max(row["last_id"] - row["first_id"] + 1 for row in ranges)
         for row in ranges:
             colour = _COLOURS[0] if row["same"] else _BAD
@@ -196,65 +178,6 @@ def _per_hour(axes: Axes, rows: Sequence[Row]) -> None:
     _thousands(axes.yaxis)
     axes.grid(axis="y")
     _times(axes)
-
-
-def _settling(figure: Figure, shown: Sequence[Row], batches: Sequence[Row]) -> None:
-    """Draw a panel for each subscription, with its batches and the percentiles over them."""
-    if not shown:
-        axes = figure.subplots()
-        _title(axes, "From writing to settled")
-        _nothing(axes, "no progress is kept of any batch")
-        return
-    panels = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
-    panels[0].set_ylabel("oldest message of a batch (s)")
-    least, most = math.inf, _LEAST_SECONDS
-    for at, (axes, row) in enumerate(zip(panels, shown, strict=True)):
-        name = _short(row["subscription"])
-        _title(axes, f"From writing to settled: {name}" if at == 0 else name)
-        own = [each for each in batches if each["subscription"] == row["subscription"]]
-        drawn = [max(each["seconds"], _LEAST_SECONDS) for each in own]
-        axes.scatter(
-            [each["settled_at"] for each in own],
-            drawn,
-            s=9 if len(own) > _FEW_POINTS else 30, color=_COLOURS[at], alpha=0.45 if len(own) > _FEW_POINTS else 0.9,
-            linewidths=0, zorder=5,
-        )  # fmt: skip
-        axes.set_yscale("log")
-        least, most = min([least, *drawn]), max([most, *drawn])
-        axes.yaxis.set_major_formatter(lambda seconds, _: f"{seconds:g}")
-        if len(own) == 1:
-            _one_batch(axes, own[0])
-        else:
-            _percentiles(axes, row)
-        axes.set_xlabel("settled at (UTC)")
-        _times(axes, [each["settled_at"] for each in own])
-    # The axis shows whole decades, so that small differences look small.
-    low, high = math.floor(math.log10(min(least, most))), math.floor(math.log10(most)) + 1
-    panels[0].set_ylim(10.0**low, 10.0**high)
-
-
-def _one_batch(axes: Axes, batch: Row) -> None:
-    """Write the time of a single batch beside its point, in place of percentiles."""
-    axes.annotate(
-        f"one batch: {_seconds(batch['seconds'])}", (batch["settled_at"], max(batch["seconds"], _LEAST_SECONDS)),
-        (0, 9), textcoords="offset points", ha="center", fontsize=8.5,
-    )  # fmt: skip
-
-
-def _percentiles(axes: Axes, row: Row) -> None:
-    """Draw a line for each percentile, with its value on it; equal percentiles share one line."""
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85}
-    same: defaultdict[str, list[str]] = defaultdict(list)
-    for name in _PLACES:
-        same[_seconds(row[name])].append(name)
-    for said, names in same.items():
-        seconds = max(row[names[0]], _LEAST_SECONDS)
-        axes.axhline(seconds, color=_INK, linewidth=0.9, zorder=3)
-        place, side = _PLACES[names[0]]
-        axes.annotate(
-            f"{', '.join(names)}: {said}", (place, seconds), xycoords=("axes fraction", "data"), ha=side, va="center",
-            fontsize=8.5, bbox=behind, zorder=6,
-        )  # fmt: skip
 
 
 def _parked(axes: Axes, rows: Sequence[Row]) -> None:
@@ -314,7 +237,7 @@ def _steps_back(axes: Axes, breaks: Sequence[Row], summary: Sequence[Row]) -> No
     axes.set(ylabel="version minus the one before", xlabel="written at (UTC)")
     axes.margins(y=0.15)
     axes.grid(axis="y")
-    _whole(axes.yaxis)
+    _thousands(axes.yaxis)
     _times(axes, [row["created_at"] for row in breaks])
 
 
@@ -329,7 +252,7 @@ def _worst_keys(axes: Axes, breaks: Sequence[Row], keys: int) -> None:
         axes.text(counts[key], at, f" {counts[key]:,}", va="center")
     _named_bars(axes, [_short(key) for key in worst])
     axes.set_xlabel("versions that do not rise")
-    _whole(axes.xaxis)
+    _thousands(axes.xaxis)
 
 
 # Parts of panels
@@ -337,7 +260,7 @@ def _worst_keys(axes: Axes, breaks: Sequence[Row], keys: int) -> None:
 
 @contextmanager
 def _drawn(path: Path, size: tuple[float, float]) -> Iterator[Figure]:
-    """Yield a figure, and write it to a file at the end."""
+    """Yield a figure, which is written to a file at the end."""
     try:
         matplotlib, figures = import_module("matplotlib"), import_module("matplotlib.figure")
     except ImportError as error:
@@ -354,7 +277,7 @@ def _title(axes: Axes, text: str, *, left_out: int = 0, pad: int = 10) -> None:
 
 
 def _nothing(axes: Axes, text: str) -> None:
-    """Draw a pale panel that says why it is empty."""
+    """Draw a pale panel with the reason for its emptiness."""
     axes.set(xticks=[], yticks=[], facecolor=_EMPTY)
     for spine in axes.spines.values():
         spine.set_visible(False)
@@ -369,7 +292,7 @@ def _stacked(
     *,
     labels: bool = True,
 ) -> None:
-    """Draw horizontal bars of several parts; with `labels`, write the number on each part that is wide enough."""
+    """Draw horizontal bars of several parts; with `labels`, write the number on each part of enough width."""
     longest = max(sum(each.values()) for each in counts)
     left = [0] * len(counts)
     for part, colour in colours.items():
@@ -415,48 +338,18 @@ def _legend_below(axes: Axes, entries: Sequence[tuple[str, str]]) -> None:
 
 
 def _widened(first: datetime, last: datetime, least: timedelta) -> tuple[datetime, datetime]:
-    """Return the span from `first` to `last`; if it is shorter than `least`, widen it on both sides."""
+    """Return the span from `first` to `last`, widened on both sides to `least` if shorter."""
     missing = max(least - (last - first), timedelta(0))
     return first - missing / 2, last + missing / 2
 
 
 def _times(axes: Axes, moments: Sequence[datetime] = ()) -> None:
-    """Show times on the horizontal axis, and widen it around moments that lie close together."""
+    """Show times on the horizontal axis, widened around moments that lie close together."""
     if moments and max(moments) - min(moments) < _LEAST_TIME:
         axes.set_xlim(*_widened(min(moments), max(moments), _LEAST_TIME))
     dates = import_module("matplotlib.dates")
-    axes.xaxis.set_major_locator(dates.AutoDateLocator(minticks=3, maxticks=8))
-    axes.xaxis.set_major_formatter(_times_formatter(dates))
-
-
-def _times_formatter(dates: Any) -> Any:
-    from matplotlib.ticker import Formatter
-
-    class Times(Formatter):
-        """Writes all labels of an axis at once, because what a label has to say depends on the one before it."""
-
-        def format_ticks(self, values: Any) -> list[str]:
-            return _labels([dates.num2date(value) for value in values])
-
-        def __call__(self, x: float, pos: int | None = None) -> str:
-            return f"{dates.num2date(x):%d %b %Y, %H:%M}"
-
-    return Times()
-
-
-def _labels(ticks: Sequence[datetime]) -> list[str]:
-    """Return a label for each tick: its time of day; and below, the day, at the first tick and where it changes.
-
-    If all ticks are at midnight the labels are the days, and below is the year.
-    """
-    at_midnight = all((tick.hour, tick.minute, tick.second) == (0, 0, 0) for tick in ticks)
-    above, below = ("%d %b", "%Y") if at_midnight else ("%H:%M", "%d %b %Y")
-    labels, named = [], ""
-    for tick in ticks:
-        name = tick.strftime(below)
-        labels.append(tick.strftime(above if name == named else f"{above}\n{below}"))
-        named = name
-    return labels
+    axes.xaxis.set_major_locator(locator := dates.AutoDateLocator(minticks=3, maxticks=8))
+    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(locator))
 
 
 def _thousands(*axes: Any) -> None:
@@ -467,18 +360,8 @@ def _thousands(*axes: Any) -> None:
         each.set_major_formatter(FuncFormatter(lambda number, _: f"{number:,.0f}"))
 
 
-def _whole(axis: Any) -> None:
-    _thousands(axis)
-
-
 def _counts(row: Row) -> dict[str, int]:
     return {state: int(row[state.replace(" ", "_")]) for state in STATES}
-
-
-def _seconds(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 60 else f"{seconds / 60:.0f} min"
 
 
 def _counted(number: int, noun: str) -> str:

@@ -1,7 +1,7 @@
 """Half messages, the verdicts on them and the messages that were restored: the state of each, and contradictions.
 
-Purge deletes half messages that have a verdict, verdicts after their half messages, and restored messages like any
-others. So a row that exists always proves something. An absent row proves something only if nothing was purged.
+Purge deletes half messages that have a verdict, verdicts after their half messages, and restored messages like all
+messages. So a row that exists is always a proof. An absent row is a proof only if no row was purged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from pyspark.sql import functions as sf
 from outbox.model.limits import HALF_TOPIC
 from outbox.model.message import TRANSACTION_ID
 from outbox.model.subscription import check_of
-from outbox.spark.reports.names import COMMITTED, OPEN, PARKED, ROLLED_BACK, STATES
 from outbox.store.half_messages.half import REAL_TOPIC, WAY
 
 MESSAGE_COLUMNS = (
@@ -31,6 +30,9 @@ WITHOUT_VERDICT = "no verdict, but its message is in the log"
 SEVERAL_TIMES = "its message is in the log more than once"
 ANOTHER_BODY = "its message is in the log with another body"
 
+#: The states of a half message. Parked: its check-back was given up, and a person has to decide.
+COMMITTED, ROLLED_BACK, OPEN, PARKED = STATES = ("committed", "rolled back", "open", "parked")
+
 _SAME = ("transaction_id", "message_id", "topic")
 
 
@@ -43,29 +45,28 @@ def reconcile(
     decided_before: datetime | None = None,
     topics: Collection[str] | None = None,
 ) -> DataFrame:
-    """Return the state of each half message, and what contradicts it.
+    """Return the state of each half message, and the contradiction, if there is one.
 
     A commit appends the messages of its transaction together with its verdict; a rollback, or no verdict, appends none.
 
     The three tables may be read at different moments, while transactions get their verdicts. A verdict that is younger
-    than `messages` then looks like one that restored nothing. For the log, `unless_healed` drops contradictions that a
-    later look does not find again. For an archive, `decided_before` is a moment before its end.
+    than `messages` then seems to have restored nothing. For the log, `unless_healed` drops contradictions that a later
+    look does not find again. For an archive, `decided_before` is a moment before its end.
 
     Args:
         messages: the log or an archive of it, *with* its half messages (`topics` or `halves` of the source).
         ops: the table `op`.
         parked: the table `parked`.
-        purged_id: the highest id that was ever purged. If the id of a half message is not above it, the absent message
-            may have been purged; that is `unproven` and no contradiction.
+        purged_id: the highest id that was ever purged. An absent message of a half message at or below this id may have
+            been purged: `unproven`, and no contradiction.
         decided_before: for verdicts from this moment on, an absent message is `unproven`, too.
         topics: the only topics whose restored messages are in `messages`; half messages of others are left out.
 
     Returns:
-        id, message_id, transaction_id, producer_group, topic (the real one), verdict (who gives it: join, commit,
-        record, listener), created_at, state (one of `STATES`; parked: given up, it waits for a person), decided_by,
-        decided_at, copies (how often its message is in the log), unproven, problem (null: none). Each half message has
-        one row. A restored message whose half message is gone has a row, without id and state, only if it is a
-        contradiction.
+        id, message_id, transaction_id, producer_group, topic (the real topic), verdict (the way: join, commit, record,
+        listener), created_at, state (one of `STATES`), decided_by, decided_at, copies (how often the message is in the
+        log), unproven, problem (null: none). Each half message has one row. A restored message whose half message is
+        gone has a row, without id and state, only in a contradiction.
     """
     halves, restored = _halves(messages), _restored(messages)
     if topics is not None:
@@ -103,7 +104,7 @@ def states(reconciled: DataFrame) -> DataFrame:
     """Count half messages by producer group, topic and state.
 
     Returns:
-        producer_group, topic, committed, rolled_back, open, parked, oldest_open (when the first of the open ones was
+        producer_group, topic, committed, rolled_back, open, parked, oldest_open (when the first open message was
         stored), contradictions (rows with a problem), unproven.
     """
     is_open = sf.col("state") == OPEN
@@ -125,23 +126,23 @@ def contradictions(reconciled: DataFrame) -> DataFrame:
 
 
 def unless_healed(first: DataFrame, second: DataFrame) -> DataFrame:
-    """Return the contradictions that a second look finds about messages of which the first look found one, too.
+    """Return the contradictions of a second look about messages with a contradiction in the first look.
 
     A verdict that is given between the reads of one look only *looks* like a contradiction. The next look begins after
-    that one has ended, and sees all of the verdict. A real contradiction stays, though its problem may be another one.
+    the first has ended, and sees all of the verdict. A real contradiction stays, perhaps as another problem.
     """
     return contradictions(second.join(first, ["transaction_id", "message_id"], "left_semi"))
 
 
 def header(name: str) -> Column:
-    """Return a header of a message, as text; null if the message does not have it."""
+    """Return a header of a message, as text; null: the message has no such header."""
     return sf.get_json_object("headers", f"$['{name}']")
 
 
 def _halves(messages: DataFrame) -> DataFrame:
     """Return one row per half message.
 
-    A message that was sent twice in its transaction has two rows in the log. It is one message: the first row counts.
+    A message that was sent twice in its transaction has two rows in the log, of which the first counts.
     """
     halves = messages.where(sf.col("topic") == HALF_TOPIC).select(
         "id",
@@ -159,8 +160,8 @@ def _halves(messages: DataFrame) -> DataFrame:
 
 
 def _restored(messages: DataFrame) -> DataFrame:
-    """Return one row for each message that was restored, with how often it is in the log."""
-    # The text is looked for first, because most messages are of no transaction, and to read JSON is slow.
+    """Return one row for each restored message, with the number of copies in the log."""
+    # The text is looked for first, because most messages are of no transaction, and reading JSON is slow.
     of_transactions = (sf.col("topic") != HALF_TOPIC) & sf.col("headers").contains(TRANSACTION_ID)
     rows = messages.where(of_transactions).select(
         header(TRANSACTION_ID).alias("transaction_id"), "message_id", "topic", sf.xxhash64("body").alias("hash")
@@ -173,7 +174,7 @@ def _restored(messages: DataFrame) -> DataFrame:
 
 
 def _given_up(parked: DataFrame) -> DataFrame:
-    """Return the transactions that wait for a person: one of their half messages is a dead letter of its check-back."""
+    """Return the transactions that wait for a person, with a half message among the dead letters of the check-back."""
     prefix = check_of("")
     is_given_up = sf.col("subscription").startswith(prefix) & (sf.col("state") == "dead")
     return (

@@ -16,14 +16,14 @@ from outbox.testing.servers.process import Account, Guard, Program, ServerFailed
 NO_SETTINGS: Mapping[str, str] = MappingProxyType({})
 
 
-class ServerMissing(OutboxError):  # noqa: N818 - it is the state of the machine, not a mistake
-    """A server program is not installed; the text names what to install."""
+class ServerMissing(OutboxError):  # noqa: N818 - the state of the machine, not a mistake
+    """A server program is not installed; the text names the package to install."""
 
 
 class LocalServer:
     """A server program of this process alone: `start`, `stop`, `kill` as often as needed; `close` removes the data.
 
-    A folder given by the caller is the caller's, and stays.
+    A folder given by the caller stays.
     """
 
     _stop_signals: ClassVar[Sequence[signal.Signals]] = (signal.SIGINT,)
@@ -43,7 +43,7 @@ class LocalServer:
         """Start, or start again on the same data and port; returns when the server answers.
 
         Raises:
-            ServerFailedError: it does not come up.
+            ServerFailedError: the server does not come up.
         """
         if self._program is not None and self._program.running():
             return self
@@ -60,11 +60,11 @@ class LocalServer:
         raise ServerFailedError(f"{type(self).__name__} did not start: {self._log_tail()}")
 
     def stop(self) -> None:
-        """End the server in its orderly way; its data stays for another `start`."""
+        """End the server in an orderly way; the data stays for another `start`."""
         self._end(self._stop_signals)
 
     def kill(self) -> None:
-        """End the server with SIGKILL, as a crash does, and wait until it is gone."""
+        """End the server with SIGKILL, as a crash does, and wait for the end."""
         self._end(())
         # What a killed server leaves behind (other processes, locks) may prevent a new start for some seconds.
         self._tries = 60
@@ -75,7 +75,7 @@ class LocalServer:
         return self.start()
 
     def close(self) -> None:
-        """Stop, and remove the data. A forked child's copy does nothing: the server is its parent's."""
+        """Stop, and remove the data. A forked child's copy does nothing: the server belongs to the parent."""
         if os.getpid() == self._owner:
             self.stop()
             self._guard.release()
@@ -98,7 +98,7 @@ class LocalServer:
         raise NotImplementedError
 
     def _answers(self) -> bool:
-        """Return whether a server answers on our port, and is ours: another one may listen there instead."""
+        """Return whether our own server answers on our port; another program may listen there instead."""
         raise NotImplementedError
 
     def _comes_up(self, program: Program, patience: float = 120.0) -> bool:

@@ -1,4 +1,4 @@
-"""A private NATS server, and where its program is."""
+"""A private NATS server, and the path of the program."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from outbox.testing.servers.local import NO_SETTINGS, LocalServer, ServerMissing
 
 
 class NatsServer(LocalServer):
-    """A NATS server with JetStream, of this process alone. `settings` are lines of its configuration by name."""
+    """A NATS server with JetStream, of this process alone. `settings` are lines of the configuration by name."""
 
     _stop_signals = (signal.SIGTERM,)
 
@@ -27,7 +27,7 @@ class NatsServer(LocalServer):
 
     @property
     def url(self) -> str:
-        """The URL that a NATS client connects to."""
+        """The URL for NATS clients."""
         return f"nats://127.0.0.1:{self.port}"
 
     def _command(self) -> Sequence[str | Path]:
@@ -46,10 +46,10 @@ class NatsServer(LocalServer):
 
 
 def _nats_program() -> Path:
-    """Return the path of the NATS server: the wheel's, else the one on the PATH.
+    """Return the path of the NATS server: in the wheel, else on the PATH.
 
     Raises:
-        ServerMissing: there is none.
+        ServerMissing: there is no such program.
     """
     found = next(_nats_places(), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""A private PostgreSQL, its standby, and where its programs are."""
+"""A private PostgreSQL, a standby, and the path of the programs."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from outbox.testing.servers.process import (
 class PostgresServer(LocalServer):
     """A PostgreSQL of this process alone, open to the superuser `postgres` on the loopback interface.
 
-    `durable=False` is fast and survives the crash of a process, not that of the machine; `durable=True` keeps
-    PostgreSQL's own defaults. `in_memory` keeps the data in memory, where 4 GB of it are free: for small databases, of
-    which one is then made and dropped in a tenth of the time. `settings` are server settings by name.
+    `durable=False` is fast and survives the crash of a process, not of the machine; `durable=True` keeps PostgreSQL's
+    own defaults. `in_memory` keeps the data in memory, where 4 GB are free: a small database is then made and dropped
+    in a tenth of the time. `settings` are server settings by name.
     """
 
     _stop_signals = (signal.SIGINT, signal.SIGQUIT)
@@ -61,7 +61,7 @@ class PostgresServer(LocalServer):
         self._lock = threading.Lock()
 
     def start(self) -> Self:
-        """Start, making the cluster first if there is none; returns when it accepts connections."""
+        """Start, making the cluster first if there is none; return when the server accepts connections."""
         if not (self.data / "PG_VERSION").exists():
             self._prepare_folder()
             self._create_cluster()
@@ -74,11 +74,11 @@ class PostgresServer(LocalServer):
         return self._program.pid
 
     def url(self, database: str = "postgres") -> str:
-        """Return the SQLAlchemy URL of one database."""
+        """Return the SQLAlchemy URL of a database."""
         return f"postgresql+psycopg://postgres@127.0.0.1:{self.port}/{database}"
 
     def create_database(self, name: str, template: str = "template0", encoding: str = "UTF8") -> str:
-        """Create a database as a copy of `template`, to which no client may be connected; return its URL."""
+        """Create a database as a copy of `template`, without clients now; return the URL."""
         statement = sql.SQL("CREATE DATABASE {} TEMPLATE {} ENCODING {}").format(
             sql.Identifier(name), sql.Identifier(template), sql.Literal(encoding)
         )
@@ -88,7 +88,7 @@ class PostgresServer(LocalServer):
         return self.url(name)
 
     def drop_database(self, name: str) -> None:
-        """Drop a database if it exists, whoever is connected to it."""
+        """Drop a database if there is one, with all connections."""
         self._execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def backend_pids(self, database: str | None = None) -> list[int]:
@@ -100,7 +100,7 @@ class PostgresServer(LocalServer):
         return [pid for (pid,) in self._execute(query.format(database=sql.Literal(database)))]
 
     def standby(self) -> PostgresServer:
-        """Start a hot standby that follows this server by streaming, and return it; the caller closes it."""
+        """Start a hot standby that follows by streaming, and return the standby; the caller closes it."""
         return _Standby(self).start()
 
     def _command(self) -> Sequence[str | Path]:
@@ -163,7 +163,7 @@ class PostgresServer(LocalServer):
 
 
 class _Standby(PostgresServer):
-    """A copy of a running server that follows it."""
+    """A copy of a running server that follows the changes."""
 
     def __init__(self, primary: PostgresServer) -> None:
         super().__init__(durable=primary._durable, settings=primary._settings)
@@ -177,10 +177,10 @@ class _Standby(PostgresServer):
 def postgres_programs(account: Account | None) -> Path:
     """Return the folder with `postgres`, `initdb` and `pg_basebackup`, as `account` can run them.
 
-    First comes what `OUTBOX_TEST_PG_BIN` names, then the wheel's PostgreSQL, then the newest of Debian's.
+    First comes the folder in `OUTBOX_TEST_PG_BIN`, then the wheel's PostgreSQL, then the newest of Debian's.
 
     Raises:
-        ServerMissing: there is none.
+        ServerMissing: there are no such programs.
     """
     chosen = os.environ.get("OUTBOX_TEST_PG_BIN")
     folder = next((place for place in _postgres_places(chosen) if (place / "initdb").exists()), None)
@@ -212,7 +212,7 @@ def _runnable(program: Path, account: Account | None) -> bool:
 
 @cache
 def _copied(folder: Path, account: Account | None) -> Path:
-    """Copy the programs to a folder that `account` can reach; the copy is removed when this process ends.
+    """Copy the programs to a folder within reach of `account`, until this process ends.
 
     The wheel's programs look for their libraries by their own place, in a folder beside the package.
     """
@@ -226,4 +226,4 @@ def _copied(folder: Path, account: Account | None) -> Path:
     return home / install.parent.name / install.name / folder.name
 
 
-_guards: list[Guard] = []  # kept until this process ends, which is when they act
+_guards: list[Guard] = []  # kept until the end of this process

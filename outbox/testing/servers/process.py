@@ -1,8 +1,4 @@
-"""A server program run beside this process, which never outlives it.
-
-`Program` starts and ends it, `Guard` ends it when this process is killed. The functions for accounts, folders and ports
-are for servers that have demands on them.
-"""
+"""A server program beside this process: `Program` starts and ends it, `Guard` ends it when this process is killed."""
 
 from __future__ import annotations
 
@@ -23,17 +19,17 @@ from outbox.errors import OutboxError
 
 #: Where Linux keeps files in memory. It is often small in a container.
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a new folder in it is private
-#: So many bytes must be free in it.
+#: The bytes that must be free there.
 _ROOMY = 4 * 1024**3
 
 
 class ServerFailedError(OutboxError):
-    """A server program did not do what it was started for; the text ends with its output."""
+    """A server program failed; the text ends with its output."""
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """The account that a program runs as."""
+    """The account of a program."""
 
     uid: int
     gid: int
@@ -58,9 +54,9 @@ def reachable(path: Path, account: Account | None) -> bool:
 
 
 def scratch_folder(name: str, account: Account | None, *, in_memory: bool = False) -> Path:
-    """Make a temporary folder that belongs to `account`, in a place that it can reach.
+    """Make a temporary folder of `account`, in a place within its reach.
 
-    `in_memory`: keep its files in memory, where 4 GB of it are free.
+    `in_memory`: keep the files in memory, where 4 GB are free.
     """
     places = [tempfile.gettempdir(), "/tmp", "/var/tmp"]  # noqa: S108 - the new folder in it is private
     if in_memory and _MEMORY.is_mount() and shutil.disk_usage(_MEMORY).free > _ROOMY:
@@ -80,8 +76,8 @@ def hand_over(folder: Path, account: Account | None) -> None:
 def free_port() -> int:
     """Return a TCP port of the loopback interface on which no program listens.
 
-    It lies below the ports that systems give to outgoing connections. A client that keeps trying to reach a stopped
-    server at one of those ends up connected to itself, and the server cannot come back.
+    The port lies below the range for outgoing connections. In the range a client that keeps trying to reach a stopped
+    server would end up connected to the client itself, and the server could not come back.
     """
     while True:
         port = random.randrange(10_000, 32_000)
@@ -94,10 +90,10 @@ def free_port() -> int:
 
 
 def run_to_end(command: Sequence[str | Path], *, account: Account | None, cwd: Path) -> None:
-    """Run a program that ends by itself.
+    """Run a program to its end.
 
     Raises:
-        ServerFailedError: it ended with an exit status other than 0.
+        ServerFailedError: the exit status is not 0.
     """
     done = subprocess.run(
         command,
@@ -117,7 +113,7 @@ def run_to_end(command: Sequence[str | Path], *, account: Account | None, cwd: P
 
 
 class Program:
-    """One run of a server program."""
+    """A run of a server program."""
 
     def __init__(self, command: Sequence[str | Path], *, log: Path, account: Account | None) -> None:
         with log.open("ab") as output:
@@ -142,7 +138,7 @@ class Program:
     def end(self, signals: Iterable[signal.Signals], *, patience: float = 60.0) -> None:
         """Send one signal after the other, `patience` seconds apart, until the program has ended.
 
-        Then kill what it leaves of its process group: helpers that it has started, and that would outlive it.
+        Then kill the rest of its process group: helpers that the program has started would stay.
         """
         for number in (*signals, signal.SIGKILL):
             self._process.send_signal(number)
@@ -158,8 +154,8 @@ class Program:
 class Guard:
     """Ends a program with its process group, and removes a folder, as soon as this process is gone, even by SIGKILL.
 
-    It is a shell that waits for the end of its input, which comes when this process dies. A parent-death signal would
-    be bound to the thread that started the program, and to Linux, and would leave the folder.
+    The guard is a shell that waits for the end of input, at the death of this process. A parent-death signal would be
+    bound to the thread that started the program, and to Linux, and would leave the folder.
     """
 
     _SCRIPT = """
@@ -190,14 +186,14 @@ class Guard:
         self._shell.stdin.flush()
 
     def release(self) -> None:
-        """End what is watched and remove the folder now; return when both are gone."""
+        """End the program and remove the folder now; return when both are gone."""
         assert self._shell.stdin is not None
         self._shell.stdin.close()
         self._shell.wait()
 
 
 def copy_readable(source: Path, target: Path) -> None:
-    """Copy a folder so that every account can read and run what is in it."""
+    """Copy a folder so that every account can read and run its files."""
     shutil.copytree(source, target, symlinks=True)
     for path in (target, *target.rglob("*")):
         if not path.is_symlink():

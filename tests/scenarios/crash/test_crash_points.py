@@ -15,8 +15,8 @@ from outbox import Message, Outbox, Relay, Retry, Verdict
 from outbox import create_engine as create_outbox_engine
 from outbox.model.verdict import DONE
 from outbox.store.log.limits import Limits
-from outbox.testing.faults import arm_kill
 from outbox.worker.settings import Settings
+from tests.support.faults import arm_kill
 from tests.support.programs import ROOT, run
 
 BATCH, COUNT, KEYS = 50, 220, 7

@@ -19,10 +19,10 @@ from sqlalchemy.exc import DBAPIError
 from outbox import Outbox, Relay, create_engine, migrate
 from outbox.store.log.limits import Limits
 from outbox.testing.servers import PostgresServer
-from outbox.testing.servers.proxy import TcpProxy
 from outbox.worker.settings import Settings
 from tests.conftest import started
 from tests.support.destination import Destination
+from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
 BATCH = 100

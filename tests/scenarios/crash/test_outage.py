@@ -9,11 +9,11 @@ import pytest
 
 from outbox import Message, Outbox, Relay, Unavailable, Verdict
 from outbox.model.verdict import DONE
-from outbox.testing.servers.proxy import TcpProxy
 from outbox.worker.policy import HandlerPolicy
 from tests.support.destination import Destination, expected, fill, relay_to
 from tests.support.nats_streams import Stream
 from tests.support.parked import attempts, states
+from tests.support.servers.proxy import TcpProxy
 from tests.support.waiting import eventually
 
 KEYS = 20

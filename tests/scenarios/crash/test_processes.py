@@ -19,8 +19,8 @@ from sqlalchemy import text
 from outbox import Outbox, Unavailable
 from outbox.model.parking import Parking
 from outbox.model.verdict import DONE
-from outbox.store.operations import probe
 from outbox.store.subscriptions.parked import Parked
+from tests.support import probe
 from tests.support.destination import Destination, fill, relay_to
 from tests.support.parked import states
 from tests.support.programs import ROOT, Program

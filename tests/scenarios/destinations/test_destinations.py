@@ -17,7 +17,7 @@ from tests.scenarios.destinations.fire import Plan, Report, Run
 from tests.support.durable_destinations import KINDS
 from tests.support.several import new_database
 
-SMALL = Plan(quota=120, keys=40, batch=50, trouble=("crash", "worst"))
+SMALL = Plan(writers=2, quota=240, keys=40, batch=50, trouble=("crash", "worst"))
 FULL = Plan(
     quota=5_000,
     keys=300,
@@ -27,7 +27,7 @@ FULL = Plan(
     pauses=(2.0, 5.0),
 )
 #: For twins, of which one needs no trouble at all to fail.
-DARK, CALM = replace(SMALL, trouble=("blackout",)), replace(SMALL, trouble=())
+DARK, CALM = replace(SMALL, quota=120, trouble=("blackout",)), replace(SMALL, quota=120, trouble=())
 
 
 @pytest.fixture

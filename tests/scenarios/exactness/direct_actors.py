@@ -21,11 +21,11 @@ from sqlalchemy.exc import OperationalError
 
 from outbox import Done, Message, Outbox, Relay, create_engine
 from outbox.direct import delivery
-from outbox.direct import dispatcher as rounds
-from outbox.testing.faults import arm_kill
+from outbox.direct import sends as rounds
 from tests.scenarios.exactness.business import FactRow, change
 from tests.scenarios.exactness.relays import HistorySender, settings
 from tests.support.directly import in_brief, promises
+from tests.support.faults import arm_kill
 from tests.support.waiting import eventually
 
 

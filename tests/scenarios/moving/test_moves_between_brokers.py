@@ -10,14 +10,15 @@ import pytest
 from sqlalchemy import Engine
 
 from outbox.senders.redis import read_message
-from outbox.testing.servers import NatsServer, RedisServer
-from outbox.testing.servers.proxy import TcpProxy
+from outbox.testing.servers import NatsServer
 from tests.conftest import started
 from tests.scenarios.moving.arrivals import Arrival, faults
 from tests.scenarios.moving.writers import Writers
 from tests.support.command_line import outbox
 from tests.support.nats_streams import Stream
 from tests.support.redis_streams import Streams
+from tests.support.servers.proxy import TcpProxy
+from tests.support.servers.redis import RedisServer
 from tests.support.supervised import supervised
 from tests.support.waiting import eventually
 

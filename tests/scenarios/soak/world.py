@@ -21,7 +21,6 @@ from outbox.store.database import Database
 from outbox.store.operations.status import standings
 from outbox.testing.servers import PostgresServer
 from outbox.testing.servers.process import free_port
-from outbox.testing.servers.proxy import TcpProxy
 from tests.scenarios.destinations import relays
 from tests.scenarios.exactness.business import facts, set_up
 from tests.scenarios.exactness.history import Delivery, Fact, delivery_of
@@ -32,6 +31,7 @@ from tests.scenarios.soak.writing import KEYS, TOPICS, topic_of
 from tests.support.durable_destinations import PREFIX, DurableDestination, JetStream, Kafka
 from tests.support.programs import run
 from tests.support.records import RecordFile
+from tests.support.servers.proxy import TcpProxy
 from tests.support.supervised import Supervised
 
 #: Of the relays.

@@ -1,0 +1,93 @@
+"""What senders lean on inside their drivers: attributes and methods that no documentation promises.
+
+A new version of a driver is tried here before the upper bound in pyproject.toml is raised.
+"""
+
+import inspect
+import logging
+import re
+import tomllib
+from importlib.metadata import version
+
+import aiormq
+import psycopg
+import pytest
+from aiormq.abc import ChannelFrame
+from nats.aio.client import Client
+from nats.aio.transport import TcpTransport
+from redis import Redis
+from redis.connection import AbstractConnection, DefaultParser
+
+from tests.support.pages import TOP
+
+#: Each driver that a sender imports, and the extra that brings it; the library itself brings psycopg.
+DRIVERS = {
+    "nats-py": "nats",
+    "confluent-kafka": "kafka",
+    "redis": "redis",
+    "hiredis": "redis",
+    "httpcore2": "http",
+    "aio-pika": "rabbitmq",
+    "aiormq": "rabbitmq",
+    "pamqp": "rabbitmq",
+    "psycopg": "",
+}
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_a_driver_is_declared_with_an_upper_bound_above_what_is_installed(driver):
+    project = tomllib.loads((TOP / "pyproject.toml").read_text())["project"]
+    extra = DRIVERS[driver]
+    declared = project["optional-dependencies"][extra] if extra else project["dependencies"]
+    [wanted] = [each for each in declared if re.fullmatch(rf"{driver}(\[\w+\])?>=.*", each)]
+
+    [bound] = re.findall(r"<([0-9.]+)$", wanted)
+    assert numbers(version(driver)) < numbers(bound)
+
+
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in re.findall(r"[0-9]+", text)]
+
+
+def test_nats_py():
+    """Its end of a connection and its log-in are replaced; what it still wants to write is thrown away."""
+    client = Client()
+    assert inspect.iscoroutinefunction(client._close)
+    assert isinstance(client._pending, list)
+    assert client._pending_data_size == 0
+    assert client._server_info == {}
+    assert client._current_server is None
+    assert client._transport is None
+    assert inspect.signature(client._connect_command).parameters == {}
+    assert TcpTransport()._io_writer is None
+
+
+def test_aiormq():
+    """Frames are put into the queue of its writer, and confirmations among those that it waits for."""
+    of_channel = set(re.findall(r"self\.(\w+)", inspect.getsource(aiormq.Channel)))
+    assert {"write_queue", "delivery_tag", "confirmations", "message_id_delivery_tag", "number"} <= of_channel
+    assert callable(aiormq.Channel.create_future)
+    assert isinstance(inspect.getattr_static(aiormq.Channel, "closing"), property)
+    assert ChannelFrame(payload=b"", should_close=False).payload == b""
+    assert {"vhost", "connection_tune"} <= set(re.findall(r"self\.(\w+)", inspect.getsource(aiormq.Connection)))
+    assert list(inspect.signature(aiormq.TransportFactory.create).parameters) == ["self", "url", "kwargs"]
+    assert {"aiormq.connection", "aiormq.channel"} <= set(logging.root.manager.loggerDict)
+
+
+def test_redis_py():
+    """Its parser is replaced by one with a deadline; packed commands and answers go over a connection of its pool."""
+    client, parser = Redis(), vars(DefaultParser)
+    assert isinstance(client.connection_pool.connection_kwargs, dict)
+    assert "parser_class" in inspect.signature(AbstractConnection.__init__).parameters
+    assert list(inspect.signature(parser["read_from_socket"]).parameters)[:2] == ["self", "timeout"]
+    assert list(inspect.signature(parser["on_connect"]).parameters)[:2] == ["self", "connection"]
+    assert callable(AbstractConnection.send_packed_command)
+    assert callable(AbstractConnection.read_response)
+    assert "inuse_connections" in inspect.signature(client.connection_pool.disconnect).parameters
+
+
+def test_psycopg():
+    """A connection that is left open warns when it is collected; ours does not."""
+    assert "__del__" in vars(psycopg.AsyncConnection) or any(
+        "__del__" in vars(each) for each in psycopg.AsyncConnection.__mro__
+    )

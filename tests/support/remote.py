@@ -1,0 +1,300 @@
+"""Destinations behind a network that fails, and the contract of senders to them: the same bad weather for all."""
+
+import logging
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outbox.model.message import Message
+from outbox.model.verdict import Unavailable
+from outbox.testing.sender_contract import Destination, Stored, a_message, check_all_done, check_eventually_done
+from outbox.testing.sender_contract import check_stored as check_exactly_stored
+from tests.support.pausing import paused
+from tests.support.servers.proxy import Direction, TcpProxy
+from tests.support.waiting import eventually
+from tests.support.weather import rage, send_through
+
+TOP = Path(__file__).parents[2]
+_FIELDS = ("message_id", "topic", "key", "tags", "headers", "content_type", "body")
+
+
+class Place(Destination):
+    """A destination that is reached through a proxy."""
+
+    #: Twice what a sender takes, for a busy machine.
+    deadline = 10.0
+    #: How long a call of its senders may take.
+    seconds = 4.0
+    #: Makes a sender of the URL.
+    sender: Any
+    url: str
+    #: The server behind it, where it may be killed and paused.
+    server: Any = None
+
+    def __init__(self, proxy: TcpProxy) -> None:
+        self.proxy = proxy
+
+    def open(self, *, seconds: float | None = None) -> Any:
+        """A sender through the proxy; patient enough for a machine that is busy with other tests."""
+        timeout = timedelta(seconds=self.seconds if seconds is None else seconds)
+        return type(self).sender(self.url, timeout=timeout)
+
+    def disappear(self) -> None:
+        """The proxy refuses."""
+        self.proxy.refuse()
+
+    def fall_silent(self) -> None:
+        """The proxy passes nothing on."""
+        self.proxy.black_hole()
+
+    def lose_next_answer(self) -> None:
+        """The proxy resets the connection at the server's next word."""
+        self.proxy.cut_after(0, "to_client")
+
+    def cut_after(self, n_bytes: int, direction: Direction) -> None:
+        """The proxy resets the connection after so many more bytes."""
+        self.proxy.cut_after(n_bytes, direction)
+
+    def recover(self) -> None:
+        """The proxy passes everything on."""
+        self.proxy.pass_through()
+
+    def check_stored(self, sent: Sequence[Message]) -> None:
+        """Require that exactly these messages are stored, each key in order."""
+        check_exactly_stored(self, sent)
+
+
+def life_of(server: Any) -> int | None:
+    """A number that changes when a server is started anew."""
+    return None if server._program is None else server._program.pid
+
+
+def stored_of(message: Message) -> Stored:
+    """A message that a consumer of an outbox has read."""
+    return Stored(**{field: getattr(message, field) for field in _FIELDS})
+
+
+#: Each process ends in its own way, and makes its sender after the fork that began it.
+_PROGRAM = """
+import importlib, os, sys
+from outbox.model.message import Message
+from outbox.model.verdict import DONE
+
+module, name, url, *ways = sys.argv[1:]
+Sender = getattr(importlib.import_module(module), name)
+
+def send():
+    assert list(sender.send([Message("alpha", b"x", key="k") for _ in range(20)])) == [DONE] * 20
+
+def wait(pid):
+    assert os.waitpid(pid, 0)[1] == 0
+
+for way in ways:
+    process = os.fork()
+    if not process:
+        sender = Sender(url)
+        send()
+        exec(way)
+        sys.exit()
+    wait(process)
+"""
+_WAYS = {
+    "pass": 20,  # nobody closes it
+    "sender.close()": 20,
+    "pid = os.fork(); send(); send(); pid and wait(pid)": 100,
+    "pid = os.fork(); send(); sender.close(); pid and wait(pid)": 60,
+    "pid = os.fork(); pid or sys.exit(); wait(pid); send()": 40,
+    "pid = os.fork(); pid or (sender.close(), sys.exit()); wait(pid); send()": 40,
+}
+
+
+class RemoteSenderContract:
+    """The suite. A module has the fixtures `place`, and `mortal`: a place whose server may be killed and paused."""
+
+    #: Whether the destination stores no second copy.
+    drops_copies = False
+    #: Whether `close` ends a call that waits, and how many calls may wait at once.
+    closing_ends_calls = True
+    calls = 2
+    #: After so many bytes a connection is cut: the login, the first messages, and the answers.
+    cuts: Sequence[int] = range(0, 900, 43)
+    #: How often the server is killed, and the bytes of each body that a paused server gets.
+    kills = 2
+    body = 100_000
+    #: How many more files and threads than before an outage there may be after it.
+    slack = 1
+
+    def test_a_connection_that_is_cut_anywhere_loses_and_reorders_nothing(self, place: Place) -> None:
+        """In the login, between messages and within them, and in the answers."""
+        sender = place.open()
+        sent: list[Message] = []
+        for cut in self.cuts:
+            for direction in ("to_server", "to_client"):
+                if cut % 2:
+                    sender.close()  # so that the next call has to connect
+                part = [a_message("alpha", f"{cut}-{direction}-{n}", key=f"k{n % 2}") for n in range(6)]
+                sent += part
+                place.cut_after(cut, direction)
+                sender.send(part)
+                place.recover()
+                check_eventually_done(sender, part)
+
+        sender.close()
+        place.check_stored(sent)
+
+    def test_bad_weather_loses_and_reorders_nothing(self, place: Place, full: bool) -> None:
+        """Connections are refused, silent or cut at random."""
+        sender = place.open(seconds=0.7)
+
+        sent = send_through(sender, partial(rage, place, seconds=60 if full else 4), topics=("alpha",))
+
+        sender.close()
+        place.check_stored(sent)
+        assert not self.drops_copies or len(place.stored()) == len(sent)
+
+    def test_a_paused_server_is_unavailable_in_time_and_found_again(self, mortal: Place) -> None:
+        """It stops in the middle of a call."""
+        sender = mortal.open(seconds=1)
+        sent = [a_message("alpha", bytes(self.body), key=f"k{n % 10}") for n in range(60)]
+        check_eventually_done(sender, sent[:10])
+
+        with paused(mortal.server):
+            for _ in range(2):
+                began = time.monotonic()
+                assert {type(verdict) for verdict in sender.send(sent)} == {Unavailable}
+                assert time.monotonic() - began < 10
+
+        check_eventually_done(sender, sent)
+        sender.close()
+        assert eventually(lambda: {one.message_id for one in mortal.stored()} == {one.message_id for one in sent})
+        mortal.check_stored(sent)
+
+    def test_a_server_that_is_killed_has_everything_that_is_done_and_is_found_again_with_few_words(
+        self, mortal: Place, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The log tells of the connection, of the outage once a minute, and of the next connection."""
+        began = time.monotonic()  # which nobody sets back, unlike the time of a record
+        sender = mortal.open(seconds=2)
+        caplog.set_level(logging.INFO)
+
+        def storm() -> None:
+            for _ in range(self.kills):
+                time.sleep(0.7)
+                mortal.server.kill()
+                time.sleep(0.3)
+                mortal.server.start()
+
+        sent = send_through(sender, storm, topics=("alpha",))
+        sender.close()
+
+        mortal.check_stored(sent)
+        assert [record.getMessage() for record in caplog.records if not record.name.startswith("outbox.")] == []
+        lines = [f"{record.levelname} {record.getMessage()}" for record in caplog.records]
+        connected, outage = lines[0], [line for line in lines if line != lines[0]]
+        assert connected.startswith("INFO ")
+        assert ": connected to " in connected
+        assert all(line.startswith("WARNING ") for line in outage)
+        assert 1 <= len(outage) <= 1 + (time.monotonic() - began) / 60
+        assert len(lines) - len(outage) == 1 + len(outage)
+
+    def test_several_threads_may_send_at_once(self, place: Place) -> None:
+        """Each gets its own verdicts."""
+        sender = place.open(seconds=20)
+        calls = [[a_message("alpha", n, key=f"{call}-{n % 3}") for n in range(60)] for call in range(8)]
+
+        with ThreadPoolExecutor(8) as pool:
+            for verdicts, sent in zip(pool.map(sender.send, calls), calls, strict=True):
+                check_all_done(verdicts, sent)
+
+        sender.close()
+        place.check_stored([message for sent in calls for message in sent])
+
+    def test_big_bodies_go_through_in_one_call(self, place: Place) -> None:
+        """More than may be under way at once."""
+        sender = place.open(seconds=20)
+        sent = [a_message("alpha", bytes(900_000), key=f"k{n % 5}" if n % 2 else None) for n in range(40)]
+
+        check_eventually_done(sender, sent)
+
+        sender.close()
+        place.check_stored(sent)
+
+    @pytest.mark.parametrize("connected", [True, False])
+    def test_closing_ends_calls_that_wait(self, place: Place, *, connected: bool) -> None:
+        """For answers, or for the connection."""
+        if not self.closing_ends_calls:
+            pytest.skip("a call ends by its own deadline")
+        sender = place.open(seconds=30)
+        if connected:
+            check_all_done(sender.send(sent := [a_message("alpha", 1)]), sent)
+        place.fall_silent()
+
+        with ThreadPoolExecutor(self.calls) as pool:
+            waiting = [pool.submit(sender.send, [a_message("alpha", n)]) for n in range(self.calls)]
+            time.sleep(0.5)
+            began = time.monotonic()
+            sender.close()
+            verdicts = [call.result(60)[0] for call in waiting]
+
+        assert time.monotonic() - began < 15
+        assert {type(verdict) for verdict in verdicts} == {Unavailable}
+        assert all("the sender was closed" in verdict.error for verdict in verdicts if isinstance(verdict, Unavailable))
+
+    def test_a_closed_sender_leaves_no_thread_behind_and_begins_anew(self, place: Place) -> None:
+        """Closing is no end."""
+        before = _threads()
+        sender = place.open()
+        for n in range(2):
+            check_all_done(sender.send(sent := [a_message("alpha", n)]), sent)
+            sender.close()
+            assert _threads() == before
+
+    def test_outages_leave_nothing_behind(self, place: Place) -> None:
+        """Connections that failed do not pile up, nor do their threads."""
+        sender = place.open(seconds=2)
+        check_eventually_done(sender, [a_message("alpha", 1)])
+        before = _held()
+
+        for n in range(4):
+            (place.disappear, place.fall_silent)[n % 2]()
+            sender.send([a_message("alpha", bytes(10_000)) for _ in range(50)])
+            place.recover()
+            check_eventually_done(sender, [a_message("alpha", 2)])
+
+        # The proxy notices a little later that a connection was closed.
+        assert eventually(lambda: all(now <= then + self.slack for now, then in zip(_held(), before, strict=True))), (
+            before,
+            _held(),
+        )
+        sender.close()
+
+    def test_a_process_may_fork_and_end_as_it_likes(self, place: Place) -> None:
+        """Each process has a connection of its own, and none has a word to say at its end."""
+        sender = type(place).sender
+        arguments = [sender.__module__, sender.__name__, place.url, *_WAYS]
+
+        done = subprocess.run(
+            [sys.executable, "-W", "default", "-c", _PROGRAM, *arguments],
+            capture_output=True, text=True, timeout=240, check=False, cwd=TOP,
+        )  # fmt: skip
+
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert len(place.stored()) == sum(_WAYS.values())
+
+
+def _threads() -> list[str]:
+    return sorted(thread.name for thread in threading.enumerate() if thread.name.startswith("outbox-"))
+
+
+def _held() -> tuple[int, int]:
+    """How many files and sockets, and how many threads this process has."""
+    return len(list(Path("/proc/self/fd").iterdir())), len(list(Path("/proc/self/task").iterdir()))
