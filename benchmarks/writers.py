@@ -114,13 +114,13 @@ def co_located(url: str) -> Way:
     begun: list[Transaction] = []
 
     def prepare(messages: int) -> None:
-        transaction = producer.begin_transaction(verdict="commit")
+        transaction = producer.begin_transaction(verdict="join")
         for _ in range(messages):
             transaction.send("orders", BODY)
         begun.append(transaction)
 
     def append(connection: Connection, _messages: int) -> None:
-        begun.pop().commit(connection)
+        begun.pop().join(connection)
 
     return Way(engine, append, prepare=prepare)
 
